@@ -1,0 +1,1 @@
+"""PretrainAX: pretrain encoders, encoder-decoders and decoders in JAX."""

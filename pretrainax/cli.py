@@ -1,0 +1,94 @@
+"""What every command shares: the flags --config and --debug, one clear line for a mistake, exit codes.
+
+Imports no JAX: loader workers import the command's module again and must stay light.
+"""
+
+import os
+import runpy
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+from ml_collections import config_flags
+
+from pretrainax.config import Choice, Experiment, Position, UserError, nearest, validate
+
+
+class _ChoiceParser(flags.ArgumentParser):
+    """--config.data.source="TextFiles(path='my/books')": a whole Choice from a flag."""
+
+    def parse(self, argument: str | Choice) -> Choice:
+        return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
+
+
+for _type in (Choice, Position):
+    config_flags.register_flag_parser_for_type(_type, _ChoiceParser())
+CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
+DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
+
+
+def run(main: Callable[[], int]) -> None:
+    """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError."""
+
+    def guarded(_: list[str]) -> int:
+        try:
+            return main()
+        except UserError as e:
+            if DEBUG.value:
+                raise
+            return complain(e)
+
+    app.run(guarded, flags_parser=_parse)
+
+
+def experiment() -> Experiment:
+    """The config of --config with its overrides, validated."""
+    if CONFIG.value is None:
+        raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
+    validate(CONFIG.value)
+    return CONFIG.value
+
+
+def config_name() -> str:
+    """`t5_base-large` for --config=configs/t5_base.py:large."""
+    file, _, variant = flags.FLAGS["config"].config_filename.partition(":")
+    return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
+
+
+def complain(error: Exception) -> int:
+    print(f"pretrainax: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    return getattr(error, "exit_code", UserError.exit_code)
+
+
+def _parse(argv: list[str]) -> list[str]:
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.WARNING)
+    try:
+        _check_config_flags(argv)
+        rest = flags.FLAGS(argv)
+        if len(rest) > 1:
+            raise UserError(f"unexpected argument {rest[1]!r}; flags look like --config=FILE")
+        return rest
+    except (flags.Error, UserError) as e:
+        if "--debug" in argv:
+            raise
+        sys.exit(complain(e))
+
+
+def _check_config_flags(argv: list[str]) -> None:
+    """ml_collections reports a missing file, a bad variant or an unknown field with a traceback: find them first."""
+    values = [a.partition("=")[2] or b for a, b in zip(argv, [*argv[1:], ""]) if a.lstrip("-").split("=")[0] == "config"]
+    for value in values:
+        file, _, variant = value.partition(":")
+        if not os.path.isfile(file):
+            folder = os.path.dirname(file) or "."
+            there = [os.path.join(folder, f) for f in os.listdir(folder)] if os.path.isdir(folder) else []
+            raise UserError(f"no config file {file!r}, {nearest(file, [f for f in there if f.endswith('.py')])}")
+        experiment = runpy.run_path(file)["get_config"](variant)
+        for path in (a.split("=")[0].partition("config.")[2] for a in argv if a.lstrip("-").startswith("config.")):
+            node, done = experiment, "config"
+            for name in path.split("."):
+                fields = getattr(node, "__dataclass_fields__", ())
+                if name not in fields:
+                    raise UserError(f"{done} has no field {name!r}, {nearest(name, fields)}")
+                node, done = getattr(node, name), f"{done}.{name}"

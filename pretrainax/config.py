@@ -1,0 +1,361 @@
+"""The configuration of a run: a tree of plain dataclasses.
+
+`configs/x.py` has `get_config(variant: str = "") -> Experiment`; flags override single fields
+(`--config.train.steps=100`). Where a field offers alternatives (which objective, which optimizer), its value is a
+`Choice`: an object of the class that does the work, with its own fields. Defaults live here and nowhere else.
+Overrides come after construction, so derived values are properties and `validate` runs in main, after them.
+
+Importing this module imports neither JAX nor NumPy: data loader workers load it.
+"""
+
+import ast
+import dataclasses
+import difflib
+import importlib
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, ClassVar, Optional
+
+
+class UserError(Exception):
+    """A mistake in the config or the input. Main prints it as one line, without a traceback, and exits with 2."""
+
+    exit_code = 2
+
+
+class RunFailed(UserError):
+    """A run that cannot go on through no mistake in a field: one line too, and exit code 1."""
+
+    exit_code = 1
+
+
+def nearest(name: str, allowed: typing.Iterable[str]) -> str:
+    """The end of an error line: what is allowed, nearest names first; `nearest("stpes", ["steps"])`."""
+    allowed = sorted(allowed)
+    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(map(repr, close))}?"
+    return f"allowed: {', '.join(allowed) or 'nothing'}"
+
+
+def free(default: Any) -> Any:
+    """A field that may differ between a run and its resumption, because it does not change the mathematics."""
+    return dataclasses.field(default=default, metadata={"free": True})
+
+
+class Choice:
+    """Base of the dataclasses that one field offers as alternatives. JSON names them by their class."""
+
+    _classes: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        Choice._classes[cls.__name__] = cls
+
+    @staticmethod
+    def named(name: str) -> type:
+        """The choice of this class name; UserError with the nearest ones where there is none."""
+        for module in ("tokenizer", "data.sources", "data.objectives", "optim"):  # importing them registers theirs
+            importlib.import_module(f"pretrainax.{module}")
+        choices = {k: c for k, c in Choice._classes.items() if "__dataclass_fields__" in vars(c)}  # no abstract ones
+        if name not in choices:
+            raise UserError(f"unknown choice {name!r}, {nearest(name, choices)}")
+        return choices[name]
+
+    @staticmethod
+    def parse(text: str) -> "Choice":
+        """`"TextFiles(path='my/books', valid_fraction=0.05)"` as the object; what a flag gives for a whole field."""
+        try:
+            call = ast.parse(text, mode="eval").body
+            name = call.func.id if isinstance(call, ast.Call) else call.id
+            values = {k.arg: ast.literal_eval(k.value) for k in getattr(call, "keywords", ())}
+            if getattr(call, "args", ()):
+                raise SyntaxError
+        except (SyntaxError, ValueError, AttributeError):
+            raise UserError(f"cannot read {text!r}; write Name or Name(field=value, ...)") from None
+        cls = Choice.named(name)
+        fields = [f.name for f in dataclasses.fields(cls)]
+        for field in values.keys() - set(fields):
+            raise UserError(f"{name} has no field {field!r}, {nearest(field, fields)}")
+        return cls(**values)
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        """One line for each thing that cannot work: value got, what is allowed, field to set."""
+        yield from ()
+
+
+# --- model ---------------------------------------------------------------------------------------------------------
+
+
+class Position(Choice):
+    """How a model knows where a token stands. `max_length` is None where any length works."""
+
+    max_length: ClassVar[Optional[int]] = None
+
+
+@dataclasses.dataclass
+class LearnedPositions(Position):
+    """One trained vector a position (Devlin et al. 2018)."""
+
+    max_length: int = 512  # rows of the table
+
+
+@dataclasses.dataclass
+class SinusoidalPositions(Position):
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5)."""
+
+
+@dataclasses.dataclass
+class LongContextScaling:
+    """LLaMA 3.1's stretching of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
+
+    factor: float = 8.0  # how much longer the new context is
+    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are stretched in full
+    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are left alone
+    original_length: int = 8192  # the context before stretching
+
+
+@dataclasses.dataclass
+class RotaryPositions(Position):
+    """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
+
+    max_length: int = 2048  # the context the model is made for
+    theta: float = 10_000.0  # base of the geometric sequence of wavelengths
+    scaling: Optional[LongContextScaling] = None
+
+
+@dataclasses.dataclass
+class RelativePositionBuckets(Position):
+    """T5's bias on attention logits, one scalar a head and bucket of distance (Raffel et al. 2020, section 2.1)."""
+
+    num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 128  # farther than this, all share the last bucket
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
+
+    family: str = "decoder"  # encoder | encoder_decoder | decoder
+    vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
+    num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
+    d_model: int = 768  # width of the residual stream
+    d_ff: int = 3072  # width inside the feed-forward
+    num_heads: int = 12
+    num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
+    head_dim: Optional[int] = None  # None: d_model // num_heads
+    position: Position = dataclasses.field(default_factory=LearnedPositions)
+    norm: str = "layer"  # layer | rms
+    norm_at: str = "pre"  # pre: x + f(norm(x)), and a last norm on top | post: norm(x + f(x))
+    norm_epsilon: float = 1e-5
+    activation: str = "gelu"  # gelu | gelu_tanh | relu | silu
+    gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
+    use_bias: bool = True  # on every linear map of a block and on LayerNorm
+    embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
+    num_token_types: int = 0  # rows of the token type table (BERT: 2)
+    tie_embeddings: bool = True  # the output matrix is the token embedding, transposed
+    scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
+    scale_attention: bool = True  # attention logits are divided by sqrt(head_dim) (T5: no, it is in the init)
+    masked_lm_head: bool = False  # dense, activation, norm before the output matrix, and an output bias (BERT)
+    dropout_rate: float = 0.0
+    init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
+    scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def dim_per_head(self) -> int:
+        return self.head_dim or self.d_model // self.num_heads
+
+
+# --- the rest of a run ---------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class DataConfig:
+    source: Choice  # where documents come from: a class of pretrainax.data.sources
+    sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
+    workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
+    cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
+    prepare_workers: int = free(0)  # processes that tokenize; 0: one a core
+
+
+@dataclasses.dataclass
+class MeshConfig:
+    """Devices along each axis; one axis may be -1: all that are left."""
+
+    data: int = free(-1)  # batch split, parameters copied
+    fsdp: int = free(1)  # batch split, parameters split too
+    sequence: int = free(1)  # length split (1 for now)
+    tensor: int = free(1)  # heads, feed-forward and vocabulary split
+
+
+@dataclasses.dataclass
+class TrainConfig:
+    steps: int = 1000
+    global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
+    accumulate: int = 1  # micro-batches of one update
+    seed: int = 0  # of parameters, dropout, data order and masks
+    dtype: str = "auto"  # of activations: float32 | bfloat16 | auto: bfloat16 on TPU and GPU
+    z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
+    label_smoothing: float = 0.0
+    on_nonfinite: str = "stop"  # a loss or gradient that is not finite: stop | skip that update and count it
+    log_every: int = free(50)
+    attention: str = free("auto")  # xla | cudnn | tpu_flash | tpu_splash | auto: the fastest that fits
+    remat: str = free("none")  # kept for the backward: none: all | block: block inputs | dots: matrix products
+    scan_unroll: int = free(1)  # blocks unrolled in each turn of the scan over layers
+    loss_chunk: int = free(4096)  # tokens whose logits exist at a time
+
+
+@dataclasses.dataclass
+class EvaluateConfig:
+    every: int = free(500)  # steps
+    batches: int = free(20)  # of the validation split, always the same ones; 0: all
+    patience: Optional[int] = None  # stop after this many evaluations without a new best loss
+
+
+@dataclasses.dataclass
+class CheckpointConfig:
+    every: int = free(500)  # steps; also at the end and on SIGTERM
+    keep: int = free(2)  # newest ones kept, beside the best
+    init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir
+
+
+@dataclasses.dataclass
+class Experiment:
+    model: ModelConfig
+    tokenizer: Choice  # a class of pretrainax.tokenizer
+    data: DataConfig
+    objective: Choice  # a class of pretrainax.data.objectives
+    optimizer: Choice  # a class of pretrainax.optim
+    schedule: Choice  # a class of pretrainax.optim
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+
+
+# --- validation ----------------------------------------------------------------------------------------------------
+
+_ALLOWED = {
+    "model.family": ("encoder", "encoder_decoder", "decoder"),
+    "model.norm": ("layer", "rms"),
+    "model.norm_at": ("pre", "post"),
+    "model.activation": ("gelu", "gelu_tanh", "relu", "silu"),
+    "train.dtype": ("auto", "float32", "bfloat16"),
+    "train.on_nonfinite": ("stop", "skip"),
+    "train.attention": ("auto", "xla", "cudnn", "tpu_flash", "tpu_splash"),
+    "train.remat": ("none", "block", "dots"),
+}
+_KINDS = {  # by name: their modules import this one
+    "tokenizer": "TokenizerConfig",
+    "data.source": "Source",
+    "objective": "Objective",
+    "optimizer": "Optimizer",
+    "schedule": "Schedule",
+}
+_POSITIVE = (
+    "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
+    "train.global_batch_size train.accumulate train.log_every train.scan_unroll train.loss_chunk evaluate.every "
+    "checkpoint.every checkpoint.keep"
+).split()
+
+
+def get(config: Any, path: str) -> Any:
+    """`get(experiment, "train.steps")`."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def validate(experiment: Experiment) -> None:
+    """Raises one UserError that lists every problem: value got, values allowed, field to set."""
+    problems = list(_problems(experiment))
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _problems(e: Experiment) -> Iterator[str]:
+    for path, allowed in _ALLOWED.items():
+        if get(e, path) not in allowed:
+            yield f"config.{path} is {get(e, path)!r}, {nearest(str(get(e, path)), allowed)}"
+    for path in _POSITIVE:
+        if get(e, path) < 1:
+            yield f"config.{path} is {get(e, path)}, it must be at least 1"
+    m = e.model
+    if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
+        yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"
+    if m.kv_heads < 1 or m.num_heads % m.kv_heads:
+        yield f"config.model.num_heads {m.num_heads} is not a multiple of config.model.num_kv_heads {m.kv_heads}"
+    if isinstance(m.position, RotaryPositions) and m.dim_per_head % 2:
+        yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
+    if not 0 <= m.dropout_rate < 1:
+        yield f"config.model.dropout_rate is {m.dropout_rate}, it must be in [0, 1)"
+    if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
+        yield (
+            f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
+            f"config.train.accumulate {e.train.accumulate}"
+        )
+    if e.mesh.sequence != 1:
+        yield f"config.mesh.sequence is {e.mesh.sequence}, only 1 is supported"
+    for path, kind in _KINDS.items():
+        choice = get(e, path)
+        if kind in (c.__name__ for c in type(choice).__mro__):
+            yield from choice.problems(e)
+        else:
+            yield f"config.{path} is {type(choice).__name__}, it must be a {kind}"
+
+
+# --- JSON both ways ------------------------------------------------------------------------------------------------
+
+
+def to_json(config: Any) -> Any:
+    """A config (or a part of one) as plain dicts and lists; a Choice carries its class name as "type"."""
+    if dataclasses.is_dataclass(config):
+        fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {"type": type(config).__name__, **fields} if isinstance(config, Choice) else fields
+    return [to_json(x) for x in config] if isinstance(config, (tuple, list)) else config
+
+
+def from_json(cls: Any, value: Any, path: str = "config") -> Any:
+    """The inverse of `to_json`: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
+    if isinstance(value, dict):
+        if "type" in value:
+            cls = Choice.named(value["type"])
+        elif typing.get_origin(cls) in (typing.Union, types.UnionType):
+            (cls,) = (t for t in typing.get_args(cls) if t is not type(None))
+        hints = typing.get_type_hints(cls)
+        fields = {f.name for f in dataclasses.fields(cls)}
+        for name in value.keys() - fields - {"type"}:
+            raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
+        items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
+        return cls(**items)
+    return tuple(from_json(Any, v, path) for v in value) if isinstance(value, list) else value
+
+
+def differences(old: Experiment, new: Experiment) -> list[str]:
+    """The fields that change the mathematics and differ: "train.seed: 0 -> 1"."""
+    return [f"{path}: {a!r} -> {b!r}" for path, a, b in _compare(old, new, "")]
+
+
+def _compare(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if dataclasses.is_dataclass(a) and type(a) is type(b):
+        for f in dataclasses.fields(a):
+            if not f.metadata.get("free"):
+                yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
+    elif a != b:
+        yield path, a, b
+
+
+def load(path: str) -> Experiment:
+    """Reads a run's config.json."""
+    with open(path, encoding="utf-8") as f:
+        return from_json(Experiment, json.load(f))
+
+
+def dump(experiment: Experiment) -> str:
+    return json.dumps(to_json(experiment), indent=2) + "\n"

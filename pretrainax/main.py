@@ -1,0 +1,29 @@
+"""Pretrain a model: `python -m pretrainax.main --config=configs/t5_base.py:large --workdir=DIR`.
+
+Any field of the config can be overridden: `--config.train.steps=1000`. The same command on the same workdir resumes.
+Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (run the same command again).
+"""
+
+import os
+import time
+
+from absl import flags
+
+from pretrainax import cli
+
+WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/<config>-<time> where not given")
+
+
+def main() -> int:
+    experiment = cli.experiment()
+    workdir = WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+
+    from pretrainax import host, train  # after the flags are known to be good; loader workers must not import JAX
+
+    host.tune_malloc()
+    host.start_jax(experiment)
+    return train.run(experiment, workdir)
+
+
+if __name__ == "__main__":
+    cli.run(main)
