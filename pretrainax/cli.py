@@ -24,6 +24,7 @@ class _ChoiceParser(flags.ArgumentParser):
 for _type in (Choice, Position):
     config_flags.register_flag_parser_for_type(_type, _ChoiceParser())
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
+WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 

@@ -7,16 +7,12 @@ Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (
 import os
 import time
 
-from absl import flags
-
 from pretrainax import cli
-
-WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; runs/<config>-<time> where not given")
 
 
 def main() -> int:
     experiment = cli.experiment()
-    workdir = WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     from pretrainax import host, train  # after the flags are known to be good; loader workers must not import JAX
 

@@ -1,0 +1,30 @@
+"""GPT-2 by causal language modelling (Radford et al. 2019): `:124m :355m :774m :1558m`.
+
+    python -m pretrainax.main --config=configs/gpt2.py:124m --config.data.source="JsonLines(path='openwebtext/*.jsonl')"
+
+The hyperparameters are nanoGPT's reproduction: batches of 480 x 1,024 = 491,520 tokens, 600,000 steps (295 B tokens),
+no dropout. Expected for `:124m` on OpenWebText: validation loss about 2.85 after 4 days on 8 A100 40 GB (its README).
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.tokenizer import ByteBPE
+from pretrainax.zoo.gpt import gpt2
+
+
+def get_config(variant: str = "124m") -> Experiment:
+    model = gpt2(variant or "124m")
+    model.dropout_rate = 0.0  # the published 0.1 is for many epochs over little text
+    return Experiment(
+        model=model,
+        tokenizer=ByteBPE(vocab_size=50_257),
+        data=DataConfig(source=PythonDocs(), sequence_length=1024),
+        objective=CausalLM(),
+        optimizer=AdamW(learning_rate=6e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0),
+        schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
+        train=TrainConfig(steps=600_000, global_batch_size=480, log_every=100),
+        evaluate=EvaluateConfig(every=1_000, batches=20),
+        checkpoint=CheckpointConfig(every=1_000),
+    )

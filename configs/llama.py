@@ -1,0 +1,61 @@
+"""LLaMA 1, 2, 3 and 3.1 by causal language modelling: `:1_7b` … `:1_65b`, `:2_7b` … `:2_70b`, `:3_8b` … `:3_1_405b`.
+
+    python -m pretrainax.main --config=configs/llama.py:3_8b --config.mesh.fsdp=64 --config.data.source="…"
+
+Batches of 4 M tokens, cosine decay to a tenth after 2,000 steps of warmup (Touvron et al. 2023, arXiv 2302.13971,
+table 2; arXiv 2307.09288, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, table 3 and section 3.4.1, whose
+growth of the batch to 16 M tokens is left out here).
+
+| variant | tokens | GPU hours of the authors | MMLU, 5-shot |
+| --- | --- | --- | --- |
+| 1_7b, 1_13b, 1_33b, 1_65b | 1.0, 1.0, 1.4, 1.4 T | 82 k, 135 k, 530 k, 1,022 k A100 | 35.1, 46.9, 57.8, 63.4 |
+| 2_7b, 2_13b, 2_70b | 2 T | 184 k, 369 k, 1,720 k A100 | 45.3, 54.8, 68.9 |
+| 3_8b, 3_70b | 15 T | 1.3 M, 6.4 M H100 | 66.6, 79.5 |
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.tokenizer import ByteBPE, Unigram
+from pretrainax.zoo.llama import llama
+
+BATCH_TOKENS = 4 * 2**20
+# variant -> (peak learning rate, tokens of the run)
+RECIPES = {
+    "1_7b": (3.0e-4, 1.0e12),
+    "1_13b": (3.0e-4, 1.0e12),
+    "1_33b": (1.5e-4, 1.4e12),
+    "1_65b": (1.5e-4, 1.4e12),
+    "2_7b": (3.0e-4, 2.0e12),
+    "2_13b": (3.0e-4, 2.0e12),
+    "2_70b": (1.5e-4, 2.0e12),
+    "3_8b": (3.0e-4, 15e12),
+    "3_70b": (1.5e-4, 15e12),
+    "3_1_8b": (3.0e-4, 15e12),
+    "3_1_70b": (1.5e-4, 15e12),
+    "3_1_405b": (8.0e-5, 15.6e12),
+}
+
+
+def get_config(variant: str = "3_8b") -> Experiment:
+    variant = variant or "3_8b"
+    model = llama(variant)  # a UserError with the nearest names where there is no such row
+    learning_rate, tokens = RECIPES[variant]
+    context = {"1": 2048, "2": 4096, "3": 8192}[variant[0]]
+    return Experiment(
+        model=model,
+        tokenizer=ByteBPE(vocab_size=128_000) if variant[0] == "3" else Unigram(vocab_size=32_000, num_sentinels=0),
+        data=DataConfig(source=PythonDocs(), sequence_length=context),
+        objective=CausalLM(mask_documents=variant[0] == "3"),  # LLaMA 3: no attention across documents (section 3.2)
+        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
+        schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
+        train=TrainConfig(
+            steps=round(tokens / BATCH_TOKENS),
+            global_batch_size=BATCH_TOKENS // context,
+            log_every=10,
+            remat="block",
+        ),
+        evaluate=EvaluateConfig(every=1_000, batches=8),
+        checkpoint=CheckpointConfig(every=1_000),
+    )

@@ -1,0 +1,60 @@
+"""Causal language modelling: each token from the ones before it."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from pretrainax.data.objectives.base import Lengths, Objective
+
+
+def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
+    """Positions that start at 0 with each document: [1, 1, 1, 2, 2] -> [0, 1, 2, 0, 1]."""
+    index = np.arange(len(segment_ids), dtype=np.int32)
+    begins = np.zeros_like(index)
+    begins[1:] = np.where(segment_ids[1:] != segment_ids[:-1], index[1:], 0)
+    return index - np.maximum.accumulate(begins)
+
+
+@dataclasses.dataclass
+class CausalLM(Objective):
+    """The next token at every position (Radford et al. 2018, section 3.1; 2019, section 2).
+
+    Windows are cut from the documents laid end to end, so rows have no padding. The window `the cat . a dog` (5 tokens
+    of two documents, for a sequence length of 4) becomes
+
+        tokens         the  cat  .    a
+        targets        cat  .    a    dog
+        loss_weights   1    1    1    1
+        segment_ids    1    1    1    1
+        positions      0    1    2    3
+
+    and with `mask_documents`, where attention stays inside a document and nothing is predicted from another one,
+
+        loss_weights   1    1    0    1
+        segment_ids    1    1    1    2
+        positions      0    1    2    0
+    """
+
+    mask_documents: bool = False  # attention, positions and predictions stay inside one document
+
+    families: ClassVar[tuple[str, ...]] = ("decoder",)
+
+    def lengths(self, sequence_length):
+        return Lengths(raw=sequence_length + 1, inputs=sequence_length, targets=sequence_length)
+
+    def example(self, tokens, rng, vocabulary, segment_ids):
+        length = len(tokens) - 1
+        example = {"tokens": tokens[:-1], "targets": tokens[1:]}
+        if self.mask_documents:
+            example["segment_ids"] = segment_ids[:-1]
+            example["positions"] = positions_from_segments(segment_ids[:-1])
+            example["loss_weights"] = (segment_ids[1:] == segment_ids[:-1]).astype(np.float32)
+        else:
+            example["segment_ids"] = np.ones(length, np.int32)
+            example["positions"] = np.arange(length, dtype=np.int32)
+            example["loss_weights"] = np.ones(length, np.float32)
+        return example
+
+    def restore(self, example, vocabulary):
+        return np.concatenate([example["tokens"][:1], example["targets"]])

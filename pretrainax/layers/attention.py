@@ -1,0 +1,294 @@
+"""Scaled dot-product attention behind one function, with the backends of each kind of hardware.
+
+`xla` is the reference and runs everywhere; `cudnn` (GPU), `tpu_flash` and `tpu_splash` (TPU) never hold the
+[B, H, T, S] weights. A mask is a description (`Mask`), made into an array only in a backend that needs one.
+"""
+
+import functools
+import math
+from typing import Any, Optional
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import UserError
+
+# What a forbidden pair's logit becomes. Finite, so that a row with no allowed key gives a mean, not a NaN; half of
+# float32's range, so that adding a bias to it (cuDNN takes masks as biases) does not overflow.
+_FORBIDDEN = -0.5 * float(jnp.finfo(jnp.float32).max)
+_TPU_LANES = 128  # lengths are padded to multiples of the width of a TPU's vector registers
+_PADDING = -1  # segment id of what such padding adds; segment ids of a batch are >= 0
+
+
+@flax.struct.dataclass
+class Mask:
+    """Which keys a query may see: those of its own segment, and with `causal` none after it.
+
+    Padding is segment 0: it sees padding only, so in self-attention each query has a key to see.
+    """
+
+    causal: bool = flax.struct.field(pytree_node=False, default=False)
+    query_segment_ids: Optional[jax.Array] = None  # [B, T] int32; None: all are of one segment
+    key_segment_ids: Optional[jax.Array] = None  # [B, S] int32
+
+    def array(self, query_length: int, key_length: int) -> jax.Array:
+        """The mask as [B, 1, T, S] bool (first axis 1 without segment ids); True where the query sees the key."""
+        allowed = jnp.ones((1, 1, query_length, key_length), bool)
+        if self.causal:
+            allowed = jnp.tril(allowed)
+        if self.query_segment_ids is not None:
+            # [B, 1, T, 1] == [B, 1, 1, S] -> [B, 1, T, S]
+            same = self.query_segment_ids[:, None, :, None] == self.key_segment_ids[:, None, None, :]
+            allowed = allowed & same
+        return allowed
+
+
+def attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    mask: Mask,
+    bias: Optional[jax.Array] = None,
+    scale: float,
+    implementation: str = "xla",
+) -> jax.Array:
+    """softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
+
+    Args:
+      q: [B, T, H, K]; k, v: [B, S, G, K]. Query heads [i·H/G, (i+1)·H/G) share key head i (Ainslie et al. 2023).
+      mask: which keys each query may see. A query that may see none gives a finite value without a meaning.
+      bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
+      scale: 1/sqrt(K) for most models, 1 for T5.
+      implementation: a name that `choose_implementation` returned.
+
+    Returns:
+      [B, T, H, K] in q's dtype.
+    """
+    return _IMPLEMENTATIONS[implementation](q, k, v, mask, bias, scale)
+
+
+def choose_implementation(
+    requested: str,
+    platform: str,
+    *,
+    head_dim: int,
+    query_length: int,
+    key_length: int,
+    has_bias: bool,
+    dtype: Any,
+) -> tuple[str, Optional[str]]:
+    """The implementation for `config.train.attention = requested`, and a warning where a faster one was left out.
+
+    Args:
+      requested: a name, or "auto": the fastest that fits.
+      platform: `jax.default_backend()`.
+      dtype: of q, k and v.
+
+    Raises:
+      UserError: the requested one cannot run here.
+    """
+    shapes = {"head_dim": head_dim, "lengths": (query_length, key_length), "has_bias": has_bias}
+    if requested != "auto":
+        obstacle = _obstacle(requested, platform, dtype=dtype, **shapes)
+        if obstacle:
+            raise UserError(
+                f"config.train.attention is {requested!r}, which {obstacle}; set it to 'auto', or to 'xla', which "
+                "always runs"
+            )
+        return requested, None
+    if platform in ("gpu", "cuda"):
+        best = "cudnn"
+    elif platform == "tpu" and max(query_length, key_length) >= _TPU_LANES:  # shorter ones have nothing to gain
+        best = "tpu_flash" if has_bias else "tpu_splash"
+    else:
+        return "xla", None
+    obstacle = _obstacle(best, platform, dtype=dtype, **shapes)
+    if obstacle:
+        return "xla", f"SLOW ATTENTION: 'xla' is used on this {platform.upper()}, because {best!r} {obstacle}"
+    return best, None
+
+
+def _obstacle(name: str, platform: str, *, head_dim, lengths, has_bias, dtype) -> Optional[str]:
+    """Why an implementation cannot run, as the end of a sentence that begins with its name; None if it can."""
+    if name not in _IMPLEMENTATIONS:
+        return f"is unknown (allowed: auto, {', '.join(_IMPLEMENTATIONS)})"
+    if name == "cudnn":
+        if platform not in ("gpu", "cuda"):
+            return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
+        if jnp.dtype(dtype) not in (jnp.bfloat16, jnp.float16):
+            return f"needs config.train.dtype 'bfloat16' and got {jnp.dtype(dtype).name!r}"
+        if head_dim % 8 or head_dim > 128:
+            return f"needs config.model.head_dim to be a multiple of 8 and at most 128, and it is {head_dim}"
+        if any(length % 2 for length in lengths):
+            return f"needs even lengths, and they are {lengths[0]} and {lengths[1]} (config.data.sequence_length)"
+    if name in ("tpu_flash", "tpu_splash"):
+        if platform != "tpu":
+            return f"needs a TPU, and this is a {platform.upper()}"
+        if head_dim != 64 and head_dim % 128:
+            return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {head_dim}"
+        if name == "tpu_splash" and has_bias:
+            return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
+    return None
+
+
+# --- xla -----------------------------------------------------------------------------------------------------------
+
+
+def _xla(q, k, v, mask: Mask, bias, scale):
+    b, t, h, _ = q.shape
+    s, g = k.shape[1:3]
+    # [B, T, H, K] -> [B, T, G, R, K]: R query heads for each key head
+    q = q.reshape(b, t, g, h // g, -1)
+    logits = jnp.einsum("BTGRK,BSGK->BGRTS", q, k, preferred_element_type=jnp.float32) * scale
+    if bias is not None:
+        logits += bias.astype(jnp.float32).reshape(-1, g, h // g, t, s)
+    # [B, 1, T, S] -> [B, 1, 1, T, S]
+    logits = jnp.where(mask.array(t, s)[:, :, None], logits, _FORBIDDEN)
+    weights = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
+    out = jnp.einsum("BGRTS,BSGK->BTGRK", weights, v)
+    # [B, T, G, R, K] -> [B, T, H, K]
+    return out.reshape(b, t, h, -1)
+
+
+# --- GPU -----------------------------------------------------------------------------------------------------------
+
+
+def _cudnn(q, k, v, mask: Mask, bias, scale):
+    array = None
+    if mask.query_segment_ids is not None:  # becomes one more additive bias [B, 1, T, S], in q's dtype
+        array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).array(q.shape[1], k.shape[1])
+    bias = None if bias is None else bias.astype(q.dtype)
+    return jax.nn.dot_product_attention(
+        q, k, v, bias, array, scale=scale, is_causal=mask.causal, implementation="cudnn"
+    )
+
+
+# --- TPU -----------------------------------------------------------------------------------------------------------
+
+
+def _per_device(kernel):
+    """Runs a kernel that GSPMD cannot split on each device's own rows and heads, under the mesh of `jax.set_mesh`."""
+
+    @functools.wraps(kernel)
+    def sharded(q, k, v, mask: Mask, bias, scale):
+        sizes = dict(jax.sharding.get_abstract_mesh().shape)
+        if math.prod(sizes.values()) == 1:  # of no mesh too
+            return kernel(q, k, v, mask, bias, scale)
+        rows = ("data", "fsdp") if q.shape[0] % (sizes["data"] * sizes["fsdp"]) == 0 else None
+        array, ids = P(rows, None, "tensor", None), P(rows)  # [B, T, H, K], [B, T]
+        specs = (
+            (array, array, array)
+            + (Mask(mask.causal, *(None if x is None else ids for x in (mask.query_segment_ids, mask.key_segment_ids))),)
+            + (None if bias is None else P(rows if bias.shape[0] > 1 else None, "tensor"),)
+        )
+        run = jax.shard_map(
+            lambda q, k, v, mask, bias: kernel(q, k, v, mask, bias, scale),
+            in_specs=specs,
+            out_specs=array,
+            check_vma=False,  # the kernels do not say which axes their results vary over
+        )
+        return run(q, k, v, mask, bias)
+
+    return sharded
+
+
+def _pad(x: jax.Array, axis: int, value: int = 0) -> jax.Array:
+    """Fills an axis up to a multiple of the TPU's lanes."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, -x.shape[axis] % _TPU_LANES)
+    return jnp.pad(x, widths, constant_values=value)
+
+
+def _padded_segments(mask: Mask, q: jax.Array, k: jax.Array) -> Optional[tuple[jax.Array, jax.Array]]:
+    """Segment ids ([B, T], [B, S]) of padded lengths; None where the kernel needs none."""
+    ids = mask.query_segment_ids, mask.key_segment_ids
+    if ids[0] is None:
+        if q.shape[1] % _TPU_LANES == 0 and k.shape[1] % _TPU_LANES == 0:
+            return None
+        ids = jnp.ones(q.shape[:2], jnp.int32), jnp.ones(k.shape[:2], jnp.int32)
+    return _pad(ids[0], 1, _PADDING), _pad(ids[1], 1, _PADDING)
+
+
+def _block(length: int) -> int:
+    """Rows of a tile: large tiles keep the matrix unit busy, 512 × 512 in float32 is 1 MB of the 16 MB of VMEM."""
+    return math.gcd(length, 512)
+
+
+@_per_device
+def _tpu_splash(q, k, v, mask: Mask, bias, scale):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    assert bias is None
+    segments = _padded_segments(mask, q, k)
+    # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
+    heads_first = [_pad(x, 1).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
+    shape = heads_first[0].shape[2], heads_first[1].shape[2]
+    block_q, block_kv = map(_block, shape)
+    kernel = splash.make_splash_mha(
+        masks.MultiHeadMask([(masks.CausalMask if mask.causal else masks.FullMask)(shape)] * q.shape[2]),
+        block_sizes=splash.BlockSizes(
+            block_q=block_q,
+            block_kv=block_kv,
+            block_q_dkv=block_q,
+            block_kv_dkv=block_kv,
+            block_q_dq=block_q,
+            block_kv_dq=block_kv,
+        ),
+        head_shards=1,
+        q_seq_shards=1,
+    )
+    out = jax.vmap(kernel)(*heads_first, None if segments is None else splash.SegmentIds(*segments))
+    # [B, H, T', K] -> [B, T, H, K]
+    return out.swapaxes(1, 2)[:, : q.shape[1]]
+
+
+@_per_device
+def _tpu_flash(q, k, v, mask: Mask, bias, scale):
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+    segments = _padded_segments(mask, q, k)
+    repeats = q.shape[2] // k.shape[2]
+    # [B, T, H, K] -> [B, H, T', K]; the kernel would scale the bias too, so q is scaled here
+    heads_first = [
+        _pad(x, 1).swapaxes(1, 2)
+        for x in (q * jnp.asarray(scale, q.dtype), jnp.repeat(k, repeats, 2), jnp.repeat(v, repeats, 2))
+    ]
+    if bias is not None:
+        # [1 or B, H, T, S] -> [1 or B, H, T', S']
+        bias = _pad(_pad(bias.astype(q.dtype), 2), 3)
+    block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
+    run = functools.partial(
+        flash.flash_attention,
+        causal=mask.causal,
+        block_sizes=flash.BlockSizes(
+            block_q=block_q,
+            block_k_major=block_kv,
+            block_k=block_kv,
+            block_b=1,
+            block_q_major_dkv=block_q,
+            block_k_major_dkv=block_kv,
+            block_k_dkv=block_kv,
+            block_q_dkv=block_q,
+            block_k_major_dq=block_kv,
+            block_k_dq=block_kv,
+            block_q_dq=block_q,
+        ),
+    )
+
+    def one_row(q, k, v, bias, segments):
+        segments = None if segments is None else flash.SegmentIds(*(x[None] for x in segments))
+        return run(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
+
+    # By row, because the kernel wants the bias as [B, H, T, S]: a bias shared by all rows stays [1, H, T, S] in memory.
+    shared = bias is not None and bias.shape[0] == 1
+    bias_axis = None if shared else 0
+    out = jax.vmap(one_row, in_axes=(0, 0, 0, bias_axis, 0))(*heads_first, bias[0] if shared else bias, segments)
+    # [B, H, T', K] -> [B, T, H, K]
+    return out.swapaxes(1, 2)[:, : q.shape[1]]
+
+
+_IMPLEMENTATIONS = {"xla": _xla, "cudnn": _cudnn, "tpu_flash": _tpu_flash, "tpu_splash": _tpu_splash}

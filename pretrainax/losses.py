@@ -1,0 +1,175 @@
+"""Cross-entropy over the vocabulary, as sums and counts, without ever holding the logits of all tokens.
+
+Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
+Here they exist for `chunk` tokens at a time, and the gradients are made in that same pass, while they are there: three
+matrix products in all, as many as with all logits kept, and no recomputation.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.sharding import BATCH
+
+
+class _Settings(NamedTuple):
+    z_loss: float
+    label_smoothing: float
+    chunk: int
+
+
+def loss_sums(
+    outputs: Any,
+    targets: jax.Array,
+    loss_weights: jax.Array,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    chunk: int = 4096,
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """{name: (sum over the tokens, weighted; sum of the weights)}, float32 scalars, to be added and then divided once.
+
+    Args:
+      outputs: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None. Logits are features ·
+        unembedding + bias, with operands in the features' dtype and accumulated in float32.
+      targets: [B, N] int32.
+      loss_weights: [B, N] float32; 0 where a token has no loss.
+      z_loss: weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5).
+      label_smoothing: share of the target distribution that is spread over the vocabulary (Szegedy et al. 2016,
+        section 7).
+      chunk: tokens of each device whose logits exist at a time.
+
+    Returns:
+      "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
+      "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
+    """
+    settings = _Settings(z_loss, label_smoothing, chunk)
+    arrays = outputs.features, outputs.unembedding, outputs.bias
+    objective, reported = _sums(settings, *arrays, targets, loss_weights)
+    count = loss_weights.sum()
+    return {"objective": (objective, count)} | {
+        name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
+    }
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums(settings: _Settings, features, unembedding, bias, targets, weights):
+    sums, _ = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=False)
+    return sums.pop("objective"), sums
+
+
+def _sums_forward(settings: _Settings, features, unembedding, bias, targets, weights):
+    sums, gradients = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=True)
+    return (sums.pop("objective"), sums), gradients
+
+
+def _sums_backward(settings: _Settings, gradients, cotangents):
+    # The gradients of the sum are at hand: what follows the sum only scales them.
+    scaled = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradients)
+    return *scaled, None, None
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
+
+
+def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weights, with_gradients: bool):
+    """The sums, and the gradients of the objective's sum for (features, unembedding, bias)."""
+    batch, length, width = features.shape
+    # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
+    # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
+    shards = _batch_shards(batch)
+    pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
+    step = math.ceil(length / pieces)
+    # [B, N, …] -> [S, R, N', …]
+    rows = [
+        jnp.pad(x, [(0, 0), (0, step * pieces - length)] + [(0, 0)] * (x.ndim - 2)).reshape(
+            shards, batch // shards, step * pieces, *x.shape[2:]
+        )
+        for x in (features, targets, weights)
+    ]
+    matrix = _constrain(unembedding.astype(features.dtype), P(None, "tensor"))  # gathered once, for all chunks
+
+    def one_chunk(start):
+        # [S, R, N', …] -> [S, M, …] with M = R · step
+        x, y, w = (
+            jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows
+        )
+        sums, d_logits = _chunk(settings, x, matrix, bias, y, w)
+        if not with_gradients:
+            return (sums, None, None), None
+        d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
+        d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
+        d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
+        totals = (sums, _constrain(d_matrix, P(BATCH, None, "tensor")), _constrain(d_bias, P(BATCH, "tensor")))
+        return totals, d_x.reshape(shards, -1, step, width)
+
+    if pieces == 1:
+        (sums, d_matrix, d_bias), d_features = one_chunk(0)
+    else:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
+        (sums, d_matrix, d_bias), d_features = jax.lax.scan(
+            lambda totals, start: (lambda new, d: (jax.tree.map(jnp.add, totals, new), d))(*one_chunk(start)),
+            zeros,
+            jnp.arange(pieces) * step,
+        )
+        if with_gradients:
+            # [pieces, S, R, step, D] -> [S, R, N', D]
+            d_features = jnp.moveaxis(d_features, 0, 2)
+    if not with_gradients:
+        return sums, None
+    # [S, R, N', D] -> [B, N, D]
+    d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
+    return sums, (d_features, d_matrix.sum(0), None if bias is None else d_bias.sum(0))
+
+
+def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
+    """The sums over a chunk [S, M, D] of tokens, and the gradient of its objective for the logits [S, M, V]."""
+    logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
+    if bias is not None:
+        logits += bias.astype(jnp.float32)[None, None]
+    logits = _constrain(logits, P(BATCH, None, "tensor"))
+    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
+    largest = logits.max(-1)
+    exponentials = jnp.exp(logits - largest[..., None])
+    normaliser = exponentials.sum(-1)
+    log_z = jnp.log(normaliser) + largest
+    # Not a gather: that would collect the logits of all devices along the vocabulary.
+    target_logits = jnp.where(hits, logits, 0.0).sum(-1)
+
+    smoothing = settings.label_smoothing
+    loss = log_z - target_logits
+    objective = loss
+    if smoothing:
+        objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
+    sums = {"loss": (loss * weights).sum(), "accuracy": ((target_logits >= largest) * weights).sum()}
+    slope = 1.0
+    if settings.z_loss:
+        penalty = settings.z_loss * jnp.square(log_z)
+        objective = objective + penalty
+        slope = 1.0 + 2 * settings.z_loss * log_z  # of objective in log_z
+        sums["z_loss"] = (penalty * weights).sum()
+    sums["objective"] = (objective * weights).sum()
+
+    d_logits = exponentials * (weights * slope / normaliser)[..., None]
+    d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
+    if smoothing:
+        d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
+    return sums, d_logits.astype(features.dtype)
+
+
+def _batch_shards(batch: int) -> int:
+    """Parts that the mesh of `jax.set_mesh` cuts a batch into; 1 without a mesh, or for a batch it does not divide."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    shards = math.prod(sizes[axis] for axis in BATCH if axis in sizes)
+    return shards if batch % shards == 0 else 1
+
+
+def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:
+    """`x` sharded so under the mesh of `jax.set_mesh`; unchanged without one."""
+    if x is None or jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec)

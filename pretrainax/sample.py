@@ -1,0 +1,100 @@
+"""What a model says at the end of a run: masks and spans it fills in, texts it continues."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.tokenizer import Tokenizer
+
+
+def samples(model: Any, params: Any, batch: dict[str, np.ndarray], tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
+    """One text for each of the first `count` examples of a host batch. What is asked follows from its names."""
+    batch = {name: value[:count] for name, value in batch.items() if name not in ("loss_weights", "targets")} | {
+        "targets": batch["targets"][:count] * (batch["loss_weights"][:count] > 0)
+    }
+    if "masked_positions" in batch:
+        return _fill_masks(model, params, batch, tokenizer)
+    return (_fill_spans if "encoder_tokens" in batch else _continue)(model, params, batch, tokenizer)
+
+
+def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
+    """ "[guess]" where it is right, "[guess ≠ truth]" where it is not."""
+    right = "" if list(guess) == list(truth) else f" ≠ {tokenizer.decode(truth).strip()}"
+    return f" [{tokenizer.decode(guess).strip()}{right}] "
+
+
+def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
+    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True).logits())(params, batch)
+    guesses = np.asarray(jnp.argmax(logits, axis=-1))  # [B, K, V] -> [B, K]
+    for row, tokens in enumerate(batch["tokens"]):
+        answers = {
+            int(position): ([guess], [target])
+            for position, guess, target in zip(batch["masked_positions"][row], guesses[row], batch["targets"][row], strict=True)
+            if target  # empty slots have no weight
+        }
+        yield _interleave(tokens, answers, tokenizer)
+
+
+def _fill_spans(model, params, batch, tokenizer) -> Iterator[str]:
+    sentinels = set(tokenizer.vocabulary.sentinels)
+    guesses = _decode(model, params, batch, first=1)[:, 1:]  # decoder input -> what was predicted at each place
+    for row, tokens in enumerate(batch["encoder_tokens"]):
+        said, truth = (_spans(ids, tokenizer.vocabulary) for ids in (guesses[row], batch["targets"][row]))
+        answers = {i: (said.get(int(t), []), truth[int(t)]) for i, t in enumerate(tokens) if int(t) in sentinels}
+        yield _interleave(tokens, answers, tokenizer)
+
+
+def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:
+    """`<X> for inviting <Y> last </s>` as {X: [for, inviting], Y: [last]}."""
+    spans, current = {}, []
+    for token in map(int, ids):
+        if token == vocabulary.eos:
+            break
+        if token in vocabulary.sentinels:
+            current = spans.setdefault(token, [])
+        else:
+            current.append(token)
+    return spans
+
+
+def _interleave(tokens: np.ndarray, answers: dict[int, tuple], tokenizer: Tokenizer) -> str:
+    """The text of `tokens` with an answer (guess, truth) in place of the token at each key."""
+    pieces, start = [], 0
+    for place in [*sorted(answers), len(tokens)]:
+        pieces.append(tokenizer.decode(tokens[start:place]).strip())
+        if place < len(tokens):
+            pieces.append(_guess(*answers[place], tokenizer))
+        start = place + 1
+    return " ".join("".join(pieces).split())
+
+
+def _continue(model, params, batch, tokenizer) -> Iterator[str]:
+    """The first half of each window, then what the model goes on with, drawn at temperature 0.8."""
+    half = batch["tokens"].shape[1] // 2
+    for tokens in _decode(model, params, batch, first=half, temperature=0.8):
+        yield f"{tokenizer.decode(tokens[:half]).strip()} ⟶ {tokenizer.decode(tokens[half:]).strip()}"
+
+
+def _decode(model, params, batch: dict, *, first: int, temperature: float = 0.0) -> np.ndarray:
+    """[B, T]: batch["tokens"] with the places from `first` on filled from left to right, each from the one before.
+
+    The whole stack runs again for each place: simple, and enough for a handful of short samples.
+    """
+
+    @jax.jit
+    def extend(params, batch, tokens, place, key):
+        outputs = model.apply({"params": params}, {**batch, "tokens": tokens}, deterministic=True)
+        last = jax.lax.dynamic_slice_in_dim(outputs.features, place - 1, 1, axis=1)  # [B, T, D] -> [B, 1, D]
+        logits = outputs.replace(features=last).logits()[:, 0]  # [B, V]
+        drawn = jax.random.categorical(key, logits / temperature) if temperature else jnp.argmax(logits, axis=-1)
+        return jax.lax.dynamic_update_slice_in_dim(tokens, drawn.astype(tokens.dtype)[:, None], place, axis=1)
+
+    length = batch["tokens"].shape[1]
+    tokens = jnp.where(jnp.arange(length)[None] < first, batch["tokens"], 0)
+    keys = jax.random.split(jax.random.key(0), length)
+    for place in range(first, length):
+        tokens = extend(params, batch, tokens, place, keys[place])
+    return np.asarray(tokens)

@@ -1,0 +1,144 @@
+"""Where arrays live: the mesh, the one table from parameter paths to PartitionSpecs, and batches.
+
+Axes of the mesh: `data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `sequence`
+splits the length (size 1 for now); `tensor` splits heads, feed-forward and vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.paths import look_up, parameter_names
+
+AXES = ("data", "fsdp", "sequence", "tensor")
+BATCH = ("data", "fsdp")  # the axes that split the rows of a batch
+
+# The end of a parameter's path -> its axes, each with the mesh axis that splits it, if one does. Where one does, the
+# name is the field of config.model that has to divide. First match wins. Vectors [D] are copied: they are small.
+TABLE = (
+    (r"token_embedding/embedding", "vocab_size:tensor d_model:fsdp"),
+    (r"(position|token_type)_embedding/embedding", "rows d_model:fsdp"),
+    (r"relative_bias/embedding", "buckets num_heads:tensor"),
+    (r"blocks/\w+_attention/query/kernel", "layers d_model:fsdp num_heads:tensor head_dim"),
+    (r"blocks/\w+_attention/query/bias", "layers num_heads:tensor head_dim"),
+    (r"blocks/\w+_attention/(key|value)/kernel", "layers d_model:fsdp num_kv_heads:tensor head_dim"),
+    (r"blocks/\w+_attention/(key|value)/bias", "layers num_kv_heads:tensor head_dim"),
+    (r"blocks/\w+_attention/out/kernel", "layers num_heads:tensor head_dim d_model:fsdp"),
+    (r"blocks/mlp/(gate|up)/kernel", "layers d_model:fsdp d_ff:tensor"),
+    (r"blocks/mlp/(gate|up)/bias", "layers d_ff:tensor"),
+    (r"blocks/mlp/down/kernel", "layers d_ff:tensor d_model:fsdp"),
+    (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers d_model"),
+    (r"blocks/\w+_norm/(scale|bias)", "layers d_model"),
+    (r"(embedding_norm|final_norm|masked_lm_head/norm)/(scale|bias)", "d_model"),
+    (r"masked_lm_head/dense/kernel", "d_model:fsdp d_model"),
+    (r"masked_lm_head/dense/bias", "d_model"),
+    (r"unembedding/kernel", "d_model:fsdp vocab_size:tensor"),
+    (r"unembedding/bias", "vocab_size:tensor"),
+)
+
+
+def make_mesh(config: MeshConfig, devices: Optional[Sequence[jax.Device]] = None) -> Mesh:
+    """The mesh `data × fsdp × sequence × tensor` over all devices; an axis of -1 takes what the others leave.
+
+    Raises:
+      UserError: sizes whose product is not the number of devices, or rows of the batch that would span processes.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = {axis: getattr(config, axis) for axis in AXES}
+    got = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise UserError(f"{got}: sizes are at least 1, and at most one of them is -1 (all devices that are left)")
+    if free:
+        sizes[free[0]] = max(len(devices) // math.prod(s for s in sizes.values() if s != -1), 1)
+    if math.prod(sizes.values()) != len(devices):
+        raise UserError(f"{got}: the product must be the number of devices, which is {len(devices)}")
+    processes = len({device.process_index for device in devices})
+    if (sizes["data"] * sizes["fsdp"]) % processes:
+        raise UserError(
+            f"{got}: config.mesh.sequence × config.mesh.tensor must divide the {len(devices) // processes} devices of "
+            "a process, which reads whole rows of the batch"
+        )
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A parsed row of TABLE."""
+
+    fields: tuple[str, ...]  # of config.model, one an axis
+    spec: P
+
+    @classmethod
+    def parse(cls, text: str) -> "_Row":
+        fields, _, axes = zip(*(axis.partition(":") for axis in text.split()), strict=True)
+        return cls(fields, P(*(axis or None for axis in axes)))
+
+
+def param_specs(tree: Any) -> Any:
+    """A PartitionSpec for each leaf of `tree`: parameters, or a whole TrainState, whose moments follow them.
+
+    Raises:
+      ValueError: a leaf that TABLE does not cover, or of another rank than its row.
+    """
+    return jax.tree.map(lambda row: row.spec, _rows(tree))
+
+
+def shardings(mesh: Mesh, tree: Any) -> Any:
+    """A NamedSharding for each leaf of `tree` (arrays or shapes).
+
+    Raises:
+      UserError: an axis that the mesh does not divide; lists every field of config.model at fault.
+    """
+    problems = {}
+    for leaf, row in zip(jax.tree.leaves(tree), jax.tree.leaves(_rows(tree)), strict=True):
+        for size, field, axis in zip(leaf.shape, row.fields, row.spec, strict=True):
+            parts = mesh.shape[axis] if axis else 1
+            if size % parts:
+                hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
+                problems[field, axis] = (
+                    f"config.model.{field} {size} is not a multiple of config.mesh.{axis} {parts}{hint}"
+                )
+    if problems:
+        raise UserError("; ".join(problems.values()))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), param_specs(tree))
+
+
+def _rows(tree: Any) -> Any:
+    """The row of each leaf; an empty one for scalars (steps, counters), which are copied."""
+    names, (leaves, structure) = parameter_names(tree), jax.tree.flatten(tree)
+    texts = look_up(TABLE, {name: x for name, x in zip(names, leaves, strict=True) if x.ndim}, "sharding.TABLE")
+    rows = [_Row.parse(texts[name]) if x.ndim else _Row((), P()) for name, x in zip(names, leaves, strict=True)]
+    for name, leaf, row in zip(names, leaves, rows, strict=True):
+        if leaf.ndim != len(row.fields):
+            raise ValueError(f"{name} has shape {leaf.shape}, its row of sharding.TABLE says {' '.join(row.fields)!r}")
+    return jax.tree.unflatten(structure, rows)
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over `data` and `fsdp`; the other axes of a batch are whole."""
+    return NamedSharding(mesh, P(BATCH))
+
+
+def check_batch_divides(experiment: Experiment, mesh: Mesh) -> None:
+    """Raises UserError unless each device gets the same number of rows of each micro-batch."""
+    rows, accumulate = experiment.train.global_batch_size, experiment.train.accumulate
+    data, fsdp = (mesh.shape[axis] for axis in BATCH)
+    if rows % (accumulate * data * fsdp):
+        raise UserError(
+            f"config.train.global_batch_size {rows} is not a multiple of {accumulate * data * fsdp}: "
+            f"config.train.accumulate {accumulate} × config.mesh.data {data} × config.mesh.fsdp {fsdp}"
+        )
+
+
+def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+    """This process's rows [b, …] of the global batch -> its part of the arrays [B, …], without waiting for the copy."""
+    sharding = batch_sharding(mesh)
+    return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}

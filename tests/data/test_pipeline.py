@@ -1,0 +1,192 @@
+"""Batches: pure functions of (seed, step), whoever makes them; and the check of a batch."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.pipeline import Batches, check_batch, iterate, permute
+from pretrainax.tokenizer import Vocabulary
+
+VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
+OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
+
+
+class CountingCorpus:
+    """Token i is 200 + i: what a window holds tells where it came from."""
+
+    def __init__(self, num_tokens):
+        self.num_tokens = num_tokens
+
+    def window(self, start, length):
+        assert 0 <= start <= start + length <= self.num_tokens
+        return np.arange(200 + start, 200 + start + length, dtype=np.int32), np.ones(length, np.int32)
+
+
+def make(objective=None, num_tokens=1000, **kwargs):
+    settings = dict(sequence_length=31, global_batch_size=4, seed=3) | kwargs
+    return Batches(CountingCorpus(num_tokens), objective or CausalLM(), VOCABULARY, **settings)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+# --- the order of windows
+
+
+@pytest.mark.parametrize("size", [*range(1, 35), 1000, 4097])
+def test_a_permutation_hits_every_place_once(size):
+    assert sorted(permute(i, size, (1, 2, 3, 4, 5, 6)) for i in range(size)) == list(range(size))
+
+
+def test_permutations_are_uniform():
+    """Every index of range(5) goes to every place equally often over many keys."""
+    counts = np.zeros((5, 5))
+    draws = np.random.default_rng(0).integers(2**64, size=(5000, 6), dtype=np.uint64).tolist()
+    for keys in draws:
+        for i in range(5):
+            counts[i, permute(i, 5, tuple(keys))] += 1
+    assert np.abs(counts - 1000).max() < 5 * np.sqrt(5000 * 0.2 * 0.8)  # 5 standard deviations
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("num_tokens", [32, 33, 63, 64, 95, 1000])
+def test_every_window_is_used_once_an_epoch(shuffle, num_tokens):
+    batches = make(num_tokens=num_tokens, shuffle=shuffle)  # rows of 32 tokens
+    windows = batches.windows_per_epoch
+    for epoch in range(3):
+        starts = sorted(batches.start(epoch * windows + i) for i in range(windows))
+        assert starts == [starts[0] + 32 * i for i in range(windows)]
+        assert 0 <= starts[0] and starts[-1] + 32 <= num_tokens
+
+
+def test_an_epoch_leaves_out_less_than_two_windows():
+    for num_tokens in range(32, 400):
+        assert num_tokens - 32 * make(num_tokens=num_tokens).windows_per_epoch < 2 * 32
+        assert num_tokens - 32 * make(num_tokens=num_tokens, shuffle=False).windows_per_epoch < 32
+
+
+def test_epochs_have_their_own_order_and_offset():
+    batches = make(num_tokens=4000)
+    windows = batches.windows_per_epoch
+    epochs = [[batches.start(epoch * windows + i) for i in range(windows)] for epoch in range(8)]
+    offsets = [min(starts) for starts in epochs]
+    orders = {tuple((s - o) // 32 for s in starts) for starts, o in zip(epochs, offsets, strict=True)}
+    assert len(orders) == 8
+    assert len(set(offsets)) > 4  # 8 draws from 32 places: fewer than 5 distinct has a chance below 1e-4
+
+
+def test_without_shuffle_windows_come_in_order_and_start_again():
+    batches = make(num_tokens=32 * 3 + 5, shuffle=False)
+    assert [batches.start(i) for i in range(5)] == [0, 32, 64, 0, 32]
+
+
+# --- purity
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
+def test_a_batch_depends_on_nothing_asked_before(objective):
+    one, other = make(objective), make(objective)
+    [one[step] for step in (5, 2, 9)]
+    assert same(one[7], other[7])
+
+
+@pytest.mark.parametrize("objective", [MaskedLM(), SpanCorruption()], ids=lambda o: type(o).__name__)
+def test_masks_are_drawn_anew_each_epoch(objective):
+    batches = make(objective, num_tokens=100, shuffle=False, global_batch_size=1)
+    one, other = batches[0], batches[batches.windows_per_epoch]
+    assert batches.start(0) == batches.start(batches.windows_per_epoch)
+    assert not same(one, other)
+
+
+def test_seeds_give_other_batches():
+    assert not same(make(seed=0)[0], make(seed=1)[0])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_the_same_global_batch(objective, processes):
+    whole = make(objective, global_batch_size=8)
+    parts = [make(objective, global_batch_size=8, process_index=p, process_count=processes) for p in range(processes)]
+    for step in (0, 11):
+        locals_ = [part[step] for part in parts]
+        assert same(whole[step], {name: np.concatenate([x[name] for x in locals_]) for name in locals_[0]})
+
+
+# --- the loader
+
+
+@pytest.mark.parametrize("start, stop", [(0, 6), (4, 6), (10, 11), (6, 6)])
+def test_the_thread_gives_batches_in_order(start, stop):
+    batches = make(MaskedLM())
+    made = list(iterate(batches, start, stop))
+    assert len(made) == stop - start
+    assert all(same(batch, batches[start + i]) for i, batch in enumerate(made))
+
+
+def test_two_processes_give_the_same_batches_in_the_same_order():
+    batches = make(SpanCorruption())
+    made = list(iterate(batches, 3, 10, workers=2))
+    assert len(made) == 7
+    assert all(same(batch, batches[3 + i]) for i, batch in enumerate(made))
+
+
+def test_making_batches_does_not_import_jax():
+    code = "import sys, pretrainax.data.pipeline, pretrainax.data.baseline; print({'jax', 'grain'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+# --- mistakes
+
+
+def test_a_corpus_shorter_than_a_row_is_refused():
+    with pytest.raises(UserError, match="has 31 tokens, one row of config.data.sequence_length 31 takes 32"):
+        make(num_tokens=31)
+
+
+def test_processes_that_do_not_divide_the_batch_are_refused():
+    with pytest.raises(UserError, match="config.train.global_batch_size 4 is not a multiple of the 3 processes"):
+        make(process_count=3)
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused():
+    with pytest.raises(UserError, match="100 sentinels, .* have 399 spans"):
+        make(SpanCorruption(mean_span_length=1.0, noise_density=0.5), sequence_length=800, num_tokens=5000)
+
+
+def model(family):
+    return ModelConfig(family=family, vocab_size=VOCABULARY.size)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
+def test_batches_of_every_objective_pass_the_check(objective):
+    check_batch(make(objective)[0], model(objective.families[0]), objective.lengths(31), 4)
+
+
+def broken(name, change):
+    batch = make(MaskedLM())[0]
+    batch[name] = change(batch[name])
+    return batch
+
+
+@pytest.mark.parametrize(
+    "batch, message",
+    [
+        ({}, r"batch has no 'tokens', the encoder needs int32 \[4, 31\]"),
+        (broken("tokens", lambda x: x[:2]), r"batch\['tokens'\] is int32 \[2, 31\], not int32 \[4, 31\]"),
+        (broken("tokens", lambda x: x.astype(np.int64)), r"batch\['tokens'\] is int64 \[4, 31\], not int32 \[4, 31\]"),
+        (broken("targets", lambda x: x[:, :1]), r"batch\['targets'\] is int32 \[4, 1\], not int32 \[4, 5\]"),
+        (broken("tokens", lambda x: x + 5000), r"batch\['tokens'\] has ids from .* config.model.vocab_size 5000"),
+        (broken("segment_ids", lambda x: x - 2), r"batch\['segment_ids'\] has -1, it must not be negative"),
+        (broken("masked_positions", lambda x: x + 31), r"batch\['masked_positions'\] has \d+, rows have 31 tokens"),
+        (broken("loss_weights", lambda x: x * 0), "loss_weights.* not all 0"),
+        (broken("loss_weights", lambda x: x * np.float32(np.nan)), "loss_weights.* finite"),
+    ],
+)
+def test_a_wrong_batch_is_named(batch, message):
+    with pytest.raises(UserError, match=message):
+        check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)

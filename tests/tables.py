@@ -1,0 +1,61 @@
+"""Golden tables of the published presets: what decays, what is sharded how. `python tests/tables.py` writes them."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from pretrainax.layers.compute import Compute
+
+from pretrainax import models, optim, sharding, zoo
+from pretrainax.paths import parameter_names
+from pretrainax.train_step import abstract_params
+
+PRESETS = ("bert_base", "t5_base", "gpt2_124m", "llama3_8b")
+
+
+def example_shapes(config, batch_size=8, length=16):
+    """A batch as the Batch table of the design describes it, small."""
+    names = ["tokens", "segment_ids", "positions", "targets", "loss_weights"]
+    if config.family == "encoder":
+        names += ["token_types", "masked_positions"]
+    if config.family == "encoder_decoder":
+        names += ["encoder_tokens", "encoder_segment_ids", "encoder_positions"]
+    masked = length // 4 if config.family == "encoder" else length
+    return {
+        name: jax.ShapeDtypeStruct(
+            (batch_size, masked if name in ("targets", "loss_weights", "masked_positions") else length),
+            jnp.float32 if name == "loss_weights" else jnp.int32,
+        )
+        for name in names
+    }
+
+
+@functools.cache
+def params(preset):
+    config = zoo.preset(preset)
+    return abstract_params(models.build(config, Compute()), example_shapes(config))
+
+
+def path(table, preset):
+    return Path(__file__).parent / "golden" / f"{table}_{preset}.txt"
+
+
+def _lines(preset, column):
+    shapes = params(preset)
+    rows = zip(parameter_names(shapes), jax.tree.leaves(shapes), column(shapes), strict=True)
+    return "".join(f"{name:<56} {'x'.join(map(str, x.shape)):<20} {value}\n" for name, x, value in rows)
+
+
+def decay(preset):
+    return _lines(preset, lambda shapes: ["decays" if d else "kept" for d in jax.tree.leaves(optim.decay_mask(shapes))])
+
+
+def specs(preset):
+    return _lines(preset, lambda shapes: [str(tuple(s)) for s in jax.tree.leaves(sharding.param_specs(shapes))])
+
+
+if __name__ == "__main__":
+    for preset in PRESETS:
+        path("decay", preset).write_text(decay(preset))
+        path("sharding", preset).write_text(specs(preset))

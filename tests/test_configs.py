@@ -1,0 +1,78 @@
+"""Every config that ships loads, is sound, and trains two steps when shrunk."""
+
+import glob
+import json
+import os
+import pathlib
+import runpy
+
+import pytest
+
+from pretrainax import config as config_lib
+from pretrainax import train
+from pretrainax.config import Experiment, LongContextScaling, UserError
+from pretrainax.data.sources import TextFiles
+
+ROOT = pathlib.Path(__file__).parents[1]
+VARIANTS = {
+    "bert_base": ("base", "large"),
+    "gpt2": ("124m", "355m", "774m", "1558m"),
+    "llama": "1_7b 1_13b 1_33b 1_65b 2_7b 2_13b 2_70b 3_8b 3_70b 3_1_8b 3_1_70b 3_1_405b".split(),
+    "quickstart": ("",),
+    "shakespeare_char": ("",),
+    "t5_base": [f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b")],
+}
+NAMES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
+
+
+def load(name: str, variant: str) -> Experiment:
+    return runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"](variant)
+
+
+def test_no_config_is_forgotten_here():
+    assert sorted(VARIANTS) == sorted(os.path.basename(f)[:-3] for f in glob.glob(str(ROOT / "configs" / "*.py")))
+
+
+@pytest.mark.parametrize("name, variant", NAMES)
+def test_a_config_is_sound_and_survives_json(name, variant):
+    experiment = load(name, variant)
+    config_lib.validate(experiment)
+    assert config_lib.from_json(Experiment, json.loads(config_lib.dump(experiment))) == experiment
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in ("quickstart", "shakespeare_char")])
+def test_an_unknown_variant_names_the_nearest(name):
+    with pytest.raises(UserError, match="did you mean"):
+        load(name, VARIANTS[name][0] + "x")
+
+
+def shrink(experiment: Experiment, text: str, cache: str) -> None:
+    """Same mechanisms, small sizes."""
+    model = experiment.model
+    model.num_layers, model.d_model, model.d_ff, model.num_heads, model.vocab_size = 2, 32, 64, 4, 512
+    model.num_kv_heads = model.num_kv_heads and 2
+    model.head_dim = model.head_dim and 8
+    experiment.tokenizer.path = None
+    if hasattr(experiment.tokenizer, "vocab_size"):
+        experiment.tokenizer.vocab_size = 300
+    experiment.data.sequence_length, experiment.data.workers, experiment.data.prepare_workers = 32, 0, 1
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=text), cache
+    experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
+    experiment.schedule.warmup_steps = 1
+    experiment.evaluate.every, experiment.evaluate.batches = 2, 1
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_config_trains_two_steps(name, tmp_path):
+    words = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "nrst"]
+    for i in range(2):
+        (tmp_path / f"{i}.txt").write_text("\n".join(" ".join(words[(j * 7 + k * k) % 160] for k in range(12)) for j in range(400)))
+    experiment = load(name, VARIANTS[name][-1])
+    shrink(experiment, str(tmp_path / "*.txt"), str(tmp_path / "cache"))
+    assert train.run(experiment, str(tmp_path / "run")) == 0
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
+
+
+def test_llama_3_1_scales_its_rotary_frequencies():
+    assert load("llama", "3_1_8b").model.position.scaling == LongContextScaling()

@@ -1,0 +1,140 @@
+"""The real command in a subprocess: the three families end to end, killed and resumed, and its error lines."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+# What a clock decides; everything else in a line of metrics.jsonl is decided by the config.
+TIMINGS = {"tokens_per_second", "step_seconds", "mfu", "data_wait_fraction"}
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> pathlib.Path:
+    """A folder of text: sentences over 300 made-up words."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(2, 7))) for _ in range(300)]
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(4):
+        lines = [" ".join(rng.choices(words, k=12)).capitalize() + "." for _ in range(300)]
+        (folder / f"{i}.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> pathlib.Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def command(config: str, workdir, text, cache, *flags: str) -> list[str]:
+    return [
+        *(sys.executable, "-m", "pretrainax.main", f"--config={config}", f"--workdir={workdir}"),
+        *(f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", *flags),
+    ]
+
+
+def run(args: list[str], **kwargs) -> subprocess.CompletedProcess:
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.run(args, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, **kwargs)
+
+
+def lines(workdir, split: str = "") -> list[dict]:
+    every = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in every if split in line["split"]]
+
+
+@pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
+def test_a_run_of_each_family_leaves_what_the_design_names(family, tmp_path, text, cache):
+    out = run(command(f"tests/tiny.py:{family}", tmp_path, text, cache))
+    assert out.returncode == 0, out.stderr
+    assert {"config.json", "metrics.jsonl", "events", "curves.png", "tokenizer", "checkpoints"} <= set(os.listdir(tmp_path))
+    train, valid = lines(tmp_path, "train"), lines(tmp_path, "valid")
+    assert [line["step"] for line in train] == list(range(1, 41))
+    assert [line["step"] for line in valid] == [10, 20, 30, 40]
+    assert valid[-1]["loss"] < valid[0]["loss"]
+    assert "unigram" in out.stderr
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory, text, cache) -> pathlib.Path:
+    """A run that nothing disturbed."""
+    workdir = tmp_path_factory.mktemp("whole")
+    out = run(command("tests/tiny.py:t5", workdir, text, cache))
+    assert out.returncode == 0, out.stderr
+    return workdir
+
+
+def parameters(workdir) -> dict[str, np.ndarray]:
+    """The arrays of the last checkpoint, by path."""
+    import jax
+    from orbax.checkpoint import v1 as ocp
+
+    state = ocp.load(workdir / "checkpoints" / "40" / "state")
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> int:
+    """Starts the command, sends the signal once a line of the step is there, returns the exit code."""
+    process = subprocess.Popen(args, cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+    metrics = workdir / "metrics.jsonl"
+    deadline = time.time() + 200
+    while time.time() < deadline and process.poll() is None:
+        if metrics.exists() and f'"step": {step},' in metrics.read_text():
+            process.send_signal(number)
+            break
+        time.sleep(0.002)
+    return process.wait(timeout=100)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp_path, text, cache):
+    args = command("tests/tiny.py:t5", tmp_path, text, cache)
+    code = interrupt(args, tmp_path, random.SystemRandom().randint(3, 35), number)
+    assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL)
+    out = run(args)
+    assert out.returncode == 0, out.stderr
+    assert lines(tmp_path) == lines(whole)
+    expected, got = parameters(whole), parameters(tmp_path)
+    assert expected.keys() == got.keys()
+    for path in expected:
+        np.testing.assert_array_equal(got[path], expected[path], err_msg=path)
+
+
+def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cache):
+    out = run(command("tests/tiny.py:t5", whole, text, cache, "--config.train.seed=1", "--config.train.log_every=7"))
+    assert out.returncode == 2
+    assert "train.seed: 0 -> 1" in out.stderr and "log_every" not in out.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--config=configs/quikstart.py"], "did you mean 'configs/quickstart.py'?"),
+        (["--config=configs/t5_base.py:bse"], "did you mean 'base'"),
+        (["--config=tests/tiny.py:t5", "--config.train.stpes=3"], "config.train has no field 'stpes', did you mean 'steps'?"),
+        (["--config=tests/tiny.py:t5", "--config.train.steps=many"], "--config.train.steps=many"),
+        (["--config=tests/tiny.py:t5", "--config.data.source.path=/no/such/place"], "/no/such/place"),
+        (["--config=tests/tiny.py:t5", "--config.model.family=decoder"], "encoder_decoder"),
+        (["--config=tests/tiny.py:gpt", "--config.data.sequence_length=128"], "128"),
+        (["--config=tests/tiny.py:gpt", "--config.model.num_heads=5"], "config.model.num_heads"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_exit_code_2(flags, message):
+    out = run([sys.executable, "-m", "pretrainax.main", "--workdir=/tmp/never", *flags])
+    assert out.returncode == 2
+    assert message in out.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in out.stderr
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, text, cache):
+    out = run(command("tests/tiny.py:gpt", tmp_path, text, cache, "--config.optimizer.learning_rate=1e30"))
+    assert out.returncode == 1
+    assert "not finite at step" in out.stderr and "examples" in out.stderr

@@ -1,0 +1,271 @@
+"""Each tokenizer is exact where it says so, keeps text and special ids apart, and says what does not fit."""
+
+import functools
+import os
+import random
+import types
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pretrainax.config import UserError
+from pretrainax.tokenizer import (
+    ByteBPE,
+    Characters,
+    Unigram,
+    Vocabulary,
+    WordPiece,
+    check_tokenizer,
+    load_tokenizer,
+)
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz"
+CONFIGS = {
+    "unigram": Unigram(vocab_size=500, num_sentinels=5),
+    "wordpiece": WordPiece(vocab_size=300),
+    "bpe": ByteBPE(vocab_size=400),
+    "characters": Characters(),
+}
+LOSSLESS = ("unigram", "bpe")
+SPECIAL_TEXT = "a [MASK] [UNK] </s> <unk> <pad> <extra_id_0> <|endoftext|> z"
+
+
+def text():
+    """Words of a made-up language, on lines: 60 kB."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices(ALPHABET, k=rng.randint(1, 8))) for _ in range(600)]
+    return [" ".join(rng.choices(words, k=10)) + ".\n" for _ in range(1000)]
+
+
+@functools.cache
+def trained(name):
+    return CONFIGS[name].build(iter(text()))
+
+
+every = pytest.mark.parametrize("name", CONFIGS)
+
+
+# --- exactness -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@settings(max_examples=300, deadline=None)
+@given(st.text(), st.sampled_from(["", " ", "\n", "\u2581", "\u2585", "\t", "\0", "<extra_id_0>", "\r\n"]))
+def test_any_text_comes_back(name, said, between):
+    said = between.join([said, said[::-1], ""])
+    assert trained(name).decode(trained(name).encode(said)) == said
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet=ALPHABET + " .\n"))
+def test_known_characters_come_back(said):
+    assert trained("characters").decode(trained("characters").encode(said)) == said
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text(alphabet=ALPHABET, min_size=1), max_size=8))
+def test_wordpiece_keeps_lowercase_words(words):
+    assert trained("wordpiece").decode(trained("wordpiece").encode(" ".join(words))) == " ".join(words)
+
+
+@every
+def test_batch_gives_what_single_texts_give(name):
+    texts = [*text()[:20], "", "a\u2581b"]
+    for together, said in zip(trained(name).encode_batch(texts), texts, strict=True):
+        np.testing.assert_array_equal(together, trained(name).encode(said))
+
+
+@every
+def test_ids_are_int32_below_the_size(name):
+    ids = trained(name).encode("".join(text()))
+    assert ids.dtype == np.int32 and 0 <= ids.min() and ids.max() < trained(name).vocabulary.size
+
+
+@every
+def test_training_is_repeatable(name):
+    assert CONFIGS[name].build(iter(text())).fingerprint == trained(name).fingerprint
+
+
+def test_characters_are_sorted_after_the_special_ids():
+    tokenizer = Characters().build(iter(["ba", "cé"]))
+    np.testing.assert_array_equal(tokenizer.encode("abcé?"), [3, 4, 5, 6, tokenizer.vocabulary.unk])
+
+
+def test_wordpiece_lowercase_is_a_choice():
+    cased = WordPiece(vocab_size=60, lowercase=False).build(iter(["Aa aA Aa aA"] * 10 + [ALPHABET * 2]))
+    assert cased.decode(cased.encode("Aa")) == "Aa"
+
+
+# --- special ids ---------------------------------------------------------------------------------------------------
+
+
+@every
+def test_text_never_gives_a_special_id(name):
+    vocabulary = trained(name).vocabulary
+    assert not set(trained(name).encode(SPECIAL_TEXT).tolist()) & (vocabulary.special_ids - {vocabulary.unk})
+
+
+def test_unigram_ids_are_those_of_t5():
+    vocabulary = trained("unigram").vocabulary
+    assert (vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.bos) == (0, 1, 2, None)
+    assert vocabulary.size == 505 and vocabulary.sentinels == (504, 503, 502, 501, 500)
+
+
+def test_wordpiece_ids_are_those_of_bert_in_order():
+    vocabulary = trained("wordpiece").vocabulary
+    assert (vocabulary.pad, vocabulary.unk, vocabulary.cls, vocabulary.sep, vocabulary.mask) == (0, 1, 2, 3, 4)
+
+
+def test_bpe_ends_and_starts_with_the_same_id():
+    vocabulary = trained("bpe").vocabulary
+    assert vocabulary.eos == vocabulary.bos == 0 and vocabulary.pad is None
+
+
+@every
+def test_separator_is_eos_or_else_sep(name):
+    vocabulary = trained(name).vocabulary
+    assert vocabulary.separator == (vocabulary.sep if name == "wordpiece" else vocabulary.eos)
+
+
+def test_special_ids_are_all_of_them():
+    vocabulary = Vocabulary(20, pad=0, eos=1, mask=4, sentinels=(19, 18))
+    assert vocabulary.special_ids == {0, 1, 4, 18, 19}
+
+
+DECODED = {
+    "unigram": (["eos", "sentinels", "pad"], "ab</s><extra_id_0><pad>ab"),
+    "wordpiece": (["mask", "sep"], "ab [MASK] [SEP] ab"),
+    "bpe": (["eos"], "ab<|endoftext|>ab"),
+    "characters": (["eos", "unk"], "ab</s><unk>ab"),
+}
+
+
+@every
+def test_decode_shows_special_ids_as_their_pieces(name):
+    fields, wanted = DECODED[name]
+    tokenizer = trained(name)
+    special = [np.atleast_1d(getattr(tokenizer.vocabulary, field))[0] for field in fields]
+    assert tokenizer.decode([*tokenizer.encode("ab"), *special, *tokenizer.encode("ab")]) == wanted
+
+
+@every
+def test_decode_survives_ids_past_the_vocabulary(name):
+    size = trained(name).vocabulary.size
+    assert trained(name).decode([size, size + 7]).replace(" ", "") == "\ufffd\ufffd"
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+@every
+def test_saved_tokenizer_is_the_same(name, tmp_path):
+    trained(name).save(str(tmp_path))
+    loaded = load_tokenizer(str(tmp_path))
+    assert (loaded.fingerprint, loaded.vocabulary) == (trained(name).fingerprint, trained(name).vocabulary)
+    np.testing.assert_array_equal(loaded.encode(SPECIAL_TEXT), trained(name).encode(SPECIAL_TEXT))
+
+
+@every
+def test_path_takes_a_saved_directory(name, tmp_path):
+    trained(name).save(str(tmp_path))
+    assert type(CONFIGS[name])(path=str(tmp_path)).load().fingerprint == trained(name).fingerprint
+
+
+@pytest.mark.parametrize("name", ["unigram", "wordpiece", "bpe"])
+def test_path_takes_the_file_of_the_library(name, tmp_path):
+    trained(name).save(str(tmp_path))
+    os.remove(tmp_path / "vocabulary.json")
+    config = type(CONFIGS[name])(path=str(tmp_path / trained(name).file))
+    if name == "unigram":
+        config.num_sentinels = 5
+    assert config.load().fingerprint == trained(name).fingerprint
+
+
+def test_path_of_another_kind_is_refused(tmp_path):
+    trained("bpe").save(str(tmp_path))
+    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is no Unigram tokenizer"):
+        Unigram(path=str(tmp_path)).load()
+
+
+@pytest.mark.parametrize("config", [Unigram, WordPiece, ByteBPE], ids=lambda c: c.__name__)
+def test_path_of_something_else_is_refused(config, tmp_path):
+    (tmp_path / "model").write_text("something else")
+    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is no "):
+        config(path=str(tmp_path / "model")).load()
+
+
+def test_path_without_the_special_pieces_is_refused(tmp_path):
+    trained("bpe").save(str(tmp_path))
+    with pytest.raises(UserError, match=r"has no \[CLS\], \[MASK\], \[PAD\], \[SEP\], \[UNK\]: no WordPiece"):
+        WordPiece(path=str(tmp_path / "tokenizer.json")).load()
+
+
+def test_directory_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(UserError, match="holds no tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_damaged_directory_is_refused(tmp_path):
+    trained("characters").save(str(tmp_path))
+    (tmp_path / "vocabulary.json").write_text("{")
+    with pytest.raises(UserError, match="is damaged"):
+        load_tokenizer(str(tmp_path))
+
+
+# --- what does not fit ---------------------------------------------------------------------------------------------
+
+
+def experiment(vocab_size, objective=None):
+    accepts = types.SimpleNamespace(check_vocabulary=lambda vocabulary, sequence_length: None)
+    return types.SimpleNamespace(
+        model=types.SimpleNamespace(vocab_size=vocab_size),
+        data=types.SimpleNamespace(sequence_length=64),
+        objective=objective or accepts,
+    )
+
+
+@pytest.mark.parametrize("name", ["unigram", "wordpiece", "bpe"])
+def test_too_little_text_is_explained(name):
+    config = type(CONFIGS[name])(vocab_size=30_000)
+    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 30000, this text is enough for \d+ at most"):
+        config.build(iter(text()))
+
+
+@pytest.mark.parametrize("config", [Unigram(vocab_size=200), ByteBPE(vocab_size=200)], ids=["unigram", "bpe"])
+def test_vocabulary_too_small_for_the_alphabet_is_explained(config):
+    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 200, the .* need \d+"):
+        config.build(iter(text()))
+
+
+def test_no_text_is_explained():
+    with pytest.raises(UserError, match=r"config\.data\.source"):
+        Characters().build(iter([]))
+
+
+def test_config_larger_than_the_model_is_a_problem():
+    (problem,) = Unigram(vocab_size=1000).problems(experiment(1000))
+    assert problem.startswith("config.model.vocab_size is 1000, the tokenizer will have 1100 ids")
+
+
+def test_missing_path_is_a_problem():
+    (problem,) = Unigram(path="/no/such").problems(experiment(10))
+    assert problem == "config.tokenizer.path is '/no/such', which does not exist"
+
+
+def test_tokenizer_larger_than_the_model_is_refused():
+    with pytest.raises(UserError, match=r"has 505 ids, config\.model\.vocab_size is 504: it must be at least 505"):
+        check_tokenizer(trained("unigram"), experiment(504))
+
+
+def test_tokenizer_that_fills_the_model_is_accepted():
+    assert check_tokenizer(trained("unigram"), experiment(505)) is None
+
+
+def test_objective_has_its_say():
+    def refuse(vocabulary, sequence_length):
+        raise UserError(f"no mask among {vocabulary.size} ids for {sequence_length}")
+
+    with pytest.raises(UserError, match="no mask among 505 ids for 64"):
+        check_tokenizer(trained("unigram"), experiment(505, types.SimpleNamespace(check_vocabulary=refuse)))
