@@ -307,7 +307,7 @@ def _problems(e: Experiment) -> Iterator[str]:
         if kind in (c.__name__ for c in type(choice).__mro__):
             yield from choice.problems(e)
         else:
-            yield f"config.{path} is {type(choice).__name__}, it must be a {kind}"
+            yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"
 
 
 # --- JSON both ways ------------------------------------------------------------------------------------------------

@@ -111,8 +111,12 @@ class WarmupConstant(Schedule):
 # --- optimizers ----------------------------------------------------------------------------------------------------
 
 
+class Optimizer(Choice):
+    """Base of the optimizers. A subclass is a dataclass with a `learning_rate`, the peak of the schedule, and `build`."""
+
+
 @dataclasses.dataclass
-class AdamW(Choice):
+class AdamW(Optimizer):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2017, algorithm 2), moments in float32.
 
         m, v = b1 m + (1 - b1) g, b2 v + (1 - b2) g²

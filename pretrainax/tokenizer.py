@@ -1,197 +1,28 @@
-"""Text to token ids and back: one face over SentencePiece (unigram), tokenizers (WordPiece, byte-level BPE) and plain
-characters. A config either trains a vocabulary (`build`) or reads one (`load`).
-
-Text never turns into a special id, whatever it says: a document about `<extra_id_0>` is a document, not a mask.
-"""
+"""The tokenizers a config can choose. Each either learns its vocabulary from text (`build`) or reads one (`load`)."""
 
 import collections
 import dataclasses
-import functools
-import hashlib
 import io
-import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, ClassVar, Optional
 
-import numpy as np
 import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pretrainax.config import Choice, UserError
-
-_DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
-_SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
-
-
-@dataclasses.dataclass(frozen=True)
-class Vocabulary:
-    """How many ids there are, and which of them are no text."""
-
-    size: int
-    pad: Optional[int] = None
-    bos: Optional[int] = None
-    eos: Optional[int] = None
-    unk: Optional[int] = None
-    cls: Optional[int] = None
-    sep: Optional[int] = None
-    mask: Optional[int] = None
-    sentinels: tuple[int, ...] = ()  # <extra_id_0>, <extra_id_1>, ... in this order
-
-    @functools.cached_property
-    def special_ids(self) -> frozenset[int]:
-        """Every id that is no text. Masking neither replaces nor draws them."""
-        named = (self.pad, self.bos, self.eos, self.unk, self.cls, self.sep, self.mask)
-        return frozenset(i for i in (*named, *self.sentinels) if i is not None)
-
-    @property
-    def separator(self) -> Optional[int]:
-        """The id after each document of a corpus."""
-        return self.sep if self.eos is None else self.eos
-
-
-class Tokenizer:
-    """Ids for text. `fingerprint` is equal for two tokenizers if and only if they give the same ids."""
-
-    vocabulary: Vocabulary
-    fingerprint: str
-    file: ClassVar[str]  # name of the model in a saved directory
-    _between: ClassVar[str] = ""  # put between text and special pieces when decoding
-
-    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        self.vocabulary, self._model, self._special_pieces = vocabulary, model, special_pieces
-        self._text = self._describe()
-        self.fingerprint = hashlib.blake2b(self._text.encode() + model, digest_size=16).hexdigest()
-
-    def encode(self, text: str) -> np.ndarray:
-        """int32 [tokens], no special ids added."""
-        return self.encode_batch([text])[0]
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        raise NotImplementedError
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids, for people to read: special ids as their pieces, ids past the vocabulary as U+FFFD."""
-        parts = []
-        for is_text, run in itertools.groupby(map(int, ids), self._is_text):
-            run = list(run)
-            parts += [self._decode(run)] if is_text else [self._special_pieces.get(i, "\ufffd") for i in run]
-        return self._between.join(parts)
-
-    def save(self, directory: str) -> None:
-        os.makedirs(directory, exist_ok=True)
-        for name, content in ((self.file, self._model), (_DESCRIPTION, self._text.encode())):
-            with open(os.path.join(directory, name), "wb") as f:
-                f.write(content)
-
-    def _is_text(self, i: int) -> bool:
-        return 0 <= i < self.vocabulary.size and i not in self._special_pieces
-
-    def _decode(self, ids: list[int]) -> str:
-        raise NotImplementedError
-
-    def _describe(self) -> str:
-        description = {"kind": type(self).__name__, "vocabulary": dataclasses.asdict(self.vocabulary)}
-        return json.dumps(description | {"special_pieces": self._special_pieces}, indent=2) + "\n"
-
-
-class SentencePieceTokenizer(Tokenizer):
-    file = "spiece.model"
-
-    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        super().__init__(model, vocabulary, special_pieces)
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        self._mark_ids = self._ids_of_mark()
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encoded = self._processor.encode(texts, out_type=int, num_threads=1)
-        if self._mark_ids:
-            for i, text in enumerate(texts):
-                if _SPACE_MARK in text:
-                    encoded[i] = self._encode_around_marks(text)
-        return [np.array(ids, np.int32) for ids in encoded]
-
-    def _encode_around_marks(self, text: str) -> list[int]:
-        ids = []
-        for part in self._processor.encode(text.split(_SPACE_MARK), out_type=int):
-            ids += part + self._mark_ids
-        return ids[: -len(self._mark_ids)]
-
-    def _ids_of_mark(self) -> list[int]:
-        """U+2581 as three byte pieces, where the model has them and leaves the start of a text alone."""
-        processor = self._processor
-        ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_MARK.encode()]
-        adds_a_space = processor.encode("a", out_type=str)[0].startswith(_SPACE_MARK)
-        return ids if all(map(processor.is_byte, ids)) and not adds_a_space else []
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._processor.decode(ids)
-
-
-class SubwordTokenizer(Tokenizer):
-    """A tokenizers file: WordPiece or byte-level BPE."""
-
-    file = "tokenizer.json"
-
-    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        super().__init__(model, vocabulary, special_pieces)
-        self._tokenizer = tokenizers.Tokenizer.from_buffer(model)
-        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, np.int32) for e in encoded]
-
-    def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
-
-
-class CharacterTokenizer(Tokenizer):
-    """One id a character; a character outside of the vocabulary is unk."""
-
-    file = "characters.json"
-
-    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        super().__init__(model, vocabulary, special_pieces)
-        self._characters = json.loads(model)
-        self._first = vocabulary.size - len(self._characters)
-        self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        return [self._encode(text) for text in texts]
-
-    def _encode(self, text: str) -> np.ndarray:
-        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
-        return np.where(self._codes[places] == codes, places + self._first, self.vocabulary.unk).astype(np.int32)
-
-    def _decode(self, ids: list[int]) -> str:
-        return "".join(self._characters[i - self._first] for i in ids)
-
-
-_KINDS = {kind.__name__: kind for kind in (SentencePieceTokenizer, SubwordTokenizer, CharacterTokenizer)}
-
-
-def load_tokenizer(directory: str) -> Tokenizer:
-    """Reads what `Tokenizer.save` wrote."""
-    try:
-        with open(os.path.join(directory, _DESCRIPTION), encoding="utf-8") as f:
-            description = json.load(f)
-        kind = _KINDS[description["kind"]]
-        fields = description["vocabulary"]
-        vocabulary = Vocabulary(**fields | {"sentinels": tuple(fields["sentinels"])})
-        with open(os.path.join(directory, kind.file), "rb") as f:
-            return kind(f.read(), vocabulary, {int(i): piece for i, piece in description["special_pieces"].items()})
-    except FileNotFoundError as e:
-        raise UserError(f"{directory} holds no tokenizer: {e.filename} is missing") from e
-    except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f"the tokenizer in {directory} is damaged ({e!r}); delete that folder and run again") from e
+from pretrainax.vocabulary import (
+    DESCRIPTION,
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+    Vocabulary,
+    load_tokenizer,
+)
 
 
 def check_tokenizer(tokenizer: Tokenizer, experiment: Any) -> None:
@@ -200,9 +31,6 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Any) -> None:
     if size > rows:
         raise UserError(f"the tokenizer has {size} ids, config.model.vocab_size is {rows}: it must be at least {size}")
     experiment.objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
-
-
-# --- configs -------------------------------------------------------------------------------------------------------
 
 
 class TokenizerConfig(Choice):
@@ -224,7 +52,7 @@ class TokenizerConfig(Choice):
     def load(self) -> Tokenizer:
         """Reads `path`: a directory that `Tokenizer.save` wrote, a model file, or a directory that holds one."""
         path = os.path.expanduser(self.path)
-        if os.path.exists(os.path.join(path, _DESCRIPTION)):
+        if os.path.exists(os.path.join(path, DESCRIPTION)):
             tokenizer = load_tokenizer(path)
             if type(tokenizer) is not self.kind:
                 raise UserError(f"config.tokenizer.path={self.path} is no {type(self).__name__} tokenizer")
@@ -389,10 +217,9 @@ class WordPiece(_Subword):
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         texts = list(texts)
-        alphabet = self._alphabet(tokenizer.normalizer, texts)
         # The trainer numbers pieces as it meets them, in an order that changes from run to run. Named beforehand as
         # special ones, the pieces of one character have fixed ids, and with them all that is built of them.
-        within = [f"##{c}" for c in alphabet if _joins_words(tokenizer, c)]
+        alphabet, within = self._alphabet(tokenizer, texts)
         trainer = trainers.WordPieceTrainer(
             vocab_size=self.vocab_size,
             special_tokens=[*self.specials.values(), *within],
@@ -403,18 +230,24 @@ class WordPiece(_Subword):
         )
         return self._train(tokenizer, trainer, texts)
 
-    def _alphabet(self, normalizer: normalizers.Normalizer, texts: list[str]) -> list[str]:
-        """The most frequent characters, sorted; the others become [UNK]."""
+    def _alphabet(self, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> tuple[list[str], list[str]]:
+        """The frequent characters, which make up 99.99 % of the text, and those that stand within words, as ##c."""
         counts = collections.Counter()
         for text in texts:
-            counts.update(normalizer.normalize_str(text))
-        frequent = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))
-        return sorted(frequent[: min(1000, self.vocab_size // 4)])
-
-
-def _joins_words(tokenizer: tokenizers.Tokenizer, character: str) -> bool:
-    """Whether a character can stand within a word: punctuation and Chinese characters are words of their own."""
-    return len(tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))) == 1
+            counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
+        alphabet, within = [], []
+        missing, room = counts.total(), self.vocab_size - len(self.specials)
+        for character in sorted(counts, key=lambda c: (-counts[c], c)):
+            # Punctuation and Chinese characters are words of their own.
+            word = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))
+            pieces = 2 if len(word) == 1 else 1
+            if missing <= counts.total() * 1e-4 or pieces > room:
+                break
+            missing, room = missing - counts[character], room - pieces
+            alphabet.append(character)
+            if pieces == 2:
+                within.append(f"##{character}")
+        return sorted(alphabet), sorted(within)
 
 
 @dataclasses.dataclass

@@ -5,11 +5,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-from pretrainax.layers.compute import Compute
 
 from pretrainax import models, optim, sharding, zoo
 from pretrainax.paths import parameter_names
-from pretrainax.train_step import abstract_params
 
 PRESETS = ("bert_base", "t5_base", "gpt2_124m", "llama3_8b")
 
@@ -33,8 +31,7 @@ def example_shapes(config, batch_size=8, length=16):
 
 @functools.cache
 def params(preset):
-    config = zoo.preset(preset)
-    return abstract_params(models.build(config, Compute()), example_shapes(config))
+    return models.abstract_params(zoo.preset(preset))
 
 
 def path(table, preset):

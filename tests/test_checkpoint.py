@@ -43,7 +43,7 @@ def make_state(step: int, devices: int = 8, width: int = 8) -> State:
     moments = [
         rng.standard_normal(x.shape, np.float32) if x.ndim else np.int32(step) for x in jax.tree.leaves(opt_state)
     ]
-    shardings = [x.sharding if x.ndim else whole for x in jax.tree.leaves(opt_state)]
+    shardings = [split if x.ndim == 2 else whole for x in jax.tree.leaves(opt_state)]
     opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), jax.device_put(moments, shardings))
     return State(step=jax.device_put(jnp.int32(step), whole), params=params, opt_state=opt_state)
 

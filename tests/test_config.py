@@ -70,7 +70,7 @@ def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
         ({"data.sequence_length": 65}, "65"),  # LearnedPositions(64)
         ({"model.family": "decoder"}, "encoder_decoder"),  # span corruption's only family
         ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding
-        ({"schedule": config_lib.MeshConfig()}, "config.schedule is MeshConfig, it must be a Schedule"),
+        ({"schedule": config_lib.MeshConfig()}, "config.schedule is MeshConfig, it must be of kind Schedule"),
     ],
 )
 def test_validate_names_the_value_and_the_field(change, message):

@@ -94,8 +94,15 @@ def test_characters_are_sorted_after_the_special_ids():
 
 
 def test_wordpiece_lowercase_is_a_choice():
-    cased = WordPiece(vocab_size=60, lowercase=False).build(iter(["Aa aA Aa aA"] * 10 + [ALPHABET * 2]))
-    assert cased.decode(cased.encode("Aa")) == "Aa"
+    upper = [line.upper() for line in text()] + text()
+    cased = WordPiece(vocab_size=600, lowercase=False).build(iter(upper))
+    assert cased.decode(cased.encode("aBc")) == "aBc"
+
+
+def test_wordpiece_reads_texts_of_many_characters():
+    chinese = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
+    tokenizer = WordPiece(vocab_size=505).build(iter([chinese] * 3))
+    assert tokenizer.vocabulary.unk not in tokenizer.encode(chinese)
 
 
 # --- special ids ---------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Corpus:
         return np.fromfile(os.path.join(self.directory, _COUNTS), np.int64)
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens from `start` on, and which document of this window each is of, from 1: int32 [length], int32 [length]."""
+        """Tokens from `start` on, and which of the window's documents each is of, from 1: int32 [length] both."""
         if not 0 <= start <= self.num_tokens - length or length < 1:
             raise ValueError(f"window {start}..{start + length} of a corpus of {self.num_tokens} tokens")
         tokens = np.empty(length, np.int32)

@@ -1,0 +1,88 @@
+"""The one linear map, and how matrices start."""
+
+import functools
+import math
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig
+
+
+def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: bool = False) -> Any:
+    """The initializer of a matrix: normal with `config.init_stddev`, or with T5's gain / sqrt(fan_in).
+
+    Args:
+      fan_in: how many inputs each output sums over; 1 for a table that is looked up.
+      gain: for T5's init only.
+      residual: the matrix writes to the residual stream.
+
+    NOTE BERT's authors cut the normal off at two deviations; here, as in transformers, it is whole.
+    """
+    stddev = gain / math.sqrt(fan_in) if config.init_stddev is None else config.init_stddev
+    if residual and config.scale_residual_init:
+        stddev /= math.sqrt(2 * config.num_layers)  # 2 L matrices write to it (Radford et al. 2019, section 2.3)
+    return nn.initializers.normal(stddev)
+
+
+class Linear(nn.Module):
+    """y = x · kernel + bias over the last axes of x, in x's dtype.
+
+    `axes` names the kernel's axes; those before the features are the ones summed over. So Linear((H, K), ("d_model",
+    "heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,), ("heads", "head_dim", "d_model")) maps back.
+    """
+
+    features: tuple[int, ...]
+    axes: tuple[str, ...]
+    kernel_init: Any
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        summed = len(self.axes) - len(self.features)
+        if not 0 < summed < x.ndim:
+            raise ValueError(f"kernel axes {self.axes} do not fit features {self.features} and an input {x.shape}")
+        shape = (*x.shape[-summed:], *self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        y = _project(x, kernel, summed)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
+            y += bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
+        return y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _project(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
+    """One 2-D product over all tokens, [B · T, in] · [in, out]: a CPU runs it 10 % faster than a batched one.
+
+    The backward is written out to make the kernel's gradient one 2-D product too, summed over tokens in float32; and
+    to keep the kernel as it is for it, where autodiff in a scan over layers would keep a cast and reshaped copy.
+    """
+    return (_rows(x, summed) @ _matrix(kernel, summed, x.dtype)).reshape(*x.shape[:-summed], *kernel.shape[summed:])
+
+
+def _rows(x: jax.Array, last_axes: int) -> jax.Array:
+    """[…, last axes] -> [tokens, features]."""
+    return x.reshape(math.prod(x.shape[:-last_axes]), -1)
+
+
+def _matrix(kernel: jax.Array, summed: int, dtype: Any) -> jax.Array:
+    """[D, H, K] -> [D, H · K], and [H, K, D] -> [H · K, D]."""
+    return kernel.reshape(math.prod(kernel.shape[:summed]), -1).astype(dtype)
+
+
+def _project_forward(x, kernel, summed):
+    return _project(x, kernel, summed), (x, kernel)
+
+
+def _project_backward(summed, kept, gradient):
+    x, kernel = kept
+    gradient = _rows(gradient, kernel.ndim - summed)
+    dx = gradient @ _matrix(kernel, summed, x.dtype).T
+    dkernel = jnp.matmul(_rows(x, summed).T, gradient, preferred_element_type=jnp.float32)
+    return dx.reshape(x.shape), dkernel.reshape(kernel.shape)
+
+
+_project.defvjp(_project_forward, _project_backward)

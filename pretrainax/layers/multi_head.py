@@ -1,0 +1,64 @@
+"""Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
+
+from typing import Optional
+
+import flax.linen as nn
+import jax
+
+from pretrainax.config import ModelConfig
+from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.compute import Compute
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.position import rotate
+
+
+class MultiHeadAttention(nn.Module):
+    """Vaswani et al. 2017, section 3.2.2; with fewer key heads than query heads, Ainslie et al. 2023.
+
+    NOTE There is no dropout of attention weights, which BERT, T5 and GPT-2 had: fused kernels never hold them.
+    """
+
+    config: ModelConfig
+    compute: Compute
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        source: jax.Array,
+        mask: Mask,
+        bias: Optional[jax.Array] = None,
+        rotary: Optional[tuple[jax.Array, jax.Array]] = None,
+    ) -> jax.Array:
+        """Queries from x [B, T, D], keys and values from source [B, S, D] -> [B, T, D].
+
+        `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`.
+        """
+        config, head_dim = self.config, self.config.dim_per_head
+
+        def heads(name, inputs, count, gain=1.0):  # [B, T, D] -> [B, T, H, K]
+            init = normal_init(config, config.d_model, gain)
+            axes = ("d_model", "heads", "head_dim")
+            return Linear((count, head_dim), axes, init, config.use_bias, name=name)(inputs)
+
+        # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
+        scale = head_dim**-0.5
+        q = heads("query", x, config.num_heads, gain=1.0 if config.scale_attention else scale)
+        k = heads("key", source, config.kv_heads)
+        v = heads("value", source, config.kv_heads)
+        if rotary is not None:
+            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        implementation, _ = choose_implementation(  # its warning is for the run's header
+            self.compute.attention,
+            jax.default_backend(),
+            head_dim=head_dim,
+            query_length=q.shape[1],
+            key_length=k.shape[1],
+            has_bias=bias is not None,
+            dtype=q.dtype,
+        )
+        scale = scale if config.scale_attention else 1.0
+        y = attention(q, k, v, mask=mask, bias=bias, scale=scale, implementation=implementation)
+        init = normal_init(config, config.num_heads * head_dim, residual=True)
+        # [B, T, H, K] -> [B, T, D]
+        return Linear((config.d_model,), ("heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)

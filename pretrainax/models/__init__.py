@@ -1,0 +1,39 @@
+"""The three families, built of the bricks in `layers`.
+
+    model = models.build(config, compute)
+    params = model.init(key, batch, deterministic=True)["params"]
+    outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.layers.compute import Compute
+from pretrainax.models.base import Model
+from pretrainax.models.decoder import Decoder
+from pretrainax.models.encoder import Encoder
+from pretrainax.models.encoder_decoder import EncoderDecoder
+from pretrainax.models.outputs import Outputs
+
+FAMILIES = {"encoder": Encoder, "encoder_decoder": EncoderDecoder, "decoder": Decoder}
+
+__all__ = ["FAMILIES", "Model", "Outputs", "abstract_params", "build"]
+
+
+def build(config: ModelConfig, compute: Compute) -> Model:
+    """The model of `config.family`. It reads `config` at each call: do not change it afterwards."""
+    if config.family not in FAMILIES:
+        raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, FAMILIES)}")
+    return FAMILIES[config.family](config, compute)
+
+
+def abstract_params(config: ModelConfig) -> Any:
+    """The tree of parameters as shapes and dtypes, without computing any."""
+    names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
+    batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in names}
+    model = build(config, Compute(attention="xla"))
+    init = lambda key, batch: model.init(key, batch, deterministic=True)["params"]  # noqa: E731
+    return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)), batch)

@@ -1,0 +1,16 @@
+"""Decoder: every token sees those before it (GPT-2, LLaMA)."""
+
+from pretrainax.layers.stack import Stack
+from pretrainax.models.base import Batch, Model
+from pretrainax.models.outputs import Outputs
+
+
+class Decoder(Model):
+    def setup(self):
+        super().setup()
+        self.decoder = Stack(self.config, self.compute, causal=True)
+
+    def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
+        x = self.embed(batch["tokens"], batch["positions"], deterministic=deterministic)
+        x = self.decoder(x, batch["positions"], batch["segment_ids"], deterministic=deterministic)
+        return self.predict(x)

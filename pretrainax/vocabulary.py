@@ -1,0 +1,191 @@
+"""The vocabulary of a model, and the tokenizers that turn text into its ids and back: SentencePiece, tokenizers
+(WordPiece, byte-level BPE), plain characters. `pretrainax.tokenizer` trains them.
+
+Text never turns into a special id, whatever it says: a document about `<extra_id_0>` is a document, not a mask.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+from collections.abc import Iterable
+from typing import ClassVar, Optional
+
+import numpy as np
+import sentencepiece
+import tokenizers
+from tokenizers import models
+
+from pretrainax.config import UserError
+
+DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
+_SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """How many ids there are, and which of them are no text."""
+
+    size: int
+    pad: Optional[int] = None
+    bos: Optional[int] = None
+    eos: Optional[int] = None
+    unk: Optional[int] = None
+    cls: Optional[int] = None
+    sep: Optional[int] = None
+    mask: Optional[int] = None
+    sentinels: tuple[int, ...] = ()  # <extra_id_0>, <extra_id_1>, ... in this order
+
+    @functools.cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Every id that is no text. Masking neither replaces nor draws them."""
+        named = (self.pad, self.bos, self.eos, self.unk, self.cls, self.sep, self.mask)
+        return frozenset(i for i in (*named, *self.sentinels) if i is not None)
+
+    @property
+    def separator(self) -> Optional[int]:
+        """The id after each document of a corpus."""
+        return self.sep if self.eos is None else self.eos
+
+
+class Tokenizer:
+    """Ids for text. `fingerprint` is equal for two tokenizers if and only if they give the same ids."""
+
+    vocabulary: Vocabulary
+    fingerprint: str
+    file: ClassVar[str]  # name of the model in a saved directory
+    _between: ClassVar[str] = ""  # put between text and special pieces when decoding
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        self.vocabulary, self._model, self._special_pieces = vocabulary, model, special_pieces
+        self._text = self._describe()
+        self.fingerprint = hashlib.blake2b(self._text.encode() + model, digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> np.ndarray:
+        """int32 [tokens], no special ids added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        raise NotImplementedError
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids, for people to read: special ids as their pieces, ids past the vocabulary as U+FFFD."""
+        parts = []
+        for is_text, run in itertools.groupby(map(int, ids), self._is_text):
+            run = list(run)
+            parts += [self._decode(run)] if is_text else [self._special_pieces.get(i, "\ufffd") for i in run]
+        return self._between.join(parts)
+
+    def save(self, directory: str) -> None:
+        os.makedirs(directory, exist_ok=True)
+        for name, content in ((self.file, self._model), (DESCRIPTION, self._text.encode())):
+            with open(os.path.join(directory, name), "wb") as f:
+                f.write(content)
+
+    def _is_text(self, i: int) -> bool:
+        return 0 <= i < self.vocabulary.size and i not in self._special_pieces
+
+    def _decode(self, ids: list[int]) -> str:
+        raise NotImplementedError
+
+    def _describe(self) -> str:
+        description = {"kind": type(self).__name__, "vocabulary": dataclasses.asdict(self.vocabulary)}
+        return json.dumps(description | {"special_pieces": self._special_pieces}, indent=2) + "\n"
+
+
+class SentencePieceTokenizer(Tokenizer):
+    file = "spiece.model"
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        super().__init__(model, vocabulary, special_pieces)
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._mark_ids = self._ids_of_mark()
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        encoded = self._processor.encode(texts, out_type=int, num_threads=1)
+        if self._mark_ids:
+            for i, text in enumerate(texts):
+                if _SPACE_MARK in text:
+                    encoded[i] = self._encode_around_marks(text)
+        return [np.array(ids, np.int32) for ids in encoded]
+
+    def _encode_around_marks(self, text: str) -> list[int]:
+        ids = []
+        for part in self._processor.encode(text.split(_SPACE_MARK), out_type=int):
+            ids += part + self._mark_ids
+        return ids[: -len(self._mark_ids)]
+
+    def _ids_of_mark(self) -> list[int]:
+        """U+2581 as three byte pieces, where the model has them and leaves the start of a text alone."""
+        processor = self._processor
+        ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_MARK.encode()]
+        adds_a_space = processor.encode("a", out_type=str)[0].startswith(_SPACE_MARK)
+        return ids if all(map(processor.is_byte, ids)) and not adds_a_space else []
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._processor.decode(ids)
+
+
+class SubwordTokenizer(Tokenizer):
+    """A tokenizers file: WordPiece or byte-level BPE."""
+
+    file = "tokenizer.json"
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        super().__init__(model, vocabulary, special_pieces)
+        self._tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(e.ids, np.int32) for e in encoded]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+class CharacterTokenizer(Tokenizer):
+    """One id a character; a character outside of the vocabulary is unk."""
+
+    file = "characters.json"
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        super().__init__(model, vocabulary, special_pieces)
+        self._characters = json.loads(model)
+        self._first = vocabulary.size - len(self._characters)
+        self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
+
+    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        return np.where(self._codes[places] == codes, places + self._first, self.vocabulary.unk).astype(np.int32)
+
+    def _decode(self, ids: list[int]) -> str:
+        return "".join(self._characters[i - self._first] for i in ids)
+
+
+_KINDS = {kind.__name__: kind for kind in (SentencePieceTokenizer, SubwordTokenizer, CharacterTokenizer)}
+
+
+def load_tokenizer(directory: str) -> Tokenizer:
+    """Reads what `Tokenizer.save` wrote."""
+    try:
+        with open(os.path.join(directory, DESCRIPTION), encoding="utf-8") as f:
+            description = json.load(f)
+        kind = _KINDS[description["kind"]]
+        fields = description["vocabulary"]
+        vocabulary = Vocabulary(**fields | {"sentinels": tuple(fields["sentinels"])})
+        with open(os.path.join(directory, kind.file), "rb") as f:
+            return kind(f.read(), vocabulary, {int(i): piece for i, piece in description["special_pieces"].items()})
+    except FileNotFoundError as e:
+        raise UserError(f"{directory} holds no tokenizer: {e.filename} is missing") from e
+    except (ValueError, KeyError, TypeError) as e:
+        raise UserError(f"the tokenizer in {directory} is damaged ({e!r}); delete that folder and run again") from e
