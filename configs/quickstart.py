@@ -5,8 +5,15 @@
 Objective: span corruption (Raffel et al. 2020, section 3.1.4) on about 12 MB of English.
 """
 
-from pretrainax.config import DataConfig, EvaluateConfig, Experiment, ModelConfig, RelativePositionBuckets, TrainConfig
-from pretrainax.config import CheckpointConfig
+from pretrainax.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    Experiment,
+    ModelConfig,
+    RelativePositionBuckets,
+    TrainConfig,
+)
 from pretrainax.data.objectives import SpanCorruption
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
@@ -34,7 +41,7 @@ def get_config(variant: str = "") -> Experiment:
             scale_attention=False,
             init_stddev=None,
         ),
-        tokenizer=Unigram(vocab_size=4096),
+        tokenizer=Unigram(vocab_size=4096, train_bytes=4_000_000),
         data=DataConfig(source=PythonDocs(), sequence_length=128),
         objective=SpanCorruption(),
         optimizer=AdamW(learning_rate=3e-3, weight_decay=0.01),

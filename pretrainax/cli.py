@@ -78,7 +78,8 @@ def _parse(argv: list[str]) -> list[str]:
 
 def _check_config_flags(argv: list[str]) -> None:
     """ml_collections reports a missing file, a bad variant or an unknown field with a traceback: find them first."""
-    values = [a.partition("=")[2] or b for a, b in zip(argv, [*argv[1:], ""]) if a.lstrip("-").split("=")[0] == "config"]
+    pairs = zip(argv, [*argv[1:], ""], strict=True)  # --config=FILE or --config FILE
+    values = [a.partition("=")[2] or after for a, after in pairs if a.lstrip("-").split("=")[0] == "config"]
     for value in values:
         file, _, variant = value.partition(":")
         if not os.path.isfile(file):

@@ -2,18 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import jax
 import numpy as np
 
 from pretrainax import flops, models, sharding, train_step
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, RelativePositionBuckets
 from pretrainax.data.objectives import Lengths
 from pretrainax.data.pipeline import Batches
 from pretrainax.evaluate import evaluate
 from pretrainax.host import compute_for
+from pretrainax.layers.attention import choose_implementation
 from pretrainax.prepare import Prepared
 
 
@@ -27,11 +28,18 @@ class Job:
     model: Any
     optimizer: Any
     lengths: Lengths
+    batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
     train_batches: Batches
     valid_batches: Batches
     step: Callable  # (state, batch) -> (state, metrics), jitted
     eval_step: Callable  # (params, batch) -> {name: (sum, count)}, jitted
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
+
+    def fresh_state(self) -> train_step.TrainState:
+        """Parameters from `train.seed`, moments of zero, born in their shards."""
+        return train_step.init_state(
+            self.model, self.optimizer, self.batch_shapes, self.mesh, self.experiment.train.seed
+        )
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -40,12 +48,11 @@ class Job:
     @functools.cached_property
     def tokens_per_step(self) -> int:
         """Tokens that enter the model in one update, padding included; encoder's and decoder's."""
-        batch = self.train_batches[0]
-        rows = self.experiment.train.global_batch_size
-        return rows * sum(v.shape[1] for k, v in batch.items() if k in ("tokens", "encoder_tokens"))
+        return sum(x.size for name, x in self.batch_shapes.items() if name in ("tokens", "encoder_tokens"))
 
     @functools.cached_property
     def flops_per_step(self) -> float:
+        """Of one update over all devices, as `flops.flops_per_step` counts them."""
         return flops.flops_per_step(self.experiment.model, self.experiment.train.global_batch_size, self.lengths)
 
     def mfu(self, step_seconds: float) -> Optional[float]:
@@ -53,23 +60,65 @@ class Job:
         peak = flops.peak_flops(jax.devices()[0].device_kind)
         return peak and self.flops_per_step / (step_seconds * peak * self.mesh.size)
 
+    def validation_batches(self) -> Iterator[dict[str, np.ndarray]]:
+        """This process's rows of the validation split: always the same batches, with the same masks."""
+        every = max(self.valid_batches.windows_per_epoch // self.experiment.train.global_batch_size, 1)
+        for i in range(min(self.experiment.evaluate.batches or every, every)):
+            yield self.valid_batches[i]
+
     def validate(self, params: Any) -> dict:
-        """The figures of the validation split: always the same batches, with the same masks."""
-        batches = self.valid_batches
-        every = max(batches.windows_per_epoch // self.experiment.train.global_batch_size, 1)
-        count = min(self.experiment.evaluate.batches or every, every)
+        """The figures of the validation batches."""
         valid = self.prepared.valid
         causal = self.experiment.model.family == "decoder"  # the only loss that is a likelihood of the text
         return evaluate(
             self.eval_step,
             params,
-            (sharding.put_batch(batches[i], self.mesh) for i in range(count)),
+            (sharding.put_batch(batch, self.mesh) for batch in self.validation_batches()),
             bytes_per_token=valid.num_bytes / valid.num_tokens if causal else None,
         )
 
+    def describe(self) -> list[tuple[str, str]]:
+        """Rows of the run's header."""
+        model, train = self.experiment.model, self.experiment.train
+        stacks = 2 if model.family == "encoder_decoder" else 1
+        shape = f"{stacks * model.num_layers} layers, width {model.d_model}, {model.num_heads} heads"
+        mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
+        device = jax.devices()[0].device_kind
+        attention = dict(self._attentions())
+        return [
+            ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
+            ("data", self.prepared.summary),
+            ("batch", f"{train.global_batch_size} examples, {self.tokens_per_step:,} tokens"),
+            ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
+            ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
+            (
+                "FLOPs",
+                f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps",
+            ),
+            *(("WARNING", warning) for warning in attention.values() if warning),
+        ]
+
+    def _attentions(self) -> Iterator[tuple[str, Optional[str]]]:
+        """(implementation, warning) of each attention of the model."""
+        model, lengths = self.experiment.model, self.lengths
+        has_bias = isinstance(model.position, RelativePositionBuckets)
+        kinds = [(lengths.inputs, lengths.inputs, has_bias)]
+        if model.family == "encoder_decoder":
+            kinds += [(lengths.targets, lengths.targets, has_bias), (lengths.targets, lengths.inputs, False)]
+        for query_length, key_length, biased in kinds:
+            yield choose_implementation(
+                self.model.compute.attention,
+                jax.default_backend(),
+                head_dim=model.dim_per_head,
+                query_length=query_length,
+                key_length=key_length,
+                has_bias=biased,
+                dtype=self.model.compute.dtype,
+            )
+
 
 def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh) -> Job:
-    sharding.check_batch_divides(experiment.train.global_batch_size, experiment.train.accumulate, mesh)
+    sharding.check_batch_divides(experiment, mesh)
     vocabulary = prepared.tokenizer.vocabulary
     data = dict(
         objective=experiment.objective,
@@ -93,6 +142,7 @@ def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh
         model=model,
         optimizer=optimizer,
         lengths=experiment.objective.lengths(experiment.data.sequence_length),
+        batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,
         step=train_step.make_train_step(model, optimizer, schedule, experiment.train, mesh),

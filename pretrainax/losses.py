@@ -95,9 +95,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
-        x, y, w = (
-            jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows
-        )
+        x, y, w = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
         sums, d_logits = _chunk(settings, x, matrix, bias, y, w)
         if not with_gradients:
             return (sums, None, None), None
@@ -107,27 +105,27 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         totals = (sums, _constrain(d_matrix, P(BATCH, None, "tensor")), _constrain(d_bias, P(BATCH, "tensor")))
         return totals, d_x.reshape(shards, -1, step, width)
 
+    def add_chunk(totals, start):
+        new, d_x = one_chunk(start)
+        return jax.tree.map(jnp.add, totals, new), d_x
+
     if pieces == 1:
-        (sums, d_matrix, d_bias), d_features = one_chunk(0)
+        totals, d_features = one_chunk(0)
     else:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
-        (sums, d_matrix, d_bias), d_features = jax.lax.scan(
-            lambda totals, start: (lambda new, d: (jax.tree.map(jnp.add, totals, new), d))(*one_chunk(start)),
-            zeros,
-            jnp.arange(pieces) * step,
-        )
+        totals, d_features = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
         if with_gradients:
             # [pieces, S, R, step, D] -> [S, R, N', D]
             d_features = jnp.moveaxis(d_features, 0, 2)
-    if not with_gradients:
-        return sums, None
-    # [S, R, N', D] -> [B, N, D]
-    d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
-    return sums, (d_features, d_matrix.sum(0), None if bias is None else d_bias.sum(0))
+    sums, d_matrix, d_bias = jax.tree.map(lambda x: x.sum(0), totals)  # over the shards
+    if with_gradients:
+        # [S, R, N', D] -> [B, N, D]
+        d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
+    return sums, (d_features, d_matrix, d_bias)
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
-    """The sums over a chunk [S, M, D] of tokens, and the gradient of its objective for the logits [S, M, V]."""
+    """The sums [S] over a chunk [S, M, D] of tokens, and the gradient of its objective for the logits [S, M, V]."""
     logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
     if bias is not None:
         logits += bias.astype(jnp.float32)[None, None]
@@ -145,14 +143,14 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
     objective = loss
     if smoothing:
         objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
-    sums = {"loss": (loss * weights).sum(), "accuracy": ((target_logits >= largest) * weights).sum()}
+    sums = {"loss": (loss * weights).sum(1), "accuracy": ((target_logits >= largest) * weights).sum(1)}
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
         objective = objective + penalty
         slope = 1.0 + 2 * settings.z_loss * log_z  # of objective in log_z
-        sums["z_loss"] = (penalty * weights).sum()
-    sums["objective"] = (objective * weights).sum()
+        sums["z_loss"] = (penalty * weights).sum(1)
+    sums["objective"] = (objective * weights).sum(1)
 
     d_logits = exponentials * (weights * slope / normaliser)[..., None]
     d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)

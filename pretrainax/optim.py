@@ -112,7 +112,7 @@ class WarmupConstant(Schedule):
 
 
 class Optimizer(Choice):
-    """Base of the optimizers. A subclass is a dataclass with a `learning_rate`, the peak of the schedule, and `build`."""
+    """Base of the optimizers: dataclasses with a `learning_rate`, the peak of the schedule, and `build`."""
 
 
 @dataclasses.dataclass

@@ -187,7 +187,7 @@ class Workers:
             os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
         )
         self._context = multiprocessing.get_context("spawn")  # JAX and tokenizers have threads: no fork
-        self._stop = self._context.Event()
+        self._stop: Any = None  # tells workers that their results are no longer wanted
         self._pool: Optional[ProcessPoolExecutor] = None
         self.worked = False
 
@@ -195,8 +195,8 @@ class Workers:
         return self
 
     def __exit__(self, *_) -> None:
-        self._stop.set()
         if self._pool is not None:
+            self._stop.set()
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
@@ -206,6 +206,7 @@ class Workers:
             yield from itertools.starmap(function, tasks)
             return
         if self._pool is None:
+            self._stop = self._context.Event()
             self._pool = ProcessPoolExecutor(self._count, self._context, _start_worker, (self._stop,))
         try:
             for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
@@ -217,7 +218,7 @@ class Workers:
             ) from e
 
 
-_stop: Any = None  # in a worker: set when its result is no longer wanted
+_stop: Any = None  # in a worker: the event of its Workers
 
 
 def _start_worker(stop: Any) -> None:

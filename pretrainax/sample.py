@@ -10,7 +10,9 @@ import numpy as np
 from pretrainax.tokenizer import Tokenizer
 
 
-def samples(model: Any, params: Any, batch: dict[str, np.ndarray], tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
+def samples(
+    model: Any, params: Any, batch: dict[str, np.ndarray], tokenizer: Tokenizer, count: int = 4
+) -> Iterator[str]:
     """One text for each of the first `count` examples of a host batch. What is asked follows from its names."""
     batch = {name: value[:count] for name, value in batch.items() if name not in ("loss_weights", "targets")} | {
         "targets": batch["targets"][:count] * (batch["loss_weights"][:count] > 0)
@@ -32,7 +34,9 @@ def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
     for row, tokens in enumerate(batch["tokens"]):
         answers = {
             int(position): ([guess], [target])
-            for position, guess, target in zip(batch["masked_positions"][row], guesses[row], batch["targets"][row], strict=True)
+            for position, guess, target in zip(
+                batch["masked_positions"][row], guesses[row], batch["targets"][row], strict=True
+            )
             if target  # empty slots have no weight
         }
         yield _interleave(tokens, answers, tokenizer)

@@ -92,7 +92,7 @@ def param_specs(tree: Any) -> Any:
 
 
 def shardings(mesh: Mesh, tree: Any) -> Any:
-    """A NamedSharding for each leaf of `tree` (arrays or shapes).
+    """A NamedSharding for each leaf of `tree` (arrays or shapes), written as the compiler writes those of its results.
 
     Raises:
       UserError: an axis that the mesh does not divide; lists every field of config.model at fault.
@@ -108,7 +108,16 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
                 )
     if problems:
         raise UserError("; ".join(problems.values()))
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), param_specs(tree))
+    return jax.tree.map(lambda spec: NamedSharding(mesh, _shortest(spec, mesh)), param_specs(tree))
+
+
+def _shortest(spec: P, mesh: Mesh) -> P:
+    """Without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a state that lies as
+    before but says so differently, and the state it returns says it like this."""
+    axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in spec]
+    while axes and axes[-1] is None:
+        axes.pop()
+    return P(*axes)
 
 
 def _rows(tree: Any) -> Any:
@@ -142,3 +151,17 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """This process's rows [b, …] of the global batch -> its part of the arrays [B, …], without waiting for the copy."""
     sharding = batch_sharding(mesh)
     return {name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()}
+
+
+ROWS = P(BATCH, "sequence")  # of an activation [B, T, …]
+
+
+def constrain(x: jax.Array, spec: P = ROWS) -> jax.Array:
+    """`x` spread as `spec` says over the mesh of `jax.set_mesh`; without one, `x` as it is.
+
+    Parameters are split along axes that activations have too. Left to itself, the compiler lets activations follow
+    them: with fsdp every device would hold all rows of the batch, and a part of their width.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec)

@@ -225,7 +225,6 @@ class WordPiece(_Subword):
             special_tokens=[*self.specials.values(), *within],
             initial_alphabet=alphabet,
             limit_alphabet=len(alphabet),
-            min_frequency=2,
             show_progress=False,
         )
         return self._train(tokenizer, trainer, texts)
@@ -268,7 +267,6 @@ class ByteBPE(_Subword):
             vocab_size=self.vocab_size,
             special_tokens=["<|endoftext|>"],
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            min_frequency=2,
             show_progress=False,
         )
         return self._train(tokenizer, trainer, texts)

@@ -1,15 +1,16 @@
 """The loop: restore, step, log, evaluate, save, stop. It knows no objective and no architecture."""
 
 import collections
+import contextlib
+import datetime
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import jax
-import numpy as np
 
 from pretrainax import config as config_lib
 from pretrainax import sharding
@@ -17,13 +18,13 @@ from pretrainax.checkpoint import Checkpoints, load_params
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.pipeline import check_batch, iterate
-from pretrainax.evaluate import evaluate, summarize
+from pretrainax.evaluate import summarize
 from pretrainax.job import Job, assemble
 from pretrainax.metrics import Metrics
+from pretrainax.paths import parameter_names
 from pretrainax.prepare import Prepared, prepare
 from pretrainax.sample import samples
-from pretrainax.paths import parameter_names
-from pretrainax.train_step import TrainState, init_state
+from pretrainax.train_step import TrainState
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
 
@@ -34,18 +35,18 @@ def run(experiment: Experiment, workdir: str) -> int:
     prepared = prepare(experiment)
     claim(workdir, experiment, prepared)
     mesh = sharding.make_mesh(experiment.mesh)
-    with jax.set_mesh(mesh), Stop() as stop:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        stop = stack.enter_context(Stop())
         job = assemble(experiment, prepared, mesh)
         checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=experiment.checkpoint.keep)
+        stack.callback(checkpoints.close)
         state, notes = start(job, checkpoints)
-        metrics = Metrics(workdir, total_steps=experiment.train.steps, resume_step=notes["step"])
-        metrics.header([("workdir", workdir), *job.describe()])
-        loop = Loop(job, checkpoints, metrics, stop, started)
-        try:
-            state, exit_code = loop.run(state, notes)
-        finally:
-            checkpoints.close()
-            metrics.close()
+        metrics = Metrics(workdir, experiment.train.steps, notes["step"], primary=jax.process_index() == 0)
+        stack.callback(metrics.close)
+        resumed = f", resumed at step {notes['step']}" if notes["step"] else ""
+        metrics.header([("workdir", workdir + resumed), *job.describe()])
+        state, exit_code = Loop(job, checkpoints, metrics, stop, notes, started).run(state)
         if exit_code == 0:
             finish(job, state, metrics)
     return exit_code
@@ -86,10 +87,16 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
                 f"{fingerprint[:12]}: set config.tokenizer.path to the workdir's tokenizer/ folder"
             )
         return state, notes
-    state = init_state(job.model, job.optimizer, job.batch_shapes, job.mesh, job.experiment.train.seed)
+    state = job.fresh_state()
     if job.experiment.checkpoint.init_from:
         state = state.replace(params=load_params(job.experiment.checkpoint.init_from, job.abstract_state.params))
-    return state, {"step": 0, "tokenizer": fingerprint, "best_loss": None, "evaluations_since_best": 0}
+    return state, {
+        "step": 0,
+        "tokenizer": fingerprint,
+        "skipped_updates": 0,  # whose loss or gradient was not finite
+        "best_loss": None,
+        "evaluations_since_best": 0,
+    }
 
 
 class Stop:
@@ -122,49 +129,50 @@ def to_device(batches: Iterator[dict], mesh: jax.sharding.Mesh) -> Iterator[dict
 
 
 class Loop:
-    """Everything that happens every so many steps, around the one jitted update."""
+    """Everything that happens every so many steps, around the one jitted update.
 
-    def __init__(self, job: Job, checkpoints: Checkpoints, metrics: Metrics, stop: Stop, started: float):
-        self.job, self.checkpoints, self.metrics, self.stop = job, checkpoints, metrics, stop
+    `notes` is what must survive a resumption beside the state; each checkpoint carries a copy.
+    """
+
+    def __init__(self, job: Job, checkpoints: Checkpoints, metrics: Metrics, stop: Stop, notes: dict, started: float):
+        self.job, self.checkpoints, self.metrics, self.stop, self.notes = job, checkpoints, metrics, stop, notes
         self.started = started
-        self.pending = []  # (step, metrics still on the device) since the last log
-        self.waited = 0.0  # seconds spent waiting for data since then
-        self.logged = time.perf_counter()
+        self.pending = []  # (step, metrics still on the device), not looked at yet
+        self.newest = None  # the last of them that was
+        self.evaluated = None, None  # (step, loss)
+        self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
 
-    def run(self, state: TrainState, notes: dict) -> tuple[TrainState, int]:
-        experiment = self.job.experiment
-        train, steps = experiment.train, experiment.train.steps
-        first = notes["step"] + 1
+    def run(self, state: TrainState) -> tuple[TrainState, int]:
+        experiment, notes = self.job.experiment, self.notes
+        train, steps, first = experiment.train, experiment.train.steps, notes["step"] + 1
         batches = iterate(self.job.train_batches, first - 1, steps, experiment.data.workers)
         batches = to_device(self._checked(batches), self.job.mesh)
+        self.resumed = time.perf_counter()
         for step in range(first, steps + 1):
+            if self._out_of_patience():
+                self.metrics.note(f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping")
+                break
             before = time.perf_counter()
             batch = next(batches)
             self.waited += time.perf_counter() - before
             state, out = self.job.step(state, batch)
             self.pending.append((step, out))
-            if step == first:
-                jax.block_until_ready(out)
-                self.metrics.note(f"first step after {time.perf_counter() - self.started:.1f} s")
-            if step == min(first + 3, steps):
-                self._announce(steps - step)
             notes["step"] = step
+            if step in (first, first + 3):
+                self._announce(step - first, steps - step)
 
             last, leaving = step == steps, self.stop.requested
-            if step % train.log_every == 0 or last or leaving:
+            if step % train.log_every == 0 or last:
                 self._log()
+            improved = False
             if step % experiment.evaluate.every == 0 or last:
-                self._log_validation(state, notes)
-            out_of_patience = self._out_of_patience(notes)
-            if step % experiment.checkpoint.every == 0 or last or leaving or out_of_patience:
-                self._save(state, notes)
+                improved = self._evaluate(state)
+            if step % experiment.checkpoint.every == 0 or improved or last or leaving:
+                self._save(state)
             if leaving and not last:
                 self.checkpoints.wait()
                 self.metrics.note(f"saved step {step}; the same command resumes here")
                 return state, PREEMPTED
-            if out_of_patience:
-                self.metrics.note(f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping")
-                break
         return state, 0
 
     def _checked(self, batches: Iterator[dict]) -> Iterator[dict]:
@@ -173,72 +181,83 @@ class Loop:
             if i == 0:
                 check_batch(batch, self.job.experiment.model, self.job.lengths, self.job.train_batches.local_batch_size)
             segments = [v for k, v in batch.items() if k.endswith("segment_ids")]
-            self.padding = sum((s == 0).sum() for s in segments) / sum(s.size for s in segments)
+            self.padding = sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
             yield batch
 
-    def _announce(self, left: int) -> None:
-        """Expected time, measured over the steps after the first (which compiles)."""
+    def _announce(self, done: int, left: int) -> None:
+        """How long the first step took, and what the next ones say of the time the others will take."""
         jax.block_until_ready(self.pending[-1][1])
-        seconds = (time.perf_counter() - self.logged) / max(len(self.pending), 1)
-        self.metrics.note(f"expected time {time.strftime('%H:%M:%S', time.gmtime(seconds * left))}")
+        now = time.perf_counter()
+        if done == 0:
+            self.first_done = now
+            self.metrics.note(f"first step {now - self.started:.1f} s after the start")
+        else:
+            seconds = (now - self.first_done) / done * left
+            self.metrics.note(f"expected time {datetime.timedelta(seconds=round(seconds))} for {left:,} steps")
 
-    def _log(self) -> None:
-        """The figures of the newest step. Waits for the device: the only place that does, beside evaluations."""
+    def _catch_up(self) -> None:
+        """Waits for the device and looks at every step since it last did: none that is not finite goes unseen."""
         if not self.pending:
             return
-        steps, outs = zip(*self.pending, strict=True)
-        outs = jax.device_get(outs)
-        elapsed, self.pending = time.perf_counter() - self.logged, []
-        skipped = self._check_finite(steps, outs)
-        seconds = elapsed / len(steps)
-        line = summarize(outs[-1]["sums"]) | {
-            "learning_rate": float(outs[-1]["learning_rate"]),
-            "gradient_norm": float(outs[-1]["gradient_norm"]),
-            "skipped_updates": skipped,
+        steps, outs = zip(*jax.device_get(self.pending), strict=True)
+        now = time.perf_counter()
+        self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
+        self.pending, self.newest = [], outs[-1]
+        bad = [(step, out) for step, out in zip(steps, outs, strict=True) if not out["finite"]]
+        if not bad:
+            return
+        step, out = bad[0]
+        size, index = self.job.experiment.train.global_batch_size, int(out["bad_parameter"])
+        names = parameter_names(self.job.abstract_state.params)
+        where = f"first in the gradient of {names[index]}" if index >= 0 else "in the loss alone"
+        line = f"not finite at step {step} (examples {(step - 1) * size} to {step * size - 1}), {where}"
+        if self.job.experiment.train.on_nonfinite == "stop":
+            raise RunFailed(f"{line}; lower config.optimizer.learning_rate, or set config.train.on_nonfinite=skip")
+        self.notes["skipped_updates"] += len(bad)
+        self.metrics.note(f"{line}; {len(bad)} of the last {len(steps)} updates left out")
+
+    def _log(self) -> None:
+        """The figures of the newest step, and the speed since the last line."""
+        self._catch_up()
+        seconds = self.seconds / self.steps
+        line = summarize(self.newest["sums"]) | {
+            "learning_rate": float(self.newest["learning_rate"]),
+            "gradient_norm": float(self.newest["gradient_norm"]),
+            "skipped_updates": self.notes["skipped_updates"],
             "tokens_per_second": self.job.tokens_per_step / seconds,
             "step_seconds": seconds,
             "mfu": self.job.mfu(seconds),
-            "data_wait_fraction": self.waited / elapsed,
-            "padding_fraction": float(self.padding),
+            "data_wait_fraction": self.waited / self.seconds,
+            "padding_fraction": self.padding,
         }
-        self.metrics.log(steps[-1], "train", line)
-        self.logged, self.waited = time.perf_counter(), 0.0
+        self.metrics.log(self.notes["step"], "train", line)
+        self.seconds, self.waited, self.steps = 0.0, 0.0, 0
 
-    def _check_finite(self, steps: tuple[int, ...], outs: tuple[dict, ...]) -> int:
-        """How many updates were left out because their loss or gradient was not finite; stops if so configured."""
-        bad = [(step, out) for step, out in zip(steps, outs, strict=True) if not out["finite"]]
-        if not bad:
-            return 0
-        step, out = bad[0]
-        train = self.job.experiment.train
-        index = int(out["bad_parameter"])
-        where = f"first in the gradient of {parameter_names(self.job.abstract_state.params)[index]}" if index >= 0 else "in the loss"
-        size = train.global_batch_size
-        line = f"not finite at step {step} (examples {(step - 1) * size} to {step * size - 1}), {where}"
-        if train.on_nonfinite == "stop":
-            raise RunFailed(f"{line}; lower config.optimizer.learning_rate, or set config.train.on_nonfinite=skip")
-        self.metrics.note(f"{line}; {len(bad)} of the last {len(steps)} updates left out")
-        return len(bad)
-
-    def _log_validation(self, state: TrainState, notes: dict) -> None:
-        self._log()
-        line = self.job.validate(state.params)
+    def _evaluate(self, state: TrainState) -> bool:
+        """Logs the validation figures; whether they are the best so far."""
+        self._catch_up()
+        line, notes = self.job.validate(state.params), self.notes
         self.metrics.log(notes["step"], "valid", line)
-        if notes["best_loss"] is None or line["loss"] < notes["best_loss"]:
+        self.resumed = time.perf_counter()
+        self.evaluated = notes["step"], line["loss"]
+        if math.isfinite(line["loss"]) and (notes["best_loss"] is None or line["loss"] < notes["best_loss"]):
             notes.update(best_loss=line["loss"], evaluations_since_best=0)
-        else:
-            notes["evaluations_since_best"] += 1
-        self.evaluated = (notes["step"], line["loss"])
-        self.logged = time.perf_counter()
+            return True
+        notes["evaluations_since_best"] += 1
+        return False
 
-    def _out_of_patience(self, notes: dict) -> bool:
+    def _out_of_patience(self) -> bool:
         patience = self.job.experiment.evaluate.patience
-        return patience is not None and notes["evaluations_since_best"] >= patience
+        return patience is not None and self.notes["evaluations_since_best"] >= patience
 
-    def _save(self, state: TrainState, notes: dict) -> None:
-        step, loss = getattr(self, "evaluated", (None, None))
-        self.checkpoints.save(notes["step"], state, dict(notes), {"loss": loss} if step == notes["step"] else None)
-        self.logged = time.perf_counter()
+    def _save(self, state: TrainState) -> None:
+        """Nothing is saved that `_catch_up` has not seen to be finite."""
+        self._catch_up()
+        step, loss = self.evaluated
+        self.checkpoints.save(
+            self.notes["step"], state, self.notes, {"loss": loss} if step == self.notes["step"] else None
+        )
+        self.resumed = time.perf_counter()
 
 
 def finish(job: Job, state: TrainState, metrics: Metrics) -> None:
@@ -247,7 +266,7 @@ def finish(job: Job, state: TrainState, metrics: Metrics) -> None:
     figures = job.validate(state.params)
     baseline = unigram_baseline(
         (job.train_batches[i] for i in range(min(50, experiment.train.steps))),
-        job.valid_host_batches(),
+        job.validation_batches(),
         experiment.model.vocab_size,
     )
     metrics.finish(figures, baseline)

@@ -324,7 +324,7 @@ def test_load_params_of_a_folder_without_checkpoints_is_an_error(tmp_path):
 
 SAVING = """
     import sys
-    from tests.test_checkpoint import Checkpoints, make_state
+    from test_checkpoint import Checkpoints, make_state
 
     checkpoints = Checkpoints(sys.argv[1], keep=2)
     state = make_state(1, devices=1, width=1 << 15)
@@ -336,8 +336,9 @@ SAVING = """
 
 def start_saving(directory, program=SAVING, **kwargs):
     command = [sys.executable, "-c", textwrap.dedent(program), str(directory)]
-    root = os.path.dirname(os.path.dirname(__file__))
-    return subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, **kwargs)
+    tests = os.path.dirname(os.path.abspath(__file__))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([tests, os.path.dirname(tests)])}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, **kwargs)
 
 
 def test_a_kill_while_saving_leaves_a_valid_checkpoint(tmp_path):
@@ -364,7 +365,7 @@ def test_a_full_disk_is_one_clear_line_and_earlier_steps_stay(tmp_path):
     """A limit on the size of a file stands in for the disk: writes fail in the same places."""
     program = """
         import resource, sys
-        from tests.test_checkpoint import Checkpoints, make_state
+        from test_checkpoint import Checkpoints, make_state
 
         checkpoints = Checkpoints(sys.argv[1], keep=2)
         checkpoints.save(1, make_state(1, devices=1), {})

@@ -66,7 +66,9 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
 def test_a_config_trains_two_steps(name, tmp_path):
     words = [f"{a}{b}{c}" for a in "bdfgklmn" for b in "aeiou" for c in "nrst"]
     for i in range(2):
-        (tmp_path / f"{i}.txt").write_text("\n".join(" ".join(words[(j * 7 + k * k) % 160] for k in range(12)) for j in range(400)))
+        (tmp_path / f"{i}.txt").write_text(
+            "\n".join(" ".join(words[(j * 7 + k * k) % 160] for k in range(12)) for j in range(400))
+        )
     experiment = load(name, VARIANTS[name][-1])
     shrink(experiment, str(tmp_path / "*.txt"), str(tmp_path / "cache"))
     assert train.run(experiment, str(tmp_path / "run")) == 0

@@ -55,7 +55,9 @@ def lines(workdir, split: str = "") -> list[dict]:
 def test_a_run_of_each_family_leaves_what_the_design_names(family, tmp_path, text, cache):
     out = run(command(f"tests/tiny.py:{family}", tmp_path, text, cache))
     assert out.returncode == 0, out.stderr
-    assert {"config.json", "metrics.jsonl", "events", "curves.png", "tokenizer", "checkpoints"} <= set(os.listdir(tmp_path))
+    assert {"config.json", "metrics.jsonl", "events", "curves.png", "tokenizer", "checkpoints"} <= set(
+        os.listdir(tmp_path)
+    )
     train, valid = lines(tmp_path, "train"), lines(tmp_path, "valid")
     assert [line["step"] for line in train] == list(range(1, 41))
     assert [line["step"] for line in valid] == [10, 20, 30, 40]
@@ -83,7 +85,9 @@ def parameters(workdir) -> dict[str, np.ndarray]:
 
 def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> int:
     """Starts the command, sends the signal once a line of the step is there, returns the exit code."""
-    process = subprocess.Popen(args, cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""})
+    process = subprocess.Popen(
+        args, cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    )
     metrics = workdir / "metrics.jsonl"
     deadline = time.time() + 200
     while time.time() < deadline and process.poll() is None:
@@ -119,7 +123,10 @@ def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cac
     [
         (["--config=configs/quikstart.py"], "did you mean 'configs/quickstart.py'?"),
         (["--config=configs/t5_base.py:bse"], "did you mean 'base'"),
-        (["--config=tests/tiny.py:t5", "--config.train.stpes=3"], "config.train has no field 'stpes', did you mean 'steps'?"),
+        (
+            ["--config=tests/tiny.py:t5", "--config.train.stpes=3"],
+            "config.train has no field 'stpes', did you mean 'steps'?",
+        ),
         (["--config=tests/tiny.py:t5", "--config.train.steps=many"], "--config.train.steps=many"),
         (["--config=tests/tiny.py:t5", "--config.data.source.path=/no/such/place"], "/no/such/place"),
         (["--config=tests/tiny.py:t5", "--config.model.family=decoder"], "encoder_decoder"),

@@ -92,7 +92,10 @@ def test_only_matrices_and_embeddings_decay():
     ones = {"mlp": {"up": {"kernel": jnp.ones(1), "bias": jnp.ones(1)}}, "norm": {"scale": jnp.ones(1)}}
     optimizer = adamw(learning_rate=1.0, weight_decay=0.25)
     params, _ = trained(optimizer, ones, [jax.tree.map(jnp.zeros_like, ones)])
-    assert jax.tree.map(lambda x: x.item(), params) == {"mlp": {"up": {"kernel": 0.75, "bias": 1.0}}, "norm": {"scale": 1.0}}
+    assert jax.tree.map(lambda x: x.item(), params) == {
+        "mlp": {"up": {"kernel": 0.75, "bias": 1.0}},
+        "norm": {"scale": 1.0},
+    }
 
 
 def test_updates_match_torch():

@@ -23,7 +23,7 @@ def get_config(variant: str = "t5") -> Experiment:
     if variant == "bert":
         model.family, model.masked_lm_head, model.num_token_types = "encoder", True, 2
     tokenizer, objective = {
-        "t5": (Unigram(vocab_size=200), SpanCorruption()),
+        "t5": (Unigram(vocab_size=400), SpanCorruption()),
         "bert": (WordPiece(vocab_size=400), MaskedLM()),
         "gpt": (ByteBPE(vocab_size=400), CausalLM()),
     }[variant]

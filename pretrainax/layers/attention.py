@@ -181,7 +181,11 @@ def _per_device(kernel):
         array, ids = P(rows, None, "tensor", None), P(rows)  # [B, T, H, K], [B, T]
         specs = (
             (array, array, array)
-            + (Mask(mask.causal, *(None if x is None else ids for x in (mask.query_segment_ids, mask.key_segment_ids))),)
+            + (
+                Mask(
+                    mask.causal, *(None if x is None else ids for x in (mask.query_segment_ids, mask.key_segment_ids))
+                ),
+            )
             + (None if bias is None else P(rows if bias.shape[0] > 1 else None, "tensor"),)
         )
         run = jax.shard_map(

@@ -76,7 +76,7 @@ def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, b
         distance = np.maximum(-distance, 0)
     exact = num_buckets // 2
     growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)  # 0 at `exact`, 1 at the end
-    # The paper's code computes in float32 and cuts off; the small push keeps whole numbers from being cut to the one below.
+    # The small push keeps a whole number from being cut to the one below, whatever the rounding of the logarithm.
     ranges = exact + np.floor(growth * (num_buckets - exact) + 1e-6).astype(distance.dtype)
     return upper + np.where(distance < exact, distance, np.minimum(ranges, num_buckets - 1))
 

@@ -1,8 +1,8 @@
 """The three families, built of the bricks in `layers`.
 
-    model = models.build(config, compute)
-    params = model.init(key, batch, deterministic=True)["params"]
-    outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
+model = models.build(config, compute)
+params = model.init(key, batch, deterministic=True)["params"]
+outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
 """
 
 from typing import Any

@@ -14,9 +14,7 @@ class Encoder(Model):
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         """Logits at masked_positions [B, K] where the batch has them (15 % of the head's work), else everywhere."""
-        x = self.embed(
-            batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic
-        )
+        x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         x = self.encoder(x, batch["positions"], batch["segment_ids"], deterministic=deterministic)
         if "masked_positions" in batch:
             # [B, T, D] -> [B, K, D]

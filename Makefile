@@ -1,0 +1,53 @@
+# make quickstart | test | lint | format | install [EXTRAS=tpu] | constraints | clean
+#
+# .venv is made with the first Python >= 3.11 found (or PYTHON=/path/to/python3) and holds the versions of
+# constraints.txt. uv installs them where it is on PATH, else pip.
+
+VENV := .venv
+BIN := $(VENV)/bin
+EXTRAS :=
+UV := $(shell command -v uv)
+PIP := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
+# Worker processes of the tests, each with 8 fake devices on few cores
+WORKERS := 2
+
+.PHONY: quickstart test lint format install constraints clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/python -m pretrainax.main --config=configs/quickstart.py
+
+test: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+install: $(VENV)/installed$(addprefix -,$(EXTRAS))
+
+# .venv/installed, or with extras .venv/installed-test, .venv/installed-test,tpu
+$(VENV)/install%: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) install $(if $(UV),--python $(BIN)/python) --quiet --constraint constraints.txt \
+		--editable ".$(addprefix [,$(addsuffix ],$(patsubst ed-%,%,$(filter ed-%,$*))))"
+	touch $@
+
+$(BIN)/python:
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14 python); do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then \
+			echo "$(VENV): $$($$python --version)"; exec $$python -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "PretrainAX needs Python 3.11 or newer; found none as $(or $(PYTHON),python3 or python3.11 to python3.14)." \
+		"Install one, or name it: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1
+
+# One set of versions for every Python and system: JAX 0.10 is the last for Python 3.11. Without torch's CUDA packages.
+constraints:
+	$(UV) pip compile setup.cfg --extra test --extra parity --universal --python-version 3.11 --upgrade \
+		--no-header --no-annotate --strip-extras | grep -Ev '^(nvidia|cuda|triton)' > constraints.txt
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,68 @@
+"""Floating-point operations of a step, counted from the architecture on paper, and what chips can do at most.
+
+XLA's own count is of no use for this: it counts the body of the scan over layers once.
+"""
+
+from typing import Optional
+
+from pretrainax.config import ModelConfig
+from pretrainax.data.objectives import Lengths
+
+
+def flops_per_step(config: ModelConfig, batch_size: int, lengths: Lengths) -> float:
+    """FLOPs of the matrix products of one update: forward, and twice that for the backward.
+
+    What is counted: 2 a multiplication and its addition; attention in full, also where the mask is causal (half of
+    it is thrown away); a masked LM's head on its `lengths.targets` positions only; padding as if it were text. What is
+    not: norms, activations, softmax, embeddings, the optimizer, and what rematerialisation does again.
+
+    Args:
+      batch_size: examples of one update.
+      lengths: of the objective: an encoder reads `inputs` tokens and predicts `targets` of them, an encoder-decoder
+        reads `inputs` and writes `targets`, a decoder has as many of both.
+    """
+    inputs, targets = lengths.inputs, lengths.targets
+    layer = _block(config, inputs)
+    if config.family == "encoder_decoder":
+        layer += _block(config, targets) + _attention(config, targets, inputs)
+    return 3.0 * batch_size * (config.num_layers * layer + _head(config, targets))
+
+
+def _block(config: ModelConfig, length: int) -> int:
+    """Self-attention and feed-forward of one example."""
+    feed_forward = 2 * length * config.d_model * config.d_ff * (3 if config.gated else 2)
+    return _attention(config, length, length) + feed_forward
+
+
+def _attention(config: ModelConfig, length: int, read: int) -> int:
+    """`length` queries on `read` keys, with the four projections."""
+    width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
+    query_and_out = 2 * 2 * length * config.d_model * width
+    key_and_value = 2 * 2 * read * config.d_model * kv_width
+    logits_and_sum = 2 * 2 * length * read * width
+    return query_and_out + key_and_value + logits_and_sum
+
+
+def _head(config: ModelConfig, predicted: int) -> int:
+    dense = 2 * predicted * config.d_model**2 if config.masked_lm_head else 0
+    return dense + 2 * predicted * config.d_model * config.vocab_size
+
+
+# Dense bfloat16 FLOP/s of one device, as the makers give them. First match in `device_kind`, lower case.
+_PEAKS = (
+    ("h200", 990e12),  # NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity
+    ("h100", 990e12),  # NVIDIA H100 SXM data sheet: 1,979 TFLOP/s with sparsity (PCIe cards reach less)
+    ("a100", 312e12),  # NVIDIA A100 data sheet
+    ("tpu v6 lite", 918e12),  # Cloud TPU v6e system architecture
+    ("tpu v6e", 918e12),
+    ("tpu v5 lite", 197e12),  # Cloud TPU v5e system architecture
+    ("tpu v5e", 197e12),
+    ("tpu v5p", 459e12),  # Cloud TPU v5p system architecture
+    ("tpu v5", 459e12),  # what a v5p calls itself
+    ("tpu v4", 275e12),  # Cloud TPU v4 system architecture
+)
+
+
+def peak_flops(device_kind: str) -> Optional[float]:
+    """FLOP/s of a device by `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
+    return next((peak for name, peak in _PEAKS if name in device_kind.lower()), None)
