@@ -34,7 +34,7 @@ class RunFailed(UserError):
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
     """The end of an error line: what is allowed, nearest names first; `nearest("stpes", ["steps"])`."""
     allowed = sorted(allowed)
-    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, allowed, n=3, cutoff=0.6)
     if close:
         return f"did you mean {' or '.join(map(repr, close))}?"
     return f"allowed: {', '.join(allowed) or 'nothing'}"

@@ -69,7 +69,7 @@ def _sums_forward(settings: _Settings, features, unembedding, bias, targets, wei
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
     # The gradients of the sum are at hand: what follows the sum only scales them.
-    scaled = jax.tree.map(lambda g: g * cotangents[0].astype(g.dtype), gradients)
+    scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
     return *scaled, None, None
 
 

@@ -59,34 +59,37 @@ def value_and_gradients(arrays, targets, weights, **options):
     return sums, gradients
 
 
-# A chunk of 1,000 tokens is all of them, 16 is 2 of each row's 11 (so the last chunk is filled up), 1 less than a row.
-CHUNKS = (1000, 16, 1)
-OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, {"z_loss": 1e-2, "label_smoothing": 0.1})
+# A chunk of 1,000 tokens is all 88; 16 is 2 of each row's 11, so the last chunk is filled up; 1 is raised to one a row.
+BOTH = {"z_loss": 1e-2, "label_smoothing": 0.1}
+OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, BOTH)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunked_loss_is_the_plain_loss(chunk, options):
-    sums = {name: value for name, (value, _) in chunked_sums(*example(), chunk=chunk, **options).items()}
-    expected = {name: value for name, value in plain_sums(*example(), **options).items() if name in sums}
-    assert set(sums) == {"objective", "loss", "accuracy"} | ({"z_loss"} if "z_loss" in options else set())
-    for name in sums:  # 88 float32 terms added in another order
-        np.testing.assert_allclose(sums[name], expected[name], rtol=1e-6, err_msg=name)
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("chunk", CHUNKS)
-@pytest.mark.parametrize("has_bias", (True, False))
-def test_chunked_gradients_are_the_plain_gradients(has_bias, chunk, options):
+@pytest.mark.parametrize(
+    "has_bias, chunk, options",
+    [(True, 16, options) for options in OPTIONS] + [(True, 1000, BOTH), (True, 1, BOTH), (False, 16, BOTH)],
+)
+def test_chunked_sums_and_gradients_are_the_plain_ones(has_bias, chunk, options):
     arrays, targets, weights = example(has_bias)
-    _, gradients = value_and_gradients(arrays, targets, weights, chunk=chunk, **options)
+    sums, gradients = value_and_gradients(arrays, targets, weights, chunk=chunk, **options)
+    assert set(sums) == {"objective", "loss", "accuracy"} | ({"z_loss"} if "z_loss" in options else set())
 
     def objective(arrays):
-        return plain_sums(arrays, targets, weights, **options)["objective"] / weights.sum()
+        expected = plain_sums(arrays, targets, weights, **options)
+        return expected["objective"] / weights.sum(), expected
 
-    for got, expected in zip(jax.tree.leaves(gradients), jax.tree.leaves(jax.grad(objective)(arrays)), strict=True):
+    expected_gradients, expected = jax.jit(jax.grad(objective, has_aux=True))(arrays)
+    for name in sums:  # 88 float32 terms added in another order
+        np.testing.assert_allclose(sums[name], expected[name], rtol=1e-6, err_msg=name)
+    for got, exact in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
         # float32 sums of <= 97 terms in another order; the largest gradients are near 0.05
-        np.testing.assert_allclose(got, expected, atol=1e-7, rtol=1e-5)
+        np.testing.assert_allclose(got, exact, atol=1e-7, rtol=1e-5)
+
+
+def test_sums_are_the_same_without_gradients():
+    arrays, targets, weights = example()
+    expected, _ = value_and_gradients(arrays, targets, weights, chunk=16, **BOTH)
+    for name, (value, _) in jax.jit(lambda a: chunked_sums(a, targets, weights, chunk=16, **BOTH))(arrays).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)  # compiled into other loops
 
 
 def test_counts_are_the_sum_of_the_weights():
@@ -156,7 +159,7 @@ def on_mesh(mesh):
     specs = ((rows, P("fsdp", "tensor"), P("tensor")), rows, rows)
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
     step = jax.jit(
-        lambda *args: value_and_gradients(*args, chunk=4, z_loss=1e-2, label_smoothing=0.1),
+        lambda *args: value_and_gradients(*args, chunk=4, **BOTH),
         in_shardings=shardings,
         out_shardings=(None, shardings[0]),
     )
@@ -166,7 +169,7 @@ def on_mesh(mesh):
 @pytest.mark.parametrize("config", MESHES, ids=str)
 def test_sharded_loss_and_gradients_are_those_of_one_device(config):
     mesh = make_mesh(config)
-    expected = value_and_gradients(*example(vocab=96), chunk=4, z_loss=1e-2, label_smoothing=0.1)
+    expected = value_and_gradients(*example(vocab=96), chunk=4, **BOTH)
     with jax.set_mesh(mesh):
         step, arguments = on_mesh(mesh)
         got = step(*arguments)

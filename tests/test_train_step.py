@@ -81,16 +81,17 @@ class Run:
 
 
 @functools.cache
-def run_of(family, mesh, accumulate=4):
+def run_of(family, mesh, accumulate):
     # Adam divides a gradient by its own size: where a gradient is rounding noise alone (the bias of a key, which
-    # softmax ignores), so would be the update. An epsilon above the noise makes it small instead.
+    # softmax ignores), so would be the update. An epsilon above the noise makes it small instead. (With the default of
+    # 1e-8, 34 of the decoder's 19,000 numbers differ on 8 devices, 31 of them in that bias; losses agree to 2e-7.)
     optimizer = AdamW(epsilon=1e-3, weight_decay=0.1)
     return Run(model_config(family), mesh, optimizer, accumulate=accumulate, z_loss=1e-4, label_smoothing=0.1)
 
 
 @functools.cache
 def fresh(family):
-    return jax.device_get(run_of(family, "1 device", accumulate=1).init())
+    return jax.device_get(run_of(family, "1 device", 1).init())
 
 
 @functools.cache
@@ -112,8 +113,8 @@ def five_steps(family, mesh, accumulate):
 @pytest.mark.parametrize("mesh", list(MESHES)[1:])
 @pytest.mark.parametrize("family", MODELS)
 def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, mesh):
-    losses, params = five_steps(family, "1 device", accumulate=1)
-    other_losses, other_params = five_steps(family, mesh, accumulate=4)
+    losses, params = five_steps(family, "1 device", 1)
+    other_losses, other_params = five_steps(family, mesh, 4)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
     for name, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(other_params), strict=True):
         # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps its rounding when an update takes it near zero
@@ -126,7 +127,7 @@ def test_rows_of_the_test_batches_have_unequal_loss_counts():
 
 
 def test_fresh_parameters_are_the_same_on_any_mesh():
-    sharded = run_of("decoder", "2 data 2 fsdp 2 tensor").init()
+    sharded = run_of("decoder", "2 data 2 fsdp 2 tensor", 4).init()
     for a, b in zip(jax.tree.leaves(fresh("decoder")), jax.tree.leaves(sharded), strict=True):
         # the generator gives the same bits; the normal's polynomial is compiled for another shape, and may round anew
         np.testing.assert_allclose(b, a, rtol=1e-6)
@@ -136,7 +137,7 @@ def test_fresh_parameters_are_the_same_on_any_mesh():
 
 
 def test_with_fsdp_a_device_holds_an_eighth_of_each_matrix_and_of_its_moments():
-    state = run_of("decoder", "8 fsdp").init()
+    state = run_of("decoder", "8 fsdp", 4).init()
     for name, x in zip(parameter_names(state), jax.tree.leaves(state), strict=True):
         if name.endswith(("kernel", "embedding")):
             assert {s.data.size for s in x.addressable_shards} == {x.size // 8}, name
@@ -145,7 +146,7 @@ def test_with_fsdp_a_device_holds_an_eighth_of_each_matrix_and_of_its_moments():
 def collectives(family, mesh):
     """(name, result shapes) of each exchange between devices in the compiled step."""
     pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)\("
-    return [(name, shapes) for shapes, name in re.findall(pattern, run_of(family, mesh).compiled.as_text())]
+    return [(name, shapes) for shapes, name in re.findall(pattern, run_of(family, mesh, 4).compiled.as_text())]
 
 
 @pytest.mark.parametrize("family", MODELS)

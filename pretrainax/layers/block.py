@@ -13,6 +13,7 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.mlp import MLP
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
+from pretrainax.sharding import constrain
 
 
 @flax.struct.dataclass
@@ -45,10 +46,11 @@ class Block(nn.Module):
                 return x + dropout(function(norm(x)))
             return norm(x + dropout(function(x)))
 
+        x = constrain(x)
         attend = MultiHeadAttention(self.config, self.compute, name="self_attention")
         x = sublayer("self_attention", x, lambda y: attend(y, y, context.mask, context.bias, context.rotary))
         if context.encoded is not None:
             read = MultiHeadAttention(self.config, self.compute, name="cross_attention")
             x = sublayer("cross_attention", x, lambda y: read(y, context.encoded, context.cross_mask))
         x = sublayer("mlp", x, MLP(self.config, name="mlp"))
-        return x, None
+        return constrain(x), None

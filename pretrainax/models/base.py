@@ -14,6 +14,7 @@ from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import sinusoidal
 from pretrainax.models.outputs import Outputs
+from pretrainax.sharding import constrain
 
 Batch = dict[str, jax.Array]
 
@@ -58,10 +59,10 @@ class Model(nn.Module):
     def setup(self):
         config = self.config
 
-        def table(rows):
-            return Embedding(rows, config.d_model, normal_init(config, fan_in=1))
+        def table(rows, **split):
+            return Embedding(rows, config.d_model, normal_init(config, fan_in=1), **split)
 
-        self.token_embedding = table(config.vocab_size)
+        self.token_embedding = table(config.vocab_size, rows_split_by="tensor")
         if isinstance(config.position, LearnedPositions):
             self.position_embedding = table(config.position.max_length)
         if config.num_token_types:
@@ -92,7 +93,7 @@ class Model(nn.Module):
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if config.embedding_norm:
             x = self.embedding_norm(x)
-        return self.dropout(x.astype(self.compute.dtype), deterministic=deterministic)
+        return self.dropout(constrain(x).astype(self.compute.dtype), deterministic=deterministic)
 
     def predict(self, features: jax.Array) -> Outputs:
         """[B, N, D] -> what gives the logits over the vocabulary."""

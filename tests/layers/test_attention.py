@@ -1,0 +1,241 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import pallas
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import MeshConfig, UserError
+from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.sharding import make_mesh
+
+
+def segments(*rows):
+    return jnp.asarray(rows, jnp.int32)
+
+
+def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float32):
+    """q [B, T, H, K], k and v [B, S, G, K], bias [1, H, T, S] or None."""
+    rng = np.random.default_rng(0)
+    shapes = (batch, t, heads, width), (batch, s, key_heads, width), (batch, s, key_heads, width)
+    q, k, v = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+    return q, k, v, jnp.asarray(rng.normal(size=(1, heads, t, s)), jnp.float32) if has_bias else None
+
+
+def run(q, k, v, bias, mask, implementation="xla", scale=0.3):
+    return attention(q, k, v, mask=mask, bias=bias, scale=scale, implementation=implementation)
+
+
+def output_and_gradients(args, mask, implementation="xla"):
+    @jax.jit
+    def both(args, mask):
+        out, backward = jax.vjp(lambda *args: run(*args, mask, implementation), *args)
+        return out, backward(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
+
+    return both(args, mask)
+
+
+# --- the mask ------------------------------------------------------------------------------------------------------
+
+
+def test_causal_mask_by_hand():
+    assert Mask(causal=True).array(3, 4).astype(int).tolist() == [[[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]]]
+
+
+def test_segment_mask_by_hand():
+    mask = Mask(False, segments([1, 1, 2, 0]), segments([1, 2, 2, 0, 0]))
+    assert mask.array(4, 5).astype(int).tolist() == [
+        [[[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1]]]
+    ]
+
+
+def test_causal_segment_mask_by_hand():
+    ids = segments([1, 1, 2, 2], [1, 1, 1, 0])
+    assert Mask(True, ids, ids).array(4, 4).astype(int).tolist() == [
+        [[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]],
+        [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]],
+    ]
+
+
+def test_mask_without_conditions_allows_all():
+    assert Mask().array(2, 3).all()
+
+
+# --- the reference -------------------------------------------------------------------------------------------------
+
+
+def by_loops(q, k, v, bias, allowed, scale):
+    """Attention as its definition says, one query at a time in float64."""
+    out = np.zeros(q.shape)
+    for b, t, h in np.ndindex(*q.shape[:3]):
+        g = h // (q.shape[2] // k.shape[2])
+        logits = scale * np.asarray(k, np.float64)[b, :, g] @ np.asarray(q, np.float64)[b, t, h]
+        logits = logits + (0 if bias is None else np.asarray(bias)[0, h, t])
+        weights = np.where(np.asarray(allowed)[b, 0, t], np.exp(logits), 0)
+        out[b, t, h] = weights @ np.asarray(v, np.float64)[b, :, g] / weights.sum()
+    return out
+
+
+@pytest.mark.parametrize("has_bias", (False, True))
+@pytest.mark.parametrize("key_heads", (4, 2, 1))
+def test_reference_is_the_definition(key_heads, has_bias):
+    args = arrays(2, 5, 5, 4, key_heads, 8, has_bias)
+    ids = segments([1, 1, 1, 2, 2], [1, 1, 1, 1, 0])
+    mask = Mask(True, ids, ids)
+    expected = by_loops(*args, mask.array(5, 5), 0.3)
+    np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 5 terms near 1
+
+
+def test_cross_attention_takes_keys_of_another_length():
+    args = arrays(1, 3, 6, 2, 2, 8)
+    mask = Mask(False, segments([1, 1, 1]), segments([1, 1, 1, 1, 0, 0]))
+    expected = by_loops(*args, mask.array(3, 6), 0.3)
+    np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 6 terms near 1
+
+
+def test_what_the_mask_forbids_has_no_influence():
+    q, k, v, _ = arrays(1, 6, 6, 2, 2, 8)
+    ids = segments([1, 1, 1, 2, 2, 0])
+    mask = Mask(True, ids, ids)
+    before = run(q, k, v, None, mask)
+    forbidden = ~np.asarray(mask.array(6, 6))[0, 0]
+    for s in range(6):
+        after = run(q, k.at[:, s].set(50.0), v.at[:, s].set(50.0), None, mask)
+        assert np.array_equal(before[:, forbidden[:, s]], after[:, forbidden[:, s]])
+
+
+def test_bfloat16_gives_bfloat16_near_float32():
+    exact = arrays(2, 16, 16, 2, 2, 16)
+    out = run(*arrays(2, 16, 16, 2, 2, 16, dtype=jnp.bfloat16), Mask(True))
+    assert out.dtype == jnp.bfloat16
+    # operands are off by 2^-9 = 0.2 %, logits (a few units) by some times that, and so are the weights of values near 1
+    np.testing.assert_allclose(out.astype(jnp.float32), run(*exact, Mask(True)), atol=0.05)
+
+
+@pytest.mark.parametrize("has_bias", (False, True))
+def test_queries_without_a_key_are_finite_and_so_are_gradients(has_bias):
+    args = arrays(1, 4, 3, 2, 2, 8, has_bias)
+    mask = Mask(False, segments([1, 1, 0, 0]), segments([1, 1, 1]))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(output_and_gradients(args, mask)))
+
+
+# --- the kernels, interpreted --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Runs Pallas kernels as ordinary JAX operations, on the CPU."""
+    compiled = pallas.pallas_call
+    monkeypatch.setattr(
+        pallas, "pallas_call", lambda *args, **options: compiled(*args, **(options | {"interpret": True}))
+    )
+    jax.clear_caches()  # the kernels are jitted inside: what another test traced would come back
+    yield
+    jax.clear_caches()
+
+
+def packed_ids(batch, length):
+    """Two documents and padding in a row, of other lengths in each row."""
+    rows = np.zeros((batch, length), np.int32)
+    for i in range(batch):
+        rows[i, : length // 3 + i] = 1
+        rows[i, length // 3 + i : length - 7 * i - 3] = 2
+    return jnp.asarray(rows)
+
+
+def kernel_cases(batch=2):
+    """(name, mask, lengths): packed causal, padded cross-attention, causal without segment ids."""
+    whole = jnp.ones((batch, 114), jnp.int32)
+    yield Mask(True, packed_ids(batch, 128), packed_ids(batch, 128)), (128, 128)
+    yield Mask(False, whole, jnp.minimum(packed_ids(batch, 200), 1)), (114, 200)
+    yield Mask(True), (200, 200)
+
+
+@pytest.mark.parametrize("implementation, has_bias", [("tpu_splash", False), ("tpu_flash", False), ("tpu_flash", True)])
+@pytest.mark.parametrize("case", range(3))
+def test_kernels_give_the_output_and_gradients_of_the_reference(interpreted, implementation, has_bias, case):
+    mask, (t, s) = list(kernel_cases())[case]
+    args = arrays(2, t, s, 2, 1, 64, has_bias)
+    got = output_and_gradients(args, mask, implementation)
+    expected = output_and_gradients(args, mask)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 200 terms near 1, in another order
+
+
+@pytest.mark.parametrize("implementation, has_bias", [("tpu_splash", False), ("tpu_flash", True)])
+def test_kernels_run_on_each_devices_own_rows_and_heads(interpreted, implementation, has_bias):
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    mask, (t, s) = next(kernel_cases(batch=4))
+    args = arrays(4, t, s, 4, 2, 64, has_bias)
+    expected = output_and_gradients(args, mask)
+    with jax.set_mesh(mesh):
+        heads = NamedSharding(mesh, P(("data", "fsdp"), None, "tensor"))
+        args = (*jax.device_put(args[:3], heads), args[3])
+        got = output_and_gradients(args, mask, implementation)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 128 terms near 1, in another order
+
+
+# --- the choice ----------------------------------------------------------------------------------------------------
+
+choose = functools.partial(
+    choose_implementation, head_dim=64, query_length=512, key_length=512, has_bias=False, dtype=jnp.bfloat16
+)
+
+
+@pytest.mark.parametrize(
+    "platform, options, expected",
+    [
+        ("cpu", {}, "xla"),
+        ("cpu", {"dtype": jnp.float32, "head_dim": 7}, "xla"),
+        ("gpu", {}, "cudnn"),
+        ("gpu", {"has_bias": True, "query_length": 114}, "cudnn"),
+        ("tpu", {}, "tpu_splash"),
+        ("tpu", {"query_length": 114}, "tpu_splash"),
+        ("tpu", {"has_bias": True}, "tpu_flash"),
+        ("tpu", {"dtype": jnp.float32, "head_dim": 128}, "tpu_splash"),
+        ("tpu", {"query_length": 64, "key_length": 64}, "xla"),
+    ],
+)
+def test_auto_is_the_fastest_that_fits(platform, options, expected):
+    assert choose("auto", platform, **options) == (expected, None)
+
+
+@pytest.mark.parametrize(
+    "platform, options, reason",
+    [
+        ("gpu", {"dtype": jnp.float32}, "config.train.dtype 'bfloat16' and got 'float32'"),
+        ("gpu", {"head_dim": 20}, "multiple of 8 and at most 128, and it is 20"),
+        ("gpu", {"head_dim": 256}, "multiple of 8 and at most 128, and it is 256"),
+        ("gpu", {"query_length": 113}, "even lengths, and they are 113 and 512"),
+        ("tpu", {"head_dim": 80}, "64 or a multiple of 128, and it is 80"),
+    ],
+)
+def test_auto_warns_in_one_line_where_the_fast_one_does_not_fit(platform, options, reason):
+    name, warning = choose("auto", platform, **options)
+    assert name == "xla"
+    assert warning.startswith("SLOW ATTENTION") and reason in warning and "\n" not in warning
+
+
+@pytest.mark.parametrize("platform", ("cpu", "gpu", "tpu"))
+def test_xla_can_be_requested_anywhere(platform):
+    assert choose("xla", platform, dtype=jnp.float32, head_dim=7, has_bias=True) == ("xla", None)
+
+
+@pytest.mark.parametrize(
+    "requested, platform, options, reason",
+    [
+        ("cudnn", "cpu", {}, "needs an NVIDIA GPU, and this is a CPU"),
+        ("cudnn", "gpu", {"dtype": jnp.float32}, "config.train.dtype"),
+        ("tpu_flash", "gpu", {}, "needs a TPU, and this is a GPU"),
+        ("tpu_splash", "tpu", {"has_bias": True}, "takes no bias"),
+        ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tpu_flash, tpu_splash)"),
+    ],
+)
+def test_a_request_that_cannot_run_is_an_error_that_says_what_to_set(requested, platform, options, reason):
+    with pytest.raises(UserError) as error:
+        choose(requested, platform, **options)
+    assert f"config.train.attention is {requested!r}" in str(error.value) and reason in str(error.value)

@@ -1,0 +1,94 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.layers.compute import Compute
+from pretrainax.layers.stack import Stack
+
+CONFIG = ModelConfig(num_layers=3, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
+X = jax.random.normal(jax.random.key(5), (2, 6, 16))
+POSITIONS = jnp.tile(jnp.arange(6), (2, 1))
+SEGMENTS = jnp.ones((2, 6), jnp.int32)
+
+
+def stack(config=CONFIG, **compute):
+    return Stack(config, Compute(**compute), causal=True)
+
+
+PARAMS = stack().init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
+
+
+def run(params=PARAMS, x=X, key=1, deterministic=False, **compute):
+    rngs = {"dropout": jax.random.key(key)}
+    return stack(**compute).apply(params, x, POSITIONS, SEGMENTS, deterministic=deterministic, rngs=rngs)
+
+
+def gradients(**compute):
+    return jax.jit(jax.grad(lambda params: jnp.sum(jnp.sin(run(params, **compute)))))(PARAMS)
+
+
+def test_each_layer_starts_with_numbers_of_its_own():
+    for path in ("query", "key", "value", "out"):
+        kernel = PARAMS["params"]["blocks"]["self_attention"][path]["kernel"]
+        assert len(np.unique(kernel)) == kernel.size
+
+
+def test_is_the_layers_one_after_the_other():
+    one = ModelConfig(**vars(CONFIG) | {"num_layers": 1, "norm_at": "post"})  # post: no norm on top
+    three = ModelConfig(**vars(CONFIG) | {"norm_at": "post"})
+    blocks = {"blocks": PARAMS["params"]["blocks"]}
+    x = X
+    for i in range(3):
+        layer = {"params": jax.tree.map(lambda p, i=i: p[i : i + 1], blocks)}
+        x = stack(one).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
+    together = stack(three).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
+    np.testing.assert_allclose(together, x, atol=1e-5)  # float32, compiled apart
+
+
+def test_unrolled_has_the_same_parameters():
+    unrolled = stack(scan_unroll=3).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
+    jax.tree.map(np.testing.assert_array_equal, unrolled, PARAMS)
+
+
+def test_unrolled_gives_the_same_with_the_same_dropout():
+    np.testing.assert_allclose(run(scan_unroll=3), run(), atol=1e-5)  # float32, compiled otherwise
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+@pytest.mark.parametrize("remat", ["block", "dots"])
+def test_rematerialisation_gives_the_same_gradients(remat, unroll):
+    got, want = gradients(remat=remat, scan_unroll=unroll), gradients()
+    # float32, fused otherwise
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), got, want)
+
+
+def kept_bytes(remat):
+    """Memory between the forward and the backward: XLA's temporary buffers of the gradient."""
+    x = jnp.tile(X, (8, 1, 1))
+    positions, segments = jnp.tile(POSITIONS, (8, 1)), jnp.tile(SEGMENTS, (8, 1))
+    module = stack(ModelConfig(**vars(CONFIG) | {"num_layers": 12, "d_ff": 512, "dropout_rate": 0.0}), remat=remat)
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0), x, positions, segments, deterministic=True))
+
+    def loss(params, x):
+        return jnp.sum(module.apply(params, x, positions, segments, deterministic=True))
+
+    compiled = jax.jit(jax.grad(loss, argnums=1)).lower(params, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_rematerialisation_keeps_less():
+    block, dots, none = (kept_bytes(remat) for remat in ("block", "dots", "none"))
+    assert block < 0.5 * dots < 0.5 * none
+
+
+def test_dropout_differs_between_layers_and_keys():
+    zeros = jax.tree.map(jnp.zeros_like, PARAMS)
+    zeros["params"]["blocks"]["mlp"]["down"]["bias"] += 1.0  # each layer adds 1, or 1 / 0.8 where dropout left it
+    zeros["params"]["blocks"] |= {"mlp_norm": PARAMS["params"]["blocks"]["mlp_norm"]}
+    post = ModelConfig(**vars(CONFIG) | {"norm_at": "pre", "norm": "rms", "norm_epsilon": 0.0})
+    del post
+    first, second = run(key=1), run(key=2)
+    assert not np.allclose(first, second)
+    np.testing.assert_array_equal(first, run(key=1))

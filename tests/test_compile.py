@@ -1,0 +1,160 @@
+"""Compiles for accelerators that are not there: the attention backends and the loss, forward and backward."""
+
+import importlib.util
+import os
+import re
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.layers.attention import Mask, attention
+from pretrainax.losses import loss_sums
+from pretrainax.sharding import AXES, BATCH
+
+pytestmark = pytest.mark.aot
+
+# What XLA wants to know of a GPU, as its GpuTargetConfigProto; figures of NVIDIA's data sheet and deviceQuery.
+H100 = """
+gpu_device_info {
+  name: "NVIDIA H100 80GB HBM3"
+  cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }
+  core_count: 132 fpus_per_core: 128 clock_rate_ghz: 1.98 device_address_bits: 64
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_block_limit: 65536 registers_per_core_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448 shared_memory_per_core: 233472
+  l2_cache_size: 52428800 device_memory_size: 85899345920 memory_bandwidth: 3350000000000
+  driver_version: "13.0.0" runtime_version: "13.0.0" dnn_version: "9.10.0"
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 patch: 0 }
+"""
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def mesh_of(topology):
+    """4 devices: the batch over 2, heads and vocabulary over 2."""
+    devices = np.array(topology.devices).reshape(2, 1, 1, 2)
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+@pytest.fixture(scope="module")
+def tpu_mesh():
+    if not installed("libtpu"):
+        pytest.skip("libtpu is not installed: pip install 'pretrainax[tpu]'")
+    # libtpu would ask a metadata server which TPU this machine has
+    os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5e-4"}
+    return mesh_of(topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2"))
+
+
+@pytest.fixture(scope="module")
+def gpu_mesh():
+    if not installed("jax_plugins.xla_cuda13"):
+        pytest.skip("jax-cuda13-plugin is not installed: pip install 'pretrainax[cuda]'")
+    return mesh_of(topologies.get_topology_desc("", "cuda", target_config=H100, topology="1x1x4"))
+
+
+def compile_attention(mesh, implementation, lengths, has_bias, causal):
+    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids."""
+    (t, s), (heads, key_heads, width) = lengths, (8, 4, 64)
+
+    def shape(sizes, dtype, *spec):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    q = shape((16, t, heads, width), jnp.bfloat16, BATCH, None, "tensor")
+    k = shape((16, s, key_heads, width), jnp.bfloat16, BATCH, None, "tensor")
+    bias = shape((1, heads, t, s), jnp.float32, None, "tensor") if has_bias else None
+    ids = shape((16, t), jnp.int32, BATCH), shape((16, s), jnp.int32, BATCH)
+
+    def step(q, k, v, bias, mask):
+        def out(q, k, v, bias):
+            return attention(q, k, v, mask=mask, bias=bias, scale=0.125, implementation=implementation)
+
+        out, backward = jax.vjp(out, q, k, v, bias)
+        return out, backward(out)
+
+    with jax.set_mesh(mesh):
+        return jax.jit(step).lower(q, k, k, bias, Mask(causal, *ids)).compile()
+
+
+# GPT's and LLaMA's; T5's encoder, decoder and cross-attention (114 is what 512 tokens leave for the spans)
+SHAPES = {
+    "causal": {"lengths": (1024, 1024), "has_bias": False, "causal": True},
+    "encoder with bias": {"lengths": (512, 512), "has_bias": True, "causal": False},
+    "decoder with bias": {"lengths": (114, 114), "has_bias": True, "causal": True},
+    "cross": {"lengths": (114, 512), "has_bias": False, "causal": False},
+}
+WITHOUT_BIAS = ("causal", "cross")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_xla_compiles_for_tpu(tpu_mesh, shape):
+    assert compile_attention(tpu_mesh, "xla", **SHAPES[shape])
+
+
+@pytest.mark.parametrize(
+    "implementation, shape",
+    [("tpu_splash", shape) for shape in WITHOUT_BIAS] + [("tpu_flash", shape) for shape in SHAPES],
+)
+def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
+    text = compile_attention(tpu_mesh, implementation, **SHAPES[shape]).as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward; gradients of q; gradients of k and v
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_xla_compiles_for_h100(gpu_mesh, shape):
+    assert compile_attention(gpu_mesh, "xla", **SHAPES[shape])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
+    if not installed("nvidia.cudnn"):
+        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
+    text = compile_attention(gpu_mesh, "cudnn", **SHAPES[shape]).as_text()
+    assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2  # forward, backward
+
+
+def compile_loss(mesh):
+    """4,096 tokens a device of GPT-2 124M, in chunks of 1,024."""
+    rows, length, width, vocab = 8, 1024, 768, 50304
+
+    def shape(sizes, dtype, *spec):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    def step(features, unembedding, targets, weights):
+        def objective(features, unembedding):
+            outputs = SimpleNamespace(features=features, unembedding=unembedding, bias=None)
+            return loss_sums(outputs, targets, weights, chunk=1024)["objective"][0]
+
+        return jax.value_and_grad(objective, (0, 1))(features, unembedding)
+
+    with jax.set_mesh(mesh):
+        return (
+            jax.jit(step)
+            .lower(
+                shape((rows, length, width), jnp.bfloat16, BATCH),
+                shape((width, vocab), jnp.float32, "fsdp", "tensor"),
+                shape((rows, length), jnp.int32, BATCH),
+                shape((rows, length), jnp.float32, BATCH),
+            )
+            .compile()
+        )
+
+
+@pytest.mark.parametrize("mesh", ("tpu_mesh", "gpu_mesh"))
+def test_loss_never_holds_a_devices_logits(mesh, request):
+    held = compile_loss(request.getfixturevalue(mesh)).memory_analysis().temp_size_in_bytes
+    assert held < 4096 * 50304 // 2 * 4  # bytes of the device's float32 logits, half of the vocabulary
