@@ -143,7 +143,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
     objective = loss
     if smoothing:
         objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
-    sums = {"loss": (loss * weights).sum(1), "accuracy": ((target_logits >= largest) * weights).sum(1)}
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(target_logits >= largest, weights, 0.0).sum(1)}
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
@@ -167,7 +167,9 @@ def _batch_shards(batch: int) -> int:
 
 
 def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:
-    """`x` sharded so under the mesh of `jax.set_mesh`; unchanged without one."""
+    """`x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
     if x is None or jax.sharding.get_abstract_mesh().empty:
         return x
-    return jax.lax.with_sharding_constraint(x, spec)
+    return jax.lax.with_sharding_constraint(
+        x, P(*(axis if n > 1 else None for n, axis in zip(x.shape, spec, strict=True)))
+    )

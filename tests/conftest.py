@@ -5,14 +5,20 @@ Runs before any test module is imported, so that it may still decide how JAX sta
 
 import os
 import pathlib
+import random
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
-    [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]  # the last of two values wins
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",  # compiles in half the time
+    ]
 ).strip()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks at the start of each process
 
 import jax  # noqa: E402
+import pytest  # noqa: E402
 from absl import flags  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -22,3 +28,29 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 flags.FLAGS.mark_as_parsed()  # Grain and TFDS read flags; outside of a command nobody has parsed them
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion_of_dtypes(request):
+    """Bricks and models name every change of dtype. The optimizer cannot: Optax adds integers to floats."""
+    strict = request.path.parent.name in ("layers", "models")
+    with jax.numpy_dtype_promotion("strict" if strict else "standard"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory) -> pathlib.Path:
+    """A folder of text: sentences over 300 made-up words."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(2, 7))) for _ in range(300)]
+    folder = tmp_path_factory.mktemp("text")
+    for i in range(4):
+        lines = [" ".join(rng.choices(words, k=12)).capitalize() + "." for _ in range(300)]
+        (folder / f"{i}.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory) -> pathlib.Path:
+    """config.data.cache_dir of the tests that run commands."""
+    return tmp_path_factory.mktemp("cache")

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -50,13 +51,6 @@ def make_state(step: int, devices: int = 8, width: int = 8) -> State:
 
 def abstract(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
-def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype
-        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
 
 
 def save_all(directory, steps, keep=10, losses=None):
@@ -104,7 +98,7 @@ def test_state_and_extra_come_back_bit_for_bit(tmp_path):
     checkpoints.save(7, make_state(7), extra)
     step, state, restored_extra = checkpoints.restore_newest(abstract(make_state(0)))
     assert step == 7
-    assert_same(state, make_state(7))
+    chex.assert_trees_all_equal(state, make_state(7))
     assert restored_extra == extra
     checkpoints.close()
 
@@ -112,7 +106,7 @@ def test_state_and_extra_come_back_bit_for_bit(tmp_path):
 @pytest.mark.parametrize("devices", [1, 4])
 def test_arrays_saved_on_8_devices_come_back_on_fewer(two_steps, devices):
     (_, state, _), _ = restore(two_steps, devices)
-    assert_same(state, make_state(20))
+    chex.assert_trees_all_equal(state, make_state(20))
     assert state.params["blocks"]["kernel"].sharding == make_state(0, devices).params["blocks"]["kernel"].sharding
 
 
@@ -120,7 +114,7 @@ def test_arrays_saved_on_1_device_come_back_on_4(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=1)
     checkpoints.save(1, make_state(1, devices=1), {})
     _, state, _ = checkpoints.restore_newest(abstract(make_state(0, devices=4)))
-    assert_same(state, make_state(1))
+    chex.assert_trees_all_equal(state, make_state(1))
     checkpoints.close()
 
 
@@ -133,7 +127,7 @@ def test_a_state_that_is_donated_right_after_save_is_saved_as_it_was(tmp_path):
     for _ in range(3):
         state = update(state)
     _, restored, _ = checkpoints.restore_newest(abstract(state))
-    assert_same(restored, before)
+    chex.assert_trees_all_equal(restored, before)
     checkpoints.close()
 
 
@@ -184,7 +178,7 @@ def test_a_step_with_one_flipped_bit_is_never_used(damaged):
             assert MANIFEST in path or f"{os.path.relpath(path, damaged / '20')} changed" in warning
             flip(path, position)
     assert restore(damaged)[0][0] == 20  # nothing but the flips was in the way
-    assert_same(state, make_state(10))
+    chex.assert_trees_all_equal(state, make_state(10))
 
 
 def array_file(step_directory):
@@ -246,7 +240,7 @@ def test_a_damaged_newer_step_is_replaced_when_the_run_gets_there_again(damaged)
     checkpoints.save(20, make_state(21), {})
     step, state, _ = checkpoints.restore_newest(abstract(make_state(0)))
     assert step == 20 and checkpoints.warnings == []
-    assert_same(state.params, make_state(21).params)
+    chex.assert_trees_all_equal(state.params, make_state(21).params)
     checkpoints.close()
 
 
@@ -296,7 +290,7 @@ def test_another_optimizer_is_an_error_that_names_its_arrays(two_steps):
 
 def test_load_params_takes_parameters_alone(two_steps):
     params = load_params(str(two_steps.parent), abstract(make_state(0, devices=4).params))
-    assert_same(params, make_state(20).params)
+    chex.assert_trees_all_equal(params, make_state(20).params)
     assert params["blocks"]["kernel"].sharding.mesh.size == 4
 
 
@@ -312,7 +306,7 @@ def test_load_params_names_every_parameter_that_does_not_fit(two_steps):
 
 def test_load_params_falls_back_to_the_step_before(damaged):
     truncate(array_file(damaged / "20"))
-    assert_same(load_params(str(damaged.parent), abstract(make_state(0).params)), make_state(10).params)
+    chex.assert_trees_all_equal(load_params(str(damaged.parent), abstract(make_state(0).params)), make_state(10).params)
 
 
 def test_load_params_of_a_folder_without_checkpoints_is_an_error(tmp_path):

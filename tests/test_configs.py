@@ -4,7 +4,6 @@ import glob
 import json
 import os
 import pathlib
-import random
 import runpy
 
 import pytest
@@ -57,7 +56,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     model.head_dim = model.head_dim and 8
     experiment.tokenizer.path = None
     if hasattr(experiment.tokenizer, "vocab_size"):
-        experiment.tokenizer.vocab_size = 300
+        experiment.tokenizer.vocab_size = 400
     experiment.data.sequence_length, experiment.data.workers, experiment.data.prepare_workers = 32, 0, 1
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=text), cache
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
@@ -66,14 +65,9 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_config_trains_two_steps(name, tmp_path):
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abdefgiklmnorstu", k=rng.randint(2, 8))) for _ in range(400)]
-    for i in range(2):
-        lines = [" ".join(rng.choices(words, k=12)) for _ in range(400)]
-        (tmp_path / f"{i}.txt").write_text("\n".join(lines))
+def test_a_config_trains_two_steps(name, tmp_path, text, cache):
     experiment = load(name, VARIANTS[name][-1])
-    shrink(experiment, str(tmp_path / "*.txt"), str(tmp_path / "cache"))
+    shrink(experiment, str(text), str(cache))
     assert train.run(experiment, str(tmp_path / "run")) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]

@@ -47,7 +47,7 @@ def plain_sums(arrays, targets, weights, z_loss=0.0, label_smoothing=0.0):
 
 def chunked_sums(arrays, targets, weights, **options):
     names = ("features", "unembedding", "bias")
-    return loss_sums(SimpleNamespace(**dict(zip(names, arrays))), targets, weights, **options)
+    return loss_sums(SimpleNamespace(**dict(zip(names, arrays, strict=True))), targets, weights, **options)
 
 
 def value_and_gradients(arrays, targets, weights, **options):
@@ -173,6 +173,16 @@ def test_sharded_loss_and_gradients_are_those_of_one_device(config):
     with jax.set_mesh(mesh):
         step, arguments = on_mesh(mesh)
         got = step(*arguments)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # float32 sums in another order
+
+
+def test_a_batch_that_the_mesh_does_not_divide_has_a_loss_too():
+    (features, unembedding, bias), targets, weights = example(vocab=96)
+    some = (features[:3], unembedding, bias), targets[:3], weights[:3]
+    expected = value_and_gradients(*some, chunk=4)
+    with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):
+        got = value_and_gradients(*some, chunk=4)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # float32 sums in another order
 

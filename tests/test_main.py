@@ -20,23 +20,6 @@ ROOT = pathlib.Path(__file__).parents[1]
 TIMINGS = {"tokens_per_second", "step_seconds", "mfu", "data_wait_fraction"}
 
 
-@pytest.fixture(scope="session")
-def text(tmp_path_factory) -> pathlib.Path:
-    """A folder of text: sentences over 300 made-up words."""
-    rng = random.Random(0)
-    words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(2, 7))) for _ in range(300)]
-    folder = tmp_path_factory.mktemp("text")
-    for i in range(4):
-        lines = [" ".join(rng.choices(words, k=12)).capitalize() + "." for _ in range(300)]
-        (folder / f"{i}.txt").write_text("\n".join(lines))
-    return folder
-
-
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory) -> pathlib.Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def command(config: str, workdir, text, cache, *flags: str) -> list[str]:
     return [
         *(sys.executable, "-m", "pretrainax.main", f"--config={config}", f"--workdir={workdir}"),

@@ -22,14 +22,13 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # Each may import, at its top, what stands in the lines before its own, and what is in its own package.
 LAYERS = [
     "config paths",
-    "vocabulary",
+    "vocabulary sharding curves",
     "tokenizer",
     "data",
     "layers",
     "models",
     "zoo",
-    "sharding flops curves",
-    "losses optim checkpoint metrics",
+    "losses optim checkpoint metrics flops",
     "train_step host cli",
     "prepare sample",
     "evaluate",
@@ -41,8 +40,8 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split(
 # The two chains that a user takes apart: text without models, models without text.
 CHAINS = {
     "data": {"config", "vocabulary", "tokenizer"},
-    "layers": {"config"},
-    "models": {"config", "layers"},
+    "layers": {"config", "sharding"},
+    "models": {"config", "layers", "sharding"},
     "zoo": {"config", "paths", "models", "layers"},
 }
 

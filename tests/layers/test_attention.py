@@ -179,6 +179,14 @@ def test_kernels_run_on_each_devices_own_rows_and_heads(interpreted, implementat
         np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 128 terms near 1, in another order
 
 
+def test_kernels_take_a_batch_that_the_mesh_does_not_divide(interpreted):
+    mask, (t, s) = next(kernel_cases(batch=3))
+    args = arrays(3, t, s, 4, 2, 64)
+    with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):
+        got = jax.jit(lambda *args: run(*args, mask, "tpu_splash"))(*args)
+    np.testing.assert_allclose(got, run(*args, mask), atol=2e-5)  # float32 sums of <= 128 terms near 1
+
+
 # --- the choice ----------------------------------------------------------------------------------------------------
 
 choose = functools.partial(

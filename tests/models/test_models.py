@@ -1,0 +1,178 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.config import LearnedPositions, ModelConfig, RelativePositionBuckets, RotaryPositions, UserError
+from pretrainax.config import SinusoidalPositions
+from pretrainax.layers.compute import Compute
+
+_SMALL = dict(vocab_size=50, num_layers=2, d_model=16, d_ff=32, num_heads=4)
+CONFIGS = {
+    "encoder": ModelConfig(
+        family="encoder",
+        norm_at="post",
+        position=LearnedPositions(16),
+        embedding_norm=True,
+        num_token_types=2,
+        masked_lm_head=True,
+        **_SMALL,
+    ),
+    "encoder_decoder": ModelConfig(
+        family="encoder_decoder",
+        position=RelativePositionBuckets(num_buckets=8, max_distance=10),
+        norm="rms",
+        use_bias=False,
+        scale_attention=False,
+        scale_tied_logits=True,
+        init_stddev=None,
+        **_SMALL,
+    ),
+    "decoder": ModelConfig(
+        family="decoder",
+        position=RotaryPositions(16),
+        norm="rms",
+        gated=True,
+        activation="silu",
+        use_bias=False,
+        num_kv_heads=2,
+        tie_embeddings=False,
+        init_stddev=0.5,  # so that attention is not uniform
+        **_SMALL,
+    ),
+}
+# two texts and padding: places 0-3, 4-6, 7
+SEGMENTS = np.array([[1, 1, 1, 1, 2, 2, 2, 0]] * 2, np.int32)
+POSITIONS = np.array([[0, 1, 2, 3, 0, 1, 2, 0]] * 2, np.int32)
+
+
+def batch(family):
+    rng = np.random.default_rng(0)
+
+    def rows():
+        return {"tokens": rng.integers(0, 50, (2, 8)).astype(np.int32), "segment_ids": SEGMENTS, "positions": POSITIONS}
+
+    out = rows()
+    if family == "encoder_decoder":
+        out |= {f"encoder_{name}": value for name, value in rows().items()}
+    return out
+
+
+def features(config, params, batch):
+    model = models.build(config, Compute())
+    return np.asarray(jax.jit(lambda b: model.apply({"params": params}, b, deterministic=True).features)(batch))
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def case(request):
+    """(family, config, parameters, batch, features)"""
+    config, inputs = CONFIGS[request.param], batch(request.param)
+    params = models.build(config, Compute()).init(jax.random.key(0), inputs, deterministic=True)["params"]
+    return request.param, config, params, inputs, features(config, params, inputs)
+
+
+def changed_places(case, name, place):
+    """The places of the first row whose features differ when the token there does; none of the second row may."""
+    _, config, params, inputs, before = case
+    tokens = inputs[name].copy()
+    tokens[0, place] = (tokens[0, place] + 1) % 50
+    differs = (features(config, params, inputs | {name: tokens}) != before).any(-1)
+    assert not differs[1].any()
+    return set(np.flatnonzero(differs[0]))
+
+
+@pytest.mark.parametrize(
+    "place, bidirectional, causal",
+    [
+        (0, {0, 1, 2, 3}, {0, 1, 2, 3}),
+        (2, {0, 1, 2, 3}, {2, 3}),
+        (4, {4, 5, 6}, {4, 5, 6}),
+        (6, {4, 5, 6}, {6}),
+        (7, {7}, {7}),  # padding
+    ],
+)
+def test_a_token_changes_only_what_may_see_it(case, place, bidirectional, causal):
+    assert changed_places(case, "tokens", place) == (bidirectional if case[0] == "encoder" else causal)
+
+
+@pytest.mark.parametrize("place, expected", [(0, {0, 1, 2, 3}), (3, {0, 1, 2, 3}), (5, {4, 5, 6}), (7, {7})])
+def test_an_encoded_token_changes_only_its_segment(case, place, expected):
+    if case[0] != "encoder_decoder":
+        pytest.skip("has no encoder beside a decoder")
+    assert changed_places(case, "encoder_tokens", place) == expected
+
+
+def test_a_packed_text_has_the_features_it_has_alone(case):
+    _, config, params, inputs, before = case
+    alone = {name: value[:, 4:7] for name, value in inputs.items()}
+    # float32 sums over 3 keys, not 8 of which 5 are masked
+    np.testing.assert_allclose(features(config, params, alone), before[:, 4:7], atol=2e-5)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_abstract_params_are_those_of_the_model(family):
+    config = CONFIGS[family]
+    params = models.build(config, Compute()).init(jax.random.key(0), batch(family), deterministic=True)["params"]
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    assert shapes == models.abstract_params(config)
+
+
+def test_parameters_are_float32_and_features_in_the_compute_dtype():
+    model = models.build(CONFIGS["decoder"], Compute(dtype="bfloat16"))
+    outputs, variables = model.init_with_output(jax.random.key(0), batch("decoder"), deterministic=True)
+    assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
+    assert (outputs.features.dtype, outputs.logits().dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_bfloat16_is_near_float32(case):
+    _, config, params, inputs, _ = case
+
+    def logits(dtype):
+        outputs = models.build(config, Compute(dtype=dtype)).apply({"params": params}, inputs, deterministic=True)
+        return np.asarray(outputs.logits())
+
+    exact = logits("float32")
+    # 8 bits a number: errors of about 1 % of the logits' size, more where they add up
+    assert np.abs(logits("bfloat16") - exact).mean() < 0.03 * np.abs(exact).mean()
+
+
+def test_token_types_default_to_zero():
+    config, inputs = CONFIGS["encoder"], batch("encoder")
+    params = models.build(config, Compute()).init(jax.random.key(0), inputs, deterministic=True)["params"]
+    zeros, ones = np.zeros((2, 8), np.int32), np.ones((2, 8), np.int32)
+    without = features(config, params, inputs)
+    np.testing.assert_array_equal(features(config, params, inputs | {"token_types": zeros}), without)
+    assert not np.allclose(features(config, params, inputs | {"token_types": ones}), without)
+
+
+@pytest.mark.parametrize("position", [LearnedPositions(16), SinusoidalPositions(), RotaryPositions(16)])
+def test_positions_come_from_the_batch(position):
+    config, inputs = dataclasses.replace(CONFIGS["decoder"], position=position), batch("decoder")
+    params = models.build(config, Compute()).init(jax.random.key(0), inputs, deterministic=True)["params"]
+    others = np.arange(8, dtype=np.int32)[None].repeat(2, 0) ** 2 % 16
+    before, after = features(config, params, inputs), features(config, params, inputs | {"positions": others})
+    assert not np.allclose(before[:, 4:7], after[:, 4:7])
+
+
+def test_every_parameter_gets_a_gradient(case):
+    _, config, params, inputs, _ = case
+    model = models.build(config, Compute())
+    weights = jax.random.normal(jax.random.key(3), (2, 8, 50))  # a plain sum would not see what a norm takes out
+
+    def loss(params):
+        return jnp.sum(
+            weights * jax.nn.log_softmax(model.apply({"params": params}, inputs, deterministic=True).logits())
+        )
+
+    gradients = jax.jit(jax.grad(loss))(params)
+    # A key's bias adds the same to all logits of a query: the softmax takes it out.
+    zero = {path for path, g in jax.tree_util.tree_leaves_with_path(gradients) if not np.abs(g).max() > 1e-6}
+    assert {jax.tree_util.keystr(path) for path in zero} <= {"['encoder']['blocks']['self_attention']['key']['bias']"}
+
+
+def test_unknown_family_names_those_there_are():
+    with pytest.raises(UserError, match="config.model.family is 'decodr', did you mean 'decoder'"):
+        models.build(ModelConfig(family="decodr"), Compute())

@@ -1,0 +1,64 @@
+"""Every command of the README runs, with small sizes, and its layout tree names every file."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+SMALL = (
+    "--config.tokenizer.vocab_size=400 --config.train.steps=2 --config.evaluate.batches=1 --config.model.num_layers=1"
+)
+
+
+def run(words: list[str], cwd) -> str:
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def commands(start: str) -> list[list[str]]:
+    """The README's commands that begin so, as words; python is the one that runs the tests."""
+    return [shlex.split(c.replace("python -m", f"{sys.executable} -m")) for c in COMMANDS if c.startswith(start)]
+
+
+def test_every_command_is_run_here():
+    starts = ("make quickstart", "make test", "python -m pretrainax.", "launch/tpu_vm.sh")
+    assert [c for c in COMMANDS if not c.startswith(starts)] == []
+
+
+def test_make_quickstart_and_make_test_run_what_the_readme_says():
+    said = run(["make", "--dry-run", "quickstart"], ROOT)
+    assert "-m pretrainax.main --config=configs/quickstart.py" in said
+    assert "-m pytest" in run(["make", "--dry-run", "test"], ROOT)
+
+
+def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
+    (tmp_path / "my").mkdir()
+    (tmp_path / "my" / "folder").symlink_to(text)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (train,), (evaluate,), (prepare,) = (
+        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "prepare")
+    )
+    cached = f"--config.data.cache_dir={cache}"
+    said = run([*train, *SMALL.split(), cached], tmp_path)
+    assert "unigram baseline" in said and (tmp_path / "runs" / "mine" / "curves.png").exists()
+    assert "perplexity" in run(evaluate, tmp_path)
+    assert "documents" in run([*prepare, "--config.tokenizer.vocab_size=400", cached], tmp_path)
+
+
+def test_the_launcher_prints_its_commands():
+    (launch,) = commands("launch/tpu_vm.sh")
+    said = run([*launch[: launch.index("--")], "--dry-run", *launch[launch.index("--") :]], ROOT)
+    assert "pretrainax.main" in said and "--worker=all" in said and "--config.mesh.fsdp=8" in said
+
+
+def test_the_layout_names_every_file():
+    tree = README.split("## Layout")[1]
+    files = [p.name for p in (ROOT / "pretrainax").rglob("*.py") if p.name not in ("__init__.py", "__main__.py")]
+    assert sorted(name for name in files if name not in tree) == []
