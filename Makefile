@@ -38,7 +38,7 @@ $(VENV)/install%: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
 $(BIN)/python:
 	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python3.14 python); do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null; then \
-			echo "$(VENV): $$($$python --version)"; exec $$python -m venv $(VENV); \
+			echo "$(VENV): $$($$python --version)"; $$python -m venv $(VENV) && exit; rm -rf $(VENV); exit 1; \
 		fi; \
 	done; \
 	echo "PretrainAX needs Python 3.11 or newer; found none as $(or $(PYTHON),python3 or python3.11 to python3.14)." \

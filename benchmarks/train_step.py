@@ -1,0 +1,155 @@
+"""How fast a config trains on this machine: random tokens through the real objective, loader and update.
+
+    python benchmarks/train_step.py --config=configs/gpt2.py:124m --config.train.global_batch_size=16
+    python benchmarks/train_step.py --config=configs/quickstart.py --steps=50 --cold --json=quickstart.json
+
+Step time is the median over groups of steps, each waited for at its end, as training does every `log_every` steps.
+"""
+
+import time
+
+STARTED = time.perf_counter()  # before JAX is imported, which a user waits for too
+
+import dataclasses  # noqa: E402
+import json  # noqa: E402
+import resource  # noqa: E402
+import statistics  # noqa: E402
+import tempfile  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
+
+import numpy as np  # noqa: E402
+from absl import flags  # noqa: E402
+
+from pretrainax import cli  # noqa: E402
+from pretrainax.tokenizer import Vocabulary  # noqa: E402
+
+STEPS = flags.DEFINE_integer(
+    "steps", 20, "Timed steps, in 5 groups; as many again run before, at most 5", lower_bound=5
+)
+COLD = flags.DEFINE_bool("cold", False, "Compile with an empty compilation cache")
+JSON = flags.DEFINE_string("json", None, "File to write the figures to")
+GROUPS = 5
+
+
+@dataclasses.dataclass
+class RandomCorpus:
+    """What a pretrainax.data.corpus.Corpus is to the loader."""
+
+    low: int  # smallest and largest + 1 id
+    high: int
+    num_tokens: int = 1 << 24
+
+    def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
+        return tokens, np.ones(length, np.int32)
+
+
+def prepared(vocab_size: int):
+    """A pretrainax.prepare.Prepared of random tokens."""
+    sentinels = tuple(range(6, 106))
+    vocabulary = Vocabulary(vocab_size, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=sentinels)
+    corpus = RandomCorpus(len(sentinels) + 6, vocab_size)
+    return SimpleNamespace(
+        tokenizer=SimpleNamespace(vocabulary=vocabulary), train=corpus, valid=corpus, summary="random tokens"
+    )
+
+
+def measure(experiment) -> dict:
+    import jax
+
+    from pretrainax import host, sharding
+    from pretrainax.data.pipeline import check_batch, iterate
+    from pretrainax.job import assemble
+    from pretrainax.train import to_device
+
+    host.tune_malloc()
+    host.start_jax(experiment)
+    mesh = sharding.make_mesh(experiment.mesh)
+    warm_up, group = min(STEPS.value, 5), STEPS.value // GROUPS
+    with jax.set_mesh(mesh):
+        job = assemble(experiment, prepared(experiment.model.vocab_size), mesh)
+        check_batch(
+            job.train_batches[0],
+            experiment.model,
+            job.lengths,
+            experiment.train.global_batch_size // jax.process_count(),
+        )
+        batches = iterate(job.train_batches, 0, warm_up + group * GROUPS, experiment.data.workers)
+        batches = to_device(batches, mesh)
+        state = jax.block_until_ready(job.fresh_state())
+        batch = next(batches)
+
+        started = time.perf_counter()
+        step = job.step.lower(state, batch).compile()
+        compile_seconds = time.perf_counter() - started
+        state, metrics = jax.block_until_ready(step(state, batch))
+        first_step_seconds = time.perf_counter() - STARTED
+        for _ in range(warm_up - 1):
+            state, metrics = step(state, next(batches))
+        jax.block_until_ready(state)
+
+        seconds = []
+        for _ in range(GROUPS):
+            started = time.perf_counter()
+            for _ in range(group):
+                state, metrics = step(state, next(batches))
+            jax.block_until_ready(state)
+            seconds.append((time.perf_counter() - started) / group)
+        if not metrics["finite"]:
+            raise SystemExit("the loss is not finite")
+
+        step_seconds = statistics.median(seconds)
+        # A CPU has no statistics of its own memory; then it is the largest resident set of the process.
+        memory = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        return {
+            "config": cli.config_name(),
+            "device": f"{mesh.size} × {jax.devices()[0].device_kind}",
+            "compute": dict(job.describe())["compute"],
+            "parameters": job.parameters,
+            "batch_size": experiment.train.global_batch_size,
+            "tokens_per_step": job.tokens_per_step,
+            "tokens_per_second": job.tokens_per_step / step_seconds,
+            "step_seconds": step_seconds,
+            "step_seconds_range": [min(seconds), max(seconds)],
+            "mfu": job.mfu(step_seconds),
+            "flops_per_second": job.flops_per_step / step_seconds,
+            "peak_memory_bytes": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "compile_seconds": compile_seconds,
+            "first_step_seconds": first_step_seconds,
+            "date": time.strftime("%Y-%m-%d"),
+        }
+
+
+def table(figures: dict) -> str:
+    low, high = figures["step_seconds_range"]
+    mfu = "" if figures["mfu"] is None else f", MFU {figures['mfu']:.1%}"
+    rows = {
+        "config": figures["config"],
+        "device": f"{figures['device']}, {figures['compute']}",
+        "parameters": f"{figures['parameters'] / 1e6:,.1f} M",
+        "batch": f"{figures['batch_size']:,} examples, {figures['tokens_per_step']:,} tokens",
+        "rate": f"{figures['tokens_per_second']:,.0f} tokens/s",
+        "step": f"{figures['step_seconds'] * 1e3:,.1f} ms ({low * 1e3:,.1f} to {high * 1e3:,.1f})",
+        "model FLOPs": f"{figures['flops_per_second'] / 1e12:,.3g} TFLOP/s{mfu}",
+        "peak memory": f"{figures['peak_memory_bytes'] / 1e9:.2f} GB",
+        "compile": f"{figures['compile_seconds']:.1f} s",
+        "first step": f"{figures['first_step_seconds']:.1f} s after the start",
+    }
+    return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
+
+
+def main() -> int:
+    experiment = cli.experiment()
+    with tempfile.TemporaryDirectory() as empty:
+        if COLD.value:
+            experiment.data.cache_dir = empty
+        figures = measure(experiment)
+    print(table(figures))
+    if JSON.value:
+        with open(JSON.value, "w", encoding="utf-8") as f:
+            json.dump(figures, f, indent=2)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)
