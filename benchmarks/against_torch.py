@@ -1,0 +1,315 @@
+"""The same model and batch here and in transformers + torch, on the same device: tokens/s, in turn, and their ratio.
+
+    python benchmarks/against_torch.py                                    # width 256, 4 layers, float32
+    python benchmarks/against_torch.py --size=base --dtype=bfloat16       # GPT-2 124M, BERT-base, T5 1.0 base
+    python benchmarks/against_torch.py --against=eager,compiled,autocast
+
+Each side lives in a process of its own, with the same threads and the same malloc, and runs only when it is its turn.
+Both do forward, backward, clipping of the global norm and AdamW, without dropout. BERT's torch side has its head on
+every position, as transformers does; ours gathers the masked ones. Needs the extra `parity`.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from pretrainax.config import LearnedPositions, ModelConfig, TrainConfig
+from pretrainax.zoo.bert import bert
+from pretrainax.zoo.gpt import gpt2
+from pretrainax.zoo.t5 import t5
+
+# rows, tokens that the encoder reads (None: no encoder), tokens that the model predicts from
+BATCHES = {
+    "small": {"bert": (32, None, 128), "gpt2": (16, None, 256), "t5": (16, 256, 64)},
+    "base": {"bert": (32, None, 512), "gpt2": (16, None, 1024), "t5": (32, 512, 114)},
+}
+MASKED = 0.15
+# With glibc's defaults every block over 32 MB is mapped and unmapped at each step, on both sides.
+MALLOC = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+}
+
+
+def config_of(name: str, size: str) -> ModelConfig:
+    config = {"bert": bert, "gpt2": gpt2, "t5": t5}[name]({"gpt2": "124m", "t5": "v1_0_base"}.get(name, "base"))
+    if size == "small":
+        config.num_layers, config.d_model, config.d_ff, config.num_heads, config.vocab_size = 4, 256, 1024, 4, 8192
+        if isinstance(config.position, LearnedPositions):
+            config.position = LearnedPositions(256)
+    config.dropout_rate = 0.0
+    return config
+
+
+def batch_of(name: str, size: str, vocab_size: int) -> dict[str, np.ndarray]:
+    """Random tokens, under the names of the design's Batch table."""
+    rows, read, length = BATCHES[size][name]
+    rng = np.random.default_rng(0)
+
+    def text(length):
+        return {
+            "tokens": rng.integers(0, vocab_size, (rows, length), dtype=np.int32),
+            "segment_ids": np.ones((rows, length), np.int32),
+            "positions": np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length)),
+        }
+
+    batch = text(length)
+    predicted = length
+    if name == "bert":
+        predicted = round(MASKED * length)
+        order = np.argsort(rng.random((rows, length)), axis=1)[:, :predicted]
+        batch |= {
+            "masked_positions": np.sort(order, axis=1).astype(np.int32),
+            "token_types": np.zeros_like(batch["tokens"]),
+        }
+    if name == "t5":
+        batch |= {f"encoder_{key}": value for key, value in text(read).items()}
+    batch["targets"] = rng.integers(0, vocab_size, (rows, predicted), dtype=np.int32)
+    batch["loss_weights"] = np.ones((rows, predicted), np.float32)
+    return batch
+
+
+# --- the two sides: () -> the next step's work, done ----------------------------------------------------------------
+
+
+def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitStack) -> Callable[[int], float]:
+    import jax
+
+    from pretrainax import models, optim, sharding, train_step
+    from pretrainax.config import MeshConfig
+    from pretrainax.layers.compute import Compute
+
+    config, train = config_of(name, size), TrainConfig()
+    mesh = sharding.make_mesh(MeshConfig())
+    stack.enter_context(jax.set_mesh(mesh))
+    model = models.build(config, Compute(dtype=dtype, scan_unroll=unroll or train.scan_unroll))
+    batch = batch_of(name, size, config.vocab_size)
+    shapes = train_step.global_shapes(batch, len(batch["tokens"]))
+    schedule = optim.WarmupConstant(warmup_steps=0).build(1e-4, 1)
+    optimizer = optim.AdamW().build(schedule, train_step.abstract_params(model, shapes))
+    state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
+    step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
+    batch = sharding.put_batch(batch, mesh)
+
+    def run(steps: int) -> float:
+        nonlocal state
+        for _ in range(steps):
+            state, metrics = step(state, batch)
+        total, count = metrics["sums"]["loss"]
+        return float(total / count)
+
+    return run
+
+
+def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
+    """`kind`: eager, compiled, autocast (bfloat16), compiled_autocast."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as JAX's default
+    c = config_of(name, size)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shared = dict(vocab_size=c.vocab_size)
+    if name == "bert":
+        settings = transformers.BertConfig(
+            hidden_size=c.d_model,
+            num_hidden_layers=c.num_layers,
+            num_attention_heads=c.num_heads,
+            intermediate_size=c.d_ff,
+            max_position_embeddings=c.position.max_length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            **shared,
+        )
+        model = transformers.BertForMaskedLM(settings)
+    elif name == "gpt2":
+        settings = transformers.GPT2Config(
+            n_embd=c.d_model,
+            n_layer=c.num_layers,
+            n_head=c.num_heads,
+            n_inner=c.d_ff,
+            n_positions=c.position.max_length,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+            use_cache=False,
+            **shared,
+        )
+        model = transformers.GPT2LMHeadModel(settings)
+    else:
+        settings = transformers.T5Config(
+            d_model=c.d_model,
+            d_kv=c.dim_per_head,
+            d_ff=c.d_ff,
+            num_layers=c.num_layers,
+            num_heads=c.num_heads,
+            dropout_rate=0.0,
+            use_cache=False,
+            **shared,
+        )
+        model = transformers.T5ForConditionalGeneration(settings)
+    model = model.to(device).train()
+    batch = {key: torch.from_numpy(np.array(v)).to(device) for key, v in batch_of(name, size, c.vocab_size).items()}
+    tokens, targets = batch["tokens"].long(), batch["targets"].long()
+    if name == "bert":
+        labels = torch.full_like(tokens, -100).scatter(1, batch["masked_positions"].long(), targets)
+        inputs = {"input_ids": tokens, "labels": labels}
+    elif name == "gpt2":
+        inputs = {"input_ids": tokens, "labels": tokens}  # shifted inside
+    else:
+        inputs = {"input_ids": batch["encoder_tokens"].long(), "decoder_input_ids": tokens, "labels": targets}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    forward = torch.compile(model) if kind.startswith("compiled") else model
+
+    def run(steps: int) -> float:
+        for _ in range(steps):
+            with torch.autocast(device, torch.bfloat16, enabled=kind.endswith("autocast")):
+                loss = forward(**inputs).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return run
+
+
+def serve(side: str, name: str, size: str, unroll: int) -> None:
+    """A process of one side: reads a number of steps from each line, answers with seconds, loss and memory."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+    with contextlib.ExitStack() as stack:
+        if side.startswith("torch "):
+            run = theirs(name, size, side.removeprefix("torch "))
+        else:
+            run = ours(name, size, side.removeprefix("pretrainax "), unroll, stack)
+        for line in sys.stdin:
+            started = time.perf_counter()
+            loss = run(int(line))
+            seconds = time.perf_counter() - started
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(json.dumps({"seconds": seconds, "loss": loss, "memory_bytes": memory}), file=answers, flush=True)
+
+
+# --- taking turns ---------------------------------------------------------------------------------------------------
+
+
+class Side:
+    """A process of one side."""
+
+    def __init__(self, side: str, name: str, size: str, unroll: int):
+        threads = str(len(os.sched_getaffinity(0)))
+        env = os.environ | MALLOC | {"OMP_NUM_THREADS": threads, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
+        command = [sys.executable, __file__, "--serve", side, "--models", name, "--size", size, "--unroll", str(unroll)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.rates, self.memory_bytes = [], 0
+        rows, read, length = BATCHES[size][name]
+        self.tokens = rows * ((read or 0) + length)
+        self.first_loss = self._ask(1)["loss"]  # compiles
+        self._ask(2)
+
+    def turn(self, steps: int) -> float:
+        """Runs, and returns seconds a step."""
+        answer = self._ask(steps)
+        self.rates.append(self.tokens * steps / answer["seconds"])
+        self.memory_bytes = answer["memory_bytes"]
+        return answer["seconds"] / steps
+
+    def _ask(self, steps: int) -> dict:
+        print(steps, file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(self.process.args)} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(timeout=60)
+
+
+def compare(name: str, args: argparse.Namespace) -> list[dict]:
+    """One row for each kind of torch."""
+    names = [f"pretrainax {args.dtype}", *(f"torch {kind}" for kind in args.against.split(","))]
+    with contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(contextlib.closing(Side(n, name, args.size, args.unroll))) for n in names]
+        steps = [max(round(args.seconds / side.turn(2)), 2) for side in sides]
+        for side in sides:
+            side.rates.clear()
+        for _ in range(args.rounds):
+            for side, count in zip(sides, steps, strict=True):
+                side.turn(count)
+        here = sides[0]
+        rows = []
+        for n, side in zip(names[1:], sides[1:], strict=True):
+            ratios = [a / b for a, b in zip(here.rates, side.rates, strict=True)]
+            rows.append(
+                {
+                    "model": name,
+                    "batch": BATCHES[args.size][name],
+                    "ours": names[0],
+                    "theirs": n,
+                    "our_tokens_per_second": statistics.median(here.rates),
+                    "their_tokens_per_second": statistics.median(side.rates),
+                    "ratio": statistics.median(here.rates) / statistics.median(side.rates),
+                    "ratio_range": [min(ratios), max(ratios)],
+                    "our_memory_bytes": here.memory_bytes,
+                    "their_memory_bytes": side.memory_bytes,
+                    "our_first_loss": here.first_loss,
+                    "their_first_loss": side.first_loss,
+                }
+            )
+        return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="bert,gpt2,t5")
+    parser.add_argument("--size", choices=BATCHES, default="small")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of our activations")
+    parser.add_argument("--against", default="eager", help="eager,compiled,autocast,compiled_autocast")
+    parser.add_argument("--unroll", type=int, default=0, help="config.train.scan_unroll; 0: the default")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each side in each round")
+    parser.add_argument("--json", help="file to write the figures to")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        return serve(args.serve, args.models, args.size, args.unroll)
+
+    rows = []
+    print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d')}\n")
+    print("| model | batch | tokens/s here | tokens/s torch | ratio (range) | memory here / torch |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name in args.models.split(","):
+        for row in compare(name, args):
+            rows.append(row)
+            count, read, length = row["batch"]
+            shape = f"{count} × ({read} + {length})" if read else f"{count} × {length}"
+            low, high = row["ratio_range"]
+            print(
+                f"| {name} {args.size} | {shape} | {row['our_tokens_per_second']:,.0f} ({row['ours'].split()[1]}) "
+                f"| {row['their_tokens_per_second']:,.0f} ({row['theirs'].split()[1]}) "
+                f"| {row['ratio']:.2f} ({low:.2f} to {high:.2f}) "
+                f"| {row['our_memory_bytes'] / 1e9:.1f} / {row['their_memory_bytes'] / 1e9:.1f} GB |",
+                flush=True,
+            )
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as f:
+            json.dump(rows, f, indent=2)
+
+
+if __name__ == "__main__":
+    main()
