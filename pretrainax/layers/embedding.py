@@ -11,7 +11,7 @@ from pretrainax.sharding import constrain
 
 
 class Embedding(nn.Module):
-    """Row ids[b, t] of `embedding` [rows, D] for each position. Ids are in range: `check_batch` looks after that."""
+    """Row ids[b, t] of `embedding` [rows, D]. Ids are in range: `validate` and `check_batch` see to it."""
 
     rows: int
     features: int
