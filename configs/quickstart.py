@@ -2,7 +2,10 @@
 
     python -m pretrainax.main --config=configs/quickstart.py
 
-Objective: span corruption (Raffel et al. 2020, section 3.1.4) on about 12 MB of English.
+Objective: span corruption (Raffel et al. 2020, section 3.1.4) on about 12 MB of English. The model is T5 1.1 at a
+hundredth of the size of `small`, the optimizer nanoT5's (arXiv 2309.02373): steps relative to the size of each matrix.
+Expected: validation loss about 3.65 nats a target token, where token frequencies alone give 5.43; 2 to 3 minutes of
+training on 2 cores.
 """
 
 from pretrainax.config import (
@@ -25,12 +28,11 @@ def get_config(variant: str = "") -> Experiment:
     return Experiment(
         model=ModelConfig(
             family="encoder_decoder",
-            vocab_size=4224,  # 4,096 pieces + 100 sentinels, rounded up to a multiple of 128
-            num_layers=3,
-            d_model=192,
-            d_ff=512,
+            vocab_size=2176,  # 2,048 pieces + 100 sentinels, rounded up to a multiple of 128
+            num_layers=2,
+            d_model=128,
+            d_ff=384,
             num_heads=4,
-            head_dim=48,
             position=RelativePositionBuckets(),
             norm="rms",
             norm_epsilon=1e-6,
@@ -41,12 +43,12 @@ def get_config(variant: str = "") -> Experiment:
             scale_attention=False,
             init_stddev=None,
         ),
-        tokenizer=Unigram(vocab_size=4096, train_bytes=4_000_000),
+        tokenizer=Unigram(vocab_size=2048, train_bytes=4_000_000),
         data=DataConfig(source=PythonDocs(), sequence_length=128),
         objective=SpanCorruption(),
-        optimizer=AdamW(learning_rate=3e-3, weight_decay=0.01),
-        schedule=WarmupCosine(warmup_steps=50),
-        train=TrainConfig(steps=400, global_batch_size=32, log_every=10, scan_unroll=3),
-        evaluate=EvaluateConfig(every=100, batches=8),
-        checkpoint=CheckpointConfig(every=200),
+        optimizer=AdamW(learning_rate=2e-2, b2=0.98, weight_decay=0.0, scale_by_parameter_rms=True),
+        schedule=WarmupCosine(warmup_steps=50, final_fraction=0.05),
+        train=TrainConfig(steps=1300, global_batch_size=16, log_every=20, scan_unroll=2, loss_chunk=1024),
+        evaluate=EvaluateConfig(every=100, batches=16),
+        checkpoint=CheckpointConfig(every=500),
     )

@@ -10,7 +10,7 @@ from pretrainax.config import Experiment
 from pretrainax.layers.compute import Compute
 
 # <malloc.h>: parameters of mallopt(3)
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def tune_malloc() -> None:
@@ -24,6 +24,7 @@ def tune_malloc() -> None:
         except AttributeError:  # musl has none
             return
         mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_ARENA_MAX, 1)  # threads share what is free
         mallopt(_M_TRIM_THRESHOLD, -1)  # never give memory back
         mallopt(_M_TOP_PAD, 1 << 28)  # bytes asked for beyond what is needed
 

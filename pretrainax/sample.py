@@ -54,9 +54,8 @@ def _fill_spans(model, params, batch, tokenizer) -> Iterator[str]:
 def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:
     """`<X> for inviting <Y> last </s>` as {X: [for, inviting], Y: [last]}."""
     spans, current = {}, []
-    for token in map(int, ids):
-        if token == vocabulary.eos:
-            break
+    ends = np.flatnonzero(ids == vocabulary.eos)  # the last one ends the targets; others are ends of documents in a span
+    for token in map(int, ids[: ends[-1]] if ends.size else ids):
         if token in vocabulary.sentinels:
             current = spans.setdefault(token, [])
         else:
