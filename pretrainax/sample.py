@@ -1,7 +1,7 @@
 """What a model says at the end of a run: masks and spans it fills in, texts it continues."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def samples(
 def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
     """ "[guess]" where it is right, "[guess ≠ truth]" where it is not."""
     right = "" if list(guess) == list(truth) else f" ≠ {tokenizer.decode(truth).strip()}"
-    return f" [{tokenizer.decode(guess).strip()}{right}] "
+    return f" [{tokenizer.decode(guess).strip() or '␣'}{right}] "
 
 
 def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
@@ -43,18 +43,25 @@ def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
 
 
 def _fill_spans(model, params, batch, tokenizer) -> Iterator[str]:
-    sentinels = set(tokenizer.vocabulary.sentinels)
-    guesses = _decode(model, params, batch, first=1)[:, 1:]  # decoder input -> what was predicted at each place
+    """Each span gets as many tokens as were taken out: left free, a small model says nothing but sentinels."""
+    vocabulary = tokenizer.vocabulary
+    special = np.isin(np.arange(model.config.vocab_size), [*vocabulary.sentinels, vocabulary.eos, vocabulary.pad])
+    kept = special[batch["tokens"]]  # the decoder's input: which spans there are, and where they end
+    guesses = _decode(model, params, batch, kept, banned=special)
     for row, tokens in enumerate(batch["encoder_tokens"]):
-        said, truth = (_spans(ids, tokenizer.vocabulary) for ids in (guesses[row], batch["targets"][row]))
-        answers = {i: (said.get(int(t), []), truth[int(t)]) for i, t in enumerate(tokens) if int(t) in sentinels}
+        # input -> what was predicted: one place to the left; of the last target there is no guess
+        said = np.append(guesses[row, 1:], batch["targets"][row, -1])
+        said, truth = _spans(said, vocabulary), _spans(batch["targets"][row], vocabulary)
+        answers = {i: (said[int(t)], truth[int(t)]) for i, t in enumerate(tokens) if int(t) in vocabulary.sentinels}
         yield _interleave(tokens, answers, tokenizer)
 
 
 def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:
     """`<X> for inviting <Y> last </s>` as {X: [for, inviting], Y: [last]}."""
     spans, current = {}, []
-    ends = np.flatnonzero(ids == vocabulary.eos)  # the last one ends the targets; others are ends of documents in a span
+    ends = np.flatnonzero(
+        ids == vocabulary.eos
+    )  # the last one ends the targets; others are ends of documents in a span
     for token in map(int, ids[: ends[-1]] if ends.size else ids):
         if token in vocabulary.sentinels:
             current = spans.setdefault(token, [])
@@ -76,28 +83,35 @@ def _interleave(tokens: np.ndarray, answers: dict[int, tuple], tokenizer: Tokeni
 
 def _continue(model, params, batch, tokenizer) -> Iterator[str]:
     """The first half of each window, then what the model goes on with, drawn at temperature 0.8."""
-    half = batch["tokens"].shape[1] // 2
-    for tokens in _decode(model, params, batch, first=half, temperature=0.8):
+    length = batch["tokens"].shape[1]
+    half = length // 2
+    kept = np.broadcast_to(np.arange(length) < half, batch["tokens"].shape)
+    for tokens in _decode(model, params, batch, kept, temperature=0.8):
         yield f"{tokenizer.decode(tokens[:half]).strip()} ⟶ {tokenizer.decode(tokens[half:]).strip()}"
 
 
-def _decode(model, params, batch: dict, *, first: int, temperature: float = 0.0) -> np.ndarray:
-    """[B, T]: batch["tokens"] with the places from `first` on filled from left to right, each from the one before.
+def _decode(
+    model, params, batch: dict, kept: np.ndarray, banned: Optional[np.ndarray] = None, temperature: float = 0.0
+) -> np.ndarray:
+    """[B, T]: batch["tokens"] with the places that are not `kept` [B, T] filled in, each from those before it.
 
-    The whole stack runs again for each place: simple, and enough for a handful of short samples.
+    Tokens `banned` [V] are not drawn. The whole stack runs again for each place: simple, and enough for a handful of
+    short samples.
     """
 
     @jax.jit
-    def extend(params, batch, tokens, place, key):
+    def extend(params, batch, tokens, kept, place, key):
         outputs = model.apply({"params": params}, {**batch, "tokens": tokens}, deterministic=True)
         last = jax.lax.dynamic_slice_in_dim(outputs.features, place - 1, 1, axis=1)  # [B, T, D] -> [B, 1, D]
         logits = outputs.replace(features=last).logits()[:, 0]  # [B, V]
+        if banned is not None:
+            logits = jnp.where(banned[None], -jnp.inf, logits)
         drawn = jax.random.categorical(key, logits / temperature) if temperature else jnp.argmax(logits, axis=-1)
-        return jax.lax.dynamic_update_slice_in_dim(tokens, drawn.astype(tokens.dtype)[:, None], place, axis=1)
+        return jnp.where(kept | (jnp.arange(length)[None] != place), tokens, drawn[:, None].astype(tokens.dtype))
 
-    length = batch["tokens"].shape[1]
-    tokens = jnp.where(jnp.arange(length)[None] < first, batch["tokens"], 0)
+    length = kept.shape[1]
+    tokens = jnp.where(kept, batch["tokens"], 0)  # what is not yet filled in is not seen: the stack is causal
     keys = jax.random.split(jax.random.key(0), length)
-    for place in range(first, length):
-        tokens = extend(params, batch, tokens, place, keys[place])
+    for place in np.flatnonzero(~kept.all(axis=0)):
+        tokens = extend(params, batch, tokens, kept, place, keys[place])
     return np.asarray(tokens)

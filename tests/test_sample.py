@@ -1,6 +1,7 @@
 """What a model says at the end of a run: spans and masks filled in, texts continued."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -13,7 +14,7 @@ from pretrainax.sample import samples
 WORDS = ["</s>", "<X>", "<Y>", "thank", "you", "for", "inviting", "me", "last"]
 ID = {word: i for i, word in enumerate(WORDS)}
 TOKENIZER = SimpleNamespace(
-    vocabulary=SimpleNamespace(eos=0, sentinels=(1, 2)), decode=lambda ids: " ".join(WORDS[i] for i in ids)
+    vocabulary=SimpleNamespace(eos=0, pad=0, sentinels=(1, 2)), decode=lambda ids: " ".join(WORDS[i] for i in ids)
 )
 
 
@@ -21,6 +22,7 @@ class Recites(nn.Module):
     """After each token of `line` it is sure of the next one."""
 
     line: tuple[int, ...]
+    config: ClassVar[SimpleNamespace] = SimpleNamespace(vocab_size=len(WORDS))
 
     def __call__(self, batch, *, deterministic):
         follows = np.zeros((len(WORDS), len(WORDS)), np.float32)
