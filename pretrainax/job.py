@@ -12,9 +12,9 @@ from pretrainax import flops, models, sharding, train_step
 from pretrainax.config import Experiment, RelativePositionBuckets
 from pretrainax.data.objectives import Lengths
 from pretrainax.data.pipeline import Batches
-from pretrainax.evaluate import evaluate
 from pretrainax.host import compute_for
 from pretrainax.layers.attention import choose_implementation
+from pretrainax.metrics import summarize
 from pretrainax.prepare import Prepared
 
 
@@ -67,15 +67,12 @@ class Job:
             yield self.valid_batches[i]
 
     def validate(self, params: Any) -> dict:
-        """The figures of the validation batches."""
+        """The figures of the validation batches: sums and counts are added over all of them, then divided once."""
         valid = self.prepared.valid
         causal = self.experiment.model.family == "decoder"  # the only loss that is a likelihood of the text
-        return evaluate(
-            self.eval_step,
-            params,
-            (sharding.put_batch(batch, self.mesh) for batch in self.validation_batches()),
-            bytes_per_token=valid.num_bytes / valid.num_tokens if causal else None,
-        )
+        sums = [self.eval_step(params, sharding.put_batch(batch, self.mesh)) for batch in self.validation_batches()]
+        totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
+        return summarize(totals, bytes_per_token=valid.num_bytes / valid.num_tokens if causal else None)
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the run's header."""

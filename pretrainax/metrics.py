@@ -142,6 +142,25 @@ class Metrics:
             self.note(_join(f"step {step}/{self.total_steps}", *parts))
 
 
+def summarize(sums: dict[str, tuple], bytes_per_token: Optional[float] = None) -> dict:
+    """{name: (sum, count)} as the figures of one line.
+
+    Bits per byte compare models across tokenizers. They need `bytes_per_token`, the mean length in UTF-8 of a target
+    token, and a loss that is a likelihood of the text: a causal one. None for the others.
+    """
+    loss = float(sums["loss"][0]) / max(float(sums["loss"][1]), 1e-9)
+    figures = {
+        "loss": loss,
+        "perplexity": _exp(loss),
+        "bits_per_token": loss / math.log(2),
+        "accuracy": float(sums["accuracy"][0]) / max(float(sums["accuracy"][1]), 1e-9),
+        "loss_tokens": float(sums["loss"][1]),
+    }
+    if bytes_per_token:
+        figures["bits_per_byte"] = figures["bits_per_token"] / bytes_per_token
+    return figures
+
+
 # --- the file ------------------------------------------------------------------------------------------------------
 
 

@@ -18,9 +18,8 @@ from pretrainax.checkpoint import Checkpoints, load_params
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.pipeline import check_batch, iterate
-from pretrainax.evaluate import summarize
 from pretrainax.job import Job, assemble
-from pretrainax.metrics import Metrics
+from pretrainax.metrics import Metrics, summarize
 from pretrainax.paths import parameter_names
 from pretrainax.prepare import Prepared, prepare
 from pretrainax.sample import samples

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import subprocess
 import sys
 
@@ -245,3 +246,24 @@ def test_the_trend_follows_a_straight_line_and_skips_gaps():
     values = np.full(60, 2.0)
     values[20] = np.nan
     np.testing.assert_allclose(curves._trend(values), 2.0, rtol=1e-12)  # rounding of a weighted mean
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_sums_and_counts():
+    figures = metrics.summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)}, bytes_per_token=3.0)
+    assert figures == pytest.approx(
+        {
+            "loss": 1.5,
+            "perplexity": math.exp(1.5),
+            "bits_per_token": 1.5 / math.log(2),
+            "accuracy": 0.25,
+            "loss_tokens": 4.0,
+            "bits_per_byte": 0.5 / math.log(2),
+        }
+    )
+
+
+def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
+    assert "bits_per_byte" not in metrics.summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)})

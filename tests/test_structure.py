@@ -31,9 +31,8 @@ LAYERS = [
     "losses optim checkpoint metrics flops",
     "train_step host cli",
     "prepare sample",
-    "evaluate",
     "job",
-    "train",
+    "train evaluate",
     "main",
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}

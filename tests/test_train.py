@@ -1,10 +1,12 @@
 """The loop, in this process: patience, the best checkpoint, updates left out, parameters of another run."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from pretrainax import train
+from pretrainax import sharding, train
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources import TextFiles
@@ -105,3 +107,17 @@ def test_a_batch_that_the_mesh_does_not_divide_is_an_error(experiment, tmp_path)
     experiment.train.global_batch_size = 12
     with pytest.raises(UserError, match="config.train.global_batch_size 12 is not a multiple of 8"):
         train.run(experiment, str(tmp_path))
+
+
+def test_validation_batches_are_added_before_they_are_divided(experiment):
+    """A batch of 1 token with loss 4 and one of 3 tokens with loss 0: the mean is 1, that of the means would be 2."""
+    mesh = sharding.make_mesh(experiment.mesh)
+    batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
+    job = SimpleNamespace(
+        experiment=experiment,
+        mesh=mesh,
+        prepared=SimpleNamespace(valid=SimpleNamespace(num_bytes=3, num_tokens=1)),
+        validation_batches=lambda: iter(batches),
+        eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
+    )
+    assert Job.validate(job, None)["loss"] == 1.0
