@@ -110,7 +110,7 @@ def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cac
         (["--config=configs/t5_base.py:bse"], "did you mean 'base'"),
         (
             ["--config=tests/tiny.py:t5", "--config.train.stpes=3"],
-            "config.train has no field 'stpes', did you mean 'steps'?",
+            "config.train has no field 'stpes', did you mean 'steps'",
         ),
         (["--config=tests/tiny.py:t5", "--config.train.steps=many"], "--config.train.steps=many"),
         (["--config=tests/tiny.py:t5", "--config.data.source.path=/no/such/place"], "/no/such/place"),
