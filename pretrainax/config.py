@@ -207,8 +207,8 @@ class TrainConfig:
     log_every: int = free(50)
     attention: str = free("auto")  # xla | cudnn | tpu_flash | tpu_splash | auto: the fastest that fits
     remat: str = free("none")  # kept for the backward: none: all | block: block inputs | dots: matrix products
-    scan_unroll: int = free(1)  # blocks unrolled in each turn of the scan over layers
-    loss_chunk: int = free(4096)  # tokens whose logits exist at a time
+    scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: 1, and on a CPU, where loops cost, 4
+    loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
 
 
 @dataclasses.dataclass
@@ -260,8 +260,11 @@ _KINDS = {  # by name: their modules import this one
 }
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
-    "train.global_batch_size train.accumulate train.log_every train.scan_unroll train.loss_chunk evaluate.every "
+    "train.global_batch_size train.accumulate train.log_every evaluate.every "
     "checkpoint.every checkpoint.keep"
+).split()
+_NOT_NEGATIVE = (
+    "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk evaluate.batches"
 ).split()
 
 
@@ -286,6 +289,9 @@ def _problems(e: Experiment) -> Iterator[str]:
     for path in _POSITIVE:
         if get(e, path) < 1:
             yield f"config.{path} is {get(e, path)}, it must be at least 1"
+    for path in _NOT_NEGATIVE:
+        if get(e, path) < 0:
+            yield f"config.{path} is {get(e, path)}, it must be at least 0"
     m = e.model
     if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
         yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"

@@ -1,12 +1,13 @@
 """The process before the first array: the allocator, JAX's compilation cache, the other processes of the run."""
 
 import ctypes
+import dataclasses
 import os
 import sys
 
 import jax
 
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, TrainConfig
 from pretrainax.layers.compute import Compute
 
 # <malloc.h>: parameters of mallopt(3)
@@ -48,8 +49,17 @@ def _is_one_of_many() -> bool:
     )
 
 
-def compute_for(experiment: Experiment) -> Compute:
-    """How this machine runs the model: `train.dtype` "auto" is bfloat16 on accelerators, float32 on CPUs."""
-    train = experiment.train
-    dtype = ("float32" if jax.default_backend() == "cpu" else "bfloat16") if train.dtype == "auto" else train.dtype
-    return Compute(dtype=dtype, attention=train.attention, remat=train.remat, scan_unroll=train.scan_unroll)
+def for_this_machine(train: TrainConfig) -> TrainConfig:
+    """`train` with each "auto" and 0 replaced by what suits the devices at hand."""
+    on_cpu = jax.default_backend() == "cpu"
+    return dataclasses.replace(
+        train,
+        dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
+        scan_unroll=train.scan_unroll or (4 if on_cpu else 1),
+        loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
+    )
+
+
+def compute_for(train: TrainConfig) -> Compute:
+    """How a model runs on this machine."""
+    return Compute(**{f.name: getattr(for_this_machine(train), f.name) for f in dataclasses.fields(Compute)})

@@ -12,7 +12,7 @@ from pretrainax import flops, models, sharding, train_step
 from pretrainax.config import Experiment, RelativePositionBuckets
 from pretrainax.data.objectives import Lengths
 from pretrainax.data.pipeline import Batches
-from pretrainax.host import compute_for
+from pretrainax.host import compute_for, for_this_machine
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.metrics import summarize
 from pretrainax.prepare import Prepared
@@ -127,7 +127,8 @@ def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh
     )
     train_batches = Batches(prepared.train, seed=experiment.train.seed, **data)
     valid_batches = Batches(prepared.valid, seed=0, shuffle=False, **data)
-    model = models.build(experiment.model, compute_for(experiment))
+    train = for_this_machine(experiment.train)
+    model = models.build(experiment.model, compute_for(train))
     batch_shapes = train_step.global_shapes(train_batches[0], experiment.train.global_batch_size)
     params = train_step.abstract_params(model, batch_shapes)
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
@@ -142,7 +143,7 @@ def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh
         batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,
-        step=train_step.make_train_step(model, optimizer, schedule, experiment.train, mesh),
-        eval_step=train_step.make_eval_step(model, experiment.train, mesh),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
+        eval_step=train_step.make_eval_step(model, train, mesh),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
     )

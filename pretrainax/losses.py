@@ -47,6 +47,7 @@ def loss_sums(
       "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
       "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
     """
+    assert chunk > 0, chunk  # host.for_this_machine replaces the 0 of config.train.loss_chunk
     settings = _Settings(z_loss, label_smoothing, chunk)
     arrays = outputs.features, outputs.unembedding, outputs.bias
     objective, reported = _sums(settings, *arrays, targets, loss_weights)

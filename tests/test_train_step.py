@@ -9,6 +9,7 @@ import tables
 
 from pretrainax import models, sharding, train_step
 from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, RelativePositionBuckets, TrainConfig
+from pretrainax.host import for_this_machine
 from pretrainax.layers.compute import Compute
 from pretrainax.optim import AdamW, WarmupCosine
 from pretrainax.paths import parameter_names
@@ -55,7 +56,7 @@ class Run:
     """A model in training on a mesh; enters the mesh for each call, as main does once."""
 
     def __init__(self, config, mesh="1 device", optimizer=None, **train):
-        self.config, self.train, self.mesh = config, TrainConfig(**train), make_mesh(mesh)
+        self.config, self.train, self.mesh = config, for_this_machine(TrainConfig(**train)), make_mesh(mesh)
         self.model = models.build(config, Compute())
         self.shapes = tables.example_shapes(config, ROWS)
         schedule = WarmupCosine(warmup_steps=2).build(1e-3, 10)
@@ -245,7 +246,7 @@ ONES = {name: jnp.ones(x.shape, x.dtype) for name, x in EIGHT.items()}
 def toy_steps(toy, batches, monkeypatch, **train):
     """The states and metrics of a step on each batch; the two parameters are copied to the one device."""
     monkeypatch.setattr(sharding, "TABLE", ((r"[ab]/bias", "d_model"),))
-    mesh, train = make_mesh("1 device"), TrainConfig(**train)
+    mesh, train = make_mesh("1 device"), for_this_machine(TrainConfig(**train))
     with jax.set_mesh(mesh):
         optimizer = AdamW(weight_decay=0.0).build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
         step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh)

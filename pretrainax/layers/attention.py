@@ -149,7 +149,8 @@ def _xla(q, k, v, mask: Mask, bias, scale):
     # [B, G, R·T, S] -> [B, G, R, T, S]
     logits = logits.reshape(b, g, r, t, s)
     if bias is not None:
-        logits += bias.astype(jnp.float32).reshape(-1, g, r, t, s)
+        bias = bias.astype(jnp.float32).reshape(-1, g, r, t, s)
+        logits += bias if len(bias) == b else _copies(bias, b)
     # [B, 1, T, S] -> [B, 1, 1, T, S]
     logits = jnp.where(mask.array(t, s)[:, :, None], logits, _FORBIDDEN)
     # The softmax divides after the product with v, where there are K and not S numbers a row.
@@ -160,6 +161,21 @@ def _xla(q, k, v, mask: Mask, bias, scale):
     # [B, G, R·T, K] -> [B, T, H, K]
     out = out.reshape(b, g, r, t, d) / total
     return out.transpose(0, 3, 1, 2, 4).reshape(b, t, h, d).astype(q.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _copies(x: jax.Array, count: int) -> jax.Array:
+    """[1, …] -> [count, …]."""
+    return jnp.broadcast_to(x, (count, *x.shape[1:]))
+
+
+def _copies_backward(count, _, gradient):
+    # A product with ones: XLA sums over a first axis on one core of a CPU, and 10 times slower than it reads.
+    ones = jnp.ones((count,), gradient.dtype)
+    return (jnp.einsum("B,B...->...", ones, gradient, precision=jax.lax.Precision.HIGHEST)[None],)
+
+
+_copies.defvjp(lambda x, count: (_copies(x, count), None), _copies_backward)
 
 
 # --- GPU -----------------------------------------------------------------------------------------------------------
