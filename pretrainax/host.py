@@ -61,5 +61,5 @@ def for_this_machine(train: TrainConfig) -> TrainConfig:
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """How a model runs on this machine."""
-    return Compute(**{f.name: getattr(for_this_machine(train), f.name) for f in dataclasses.fields(Compute)})
+    """The fields that layers read, of what `for_this_machine` returned."""
+    return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})

@@ -45,9 +45,11 @@ def run(experiment: Experiment, workdir: str) -> int:
         stack.callback(metrics.close)
         resumed = f", resumed at step {notes['step']}" if notes["step"] else ""
         metrics.header([("workdir", workdir + resumed), *job.describe()])
-        state, exit_code = Loop(job, checkpoints, metrics, stop, notes, started).run(state)
+        loop = Loop(job, checkpoints, metrics, stop, notes, started)
+        state, exit_code = loop.run(state)
         if exit_code == 0:
-            finish(job, state, metrics)
+            evaluated, figures = loop.evaluated
+            finish(job, state, metrics, figures if evaluated == notes["step"] else job.validate(state.params))
     return exit_code
 
 
@@ -138,7 +140,7 @@ class Loop:
         self.started = started
         self.pending = []  # (step, metrics still on the device), not looked at yet
         self.newest = None  # the last of them that was
-        self.evaluated = None, None  # (step, loss)
+        self.evaluated = None, None  # (step, figures) of the last evaluation here
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
 
     def run(self, state: TrainState) -> tuple[TrainState, int]:
@@ -238,7 +240,7 @@ class Loop:
         line, notes = self.job.validate(state.params), self.notes
         self.metrics.log(notes["step"], "valid", line)
         self.resumed = time.perf_counter()
-        self.evaluated = notes["step"], line["loss"]
+        self.evaluated = notes["step"], line
         if math.isfinite(line["loss"]) and (notes["best_loss"] is None or line["loss"] < notes["best_loss"]):
             notes.update(best_loss=line["loss"], evaluations_since_best=0)
             return True
@@ -252,17 +254,15 @@ class Loop:
     def _save(self, state: TrainState) -> None:
         """Nothing is saved that `_catch_up` has not seen to be finite."""
         self._catch_up()
-        step, loss = self.evaluated
-        self.checkpoints.save(
-            self.notes["step"], state, self.notes, {"loss": loss} if step == self.notes["step"] else None
-        )
+        evaluated, figures = self.evaluated
+        measured = {"loss": figures["loss"]} if evaluated == self.notes["step"] else None
+        self.checkpoints.save(self.notes["step"], state, self.notes, measured)
         self.resumed = time.perf_counter()
 
 
-def finish(job: Job, state: TrainState, metrics: Metrics) -> None:
+def finish(job: Job, state: TrainState, metrics: Metrics, figures: dict) -> None:
     """The table beside the unigram baseline, a few samples, and the picture."""
     experiment = job.experiment
-    figures = job.validate(state.params)
     baseline = unigram_baseline(
         (job.train_batches[i] for i in range(min(50, experiment.train.steps))),
         job.validation_batches(),
