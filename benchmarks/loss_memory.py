@@ -6,7 +6,6 @@ a TPU that need not be there (`pip install 'pretrainax[tpu]'`).
 
 import argparse
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from pretrainax.losses import loss_sums
+from pretrainax.models import Outputs
 
 # (name, rows, loss tokens of a row, width, vocabulary)
 SHAPES = (
@@ -43,7 +43,7 @@ def temporary_gigabytes(loss, shape, sharding) -> str:
 
     def step(features, unembedding, targets, weights):
         def of_parameters(features, unembedding):
-            outputs = SimpleNamespace(features=features, unembedding=unembedding, bias=None)
+            outputs = Outputs(features, unembedding)
             return loss(outputs, targets, weights)
 
         return jax.value_and_grad(of_parameters, (0, 1))(features, unembedding)

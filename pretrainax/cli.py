@@ -11,7 +11,8 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, Position, UserError, nearest, validate
+from pretrainax.config import Choice, Experiment, Position, UserError, nearest
+from pretrainax.validation import validate
 
 
 class _ChoiceParser(flags.ArgumentParser):

@@ -3,7 +3,7 @@
 `configs/x.py` has `get_config(variant: str = "") -> Experiment`; flags override single fields
 (`--config.train.steps=100`). Where a field offers alternatives (which objective, which optimizer), its value is a
 `Choice`: an object of the class that does the work, with its own fields. Defaults live here and nowhere else.
-Overrides come after construction, so derived values are properties and `validate` runs in main, after them.
+Overrides come after construction, so derived values are properties and `validation.validate` runs after them.
 
 Importing this module imports neither JAX nor NumPy: data loader workers load it.
 """
@@ -99,7 +99,8 @@ class Position(Choice):
 class LearnedPositions(Position):
     """One trained vector a position (Devlin et al. 2018)."""
 
-    max_length: int = 512  # rows of the table
+    max_length: int = 512  # positions there are
+    offset: int = 0  # rows at the start of the table that no position uses (RoBERTa, BART: 2, in fairseq's way)
 
 
 @dataclasses.dataclass
@@ -107,8 +108,12 @@ class SinusoidalPositions(Position):
     """Fixed sines and cosines (Vaswani et al. 2017, section 3.5)."""
 
 
+class RotaryScaling(Choice):
+    """How the frequencies of a trained context are stretched to a longer one."""
+
+
 @dataclasses.dataclass
-class LongContextScaling:
+class LongContextScaling(RotaryScaling):
     """LLaMA 3.1's stretching of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
 
     factor: float = 8.0  # how much longer the new context is
@@ -118,12 +123,20 @@ class LongContextScaling:
 
 
 @dataclasses.dataclass
+class LinearScaling(RotaryScaling):
+    """All frequencies divided by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
+
+    factor: float = 8.0
+
+
+@dataclasses.dataclass
 class RotaryPositions(Position):
     """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
 
     max_length: int = 2048  # the context the model is made for
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
-    scaling: Optional[LongContextScaling] = None
+    scaling: Optional[RotaryScaling] = None
+    local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
 
 
 @dataclasses.dataclass
@@ -135,30 +148,56 @@ class RelativePositionBuckets(Position):
 
 
 @dataclasses.dataclass
+class Generator:
+    """ELECTRA's generator: a masked LM that proposes replacements, built as the model but for these sizes."""
+
+    num_layers: int = 12
+    d_model: int = 256
+    d_ff: int = 1024
+    num_heads: int = 4
+    share_embeddings: str = "all"  # all (ELECTRA) | gradient_disentangled: plus a trained difference (DeBERTa v3)
+    loss_weight: float = 50.0  # of the discriminator's loss (Clark et al. 2020, section 2)
+
+
+@dataclasses.dataclass
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
     family: str = "decoder"  # encoder | encoder_decoder | decoder
     vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
+    num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
+    share_layers: bool = False  # one block, applied num_layers times (ALBERT)
     d_model: int = 768  # width of the residual stream
     d_ff: int = 3072  # width inside the feed-forward
     num_heads: int = 12
     num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
     head_dim: Optional[int] = None  # None: d_model // num_heads
+    embedding_dim: Optional[int] = None  # width of the embeddings, projected to d_model (ALBERT); None: d_model
     position: Position = dataclasses.field(default_factory=LearnedPositions)
-    norm: str = "layer"  # layer | rms
-    norm_at: str = "pre"  # pre: x + f(norm(x)), and a last norm on top | post: norm(x + f(x))
+    layer_pattern: tuple[str, ...] = ("global",)  # attention of each layer, repeated: "global" | "local" (Gemma 2)
+    window: Optional[int] = None  # tokens a local layer sees: itself and those before it; an encoder, half on each side
+    norm: str = "layer"  # layer | rms | rms_plus_one: the scale is 1 + the parameter (Gemma)
+    norm_at: str = "pre"  # pre: x + f(norm(x)), a last norm on top | post: norm(x + f(x)) | both: x + norm(f(norm(x)))
     norm_epsilon: float = 1e-5
+    norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
+    qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
     activation: str = "gelu"  # gelu | gelu_tanh | relu | silu
     gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
+    qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
     embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
+    scale_embeddings: bool = False  # token embeddings are multiplied by sqrt(d_model) (Transformer, Gemma)
     num_token_types: int = 0  # rows of the token type table (BERT: 2)
     tie_embeddings: bool = True  # the output matrix is the token embedding, transposed
     scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
-    scale_attention: bool = True  # attention logits are divided by sqrt(head_dim) (T5: no, it is in the init)
+    attention_scale: Optional[float] = None  # of attention logits; None: 1/sqrt(head_dim) (T5: 1, it is in the init)
+    attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
+    final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)
     masked_lm_head: bool = False  # dense, activation, norm before the output matrix, and an output bias (BERT)
+    pair_head: bool = False  # how two segments belong together, from the first token (BERT: NSP, ALBERT: SOP)
+    replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
+    generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
     dropout_rate: float = 0.0
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
     scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
@@ -166,6 +205,15 @@ class ModelConfig:
     @property
     def kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of an encoder-decoder's second stack."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_dim or self.d_model
 
     @property
     def dim_per_head(self) -> int:
@@ -222,7 +270,7 @@ class EvaluateConfig:
 class CheckpointConfig:
     every: int = free(500)  # steps; also at the end and on SIGTERM
     keep: int = free(2)  # newest ones kept, beside the best
-    init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir
+    init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir, or a Hugging Face directory
 
 
 @dataclasses.dataclass
@@ -237,83 +285,6 @@ class Experiment:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
-
-
-# --- validation ----------------------------------------------------------------------------------------------------
-
-_ALLOWED = {
-    "model.family": ("encoder", "encoder_decoder", "decoder"),
-    "model.norm": ("layer", "rms"),
-    "model.norm_at": ("pre", "post"),
-    "model.activation": ("gelu", "gelu_tanh", "relu", "silu"),
-    "train.dtype": ("auto", "float32", "bfloat16"),
-    "train.on_nonfinite": ("stop", "skip"),
-    "train.attention": ("auto", "xla", "cudnn", "tpu_flash", "tpu_splash"),
-    "train.remat": ("none", "block", "dots"),
-}
-_KINDS = {  # by name: their modules import this one
-    "tokenizer": "TokenizerConfig",
-    "data.source": "Source",
-    "objective": "Objective",
-    "optimizer": "Optimizer",
-    "schedule": "Schedule",
-}
-_POSITIVE = (
-    "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
-    "train.global_batch_size train.accumulate train.log_every evaluate.every "
-    "checkpoint.every checkpoint.keep"
-).split()
-_NOT_NEGATIVE = (
-    "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk evaluate.batches"
-).split()
-
-
-def get(config: Any, path: str) -> Any:
-    """`get(experiment, "train.steps")`."""
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
-
-
-def validate(experiment: Experiment) -> None:
-    """Raises one UserError that lists every problem: value got, values allowed, field to set."""
-    problems = list(_problems(experiment))
-    if problems:
-        raise UserError("; ".join(problems))
-
-
-def _problems(e: Experiment) -> Iterator[str]:
-    for path, allowed in _ALLOWED.items():
-        if get(e, path) not in allowed:
-            yield f"config.{path} is {get(e, path)!r}, {nearest(str(get(e, path)), allowed)}"
-    for path in _POSITIVE:
-        if get(e, path) < 1:
-            yield f"config.{path} is {get(e, path)}, it must be at least 1"
-    for path in _NOT_NEGATIVE:
-        if get(e, path) < 0:
-            yield f"config.{path} is {get(e, path)}, it must be at least 0"
-    m = e.model
-    if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
-        yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"
-    if m.kv_heads < 1 or m.num_heads % m.kv_heads:
-        yield f"config.model.num_heads {m.num_heads} is not a multiple of config.model.num_kv_heads {m.kv_heads}"
-    if isinstance(m.position, RotaryPositions) and m.dim_per_head % 2:
-        yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
-    if not 0 <= m.dropout_rate < 1:
-        yield f"config.model.dropout_rate is {m.dropout_rate}, it must be in [0, 1)"
-    if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
-        yield (
-            f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
-            f"config.train.accumulate {e.train.accumulate}"
-        )
-    if e.mesh.sequence != 1:
-        yield f"config.mesh.sequence is {e.mesh.sequence}, only 1 is supported"
-    for path, kind in _KINDS.items():
-        choice = get(e, path)
-        if kind in (c.__name__ for c in type(choice).__mro__):
-            yield from choice.problems(e)
-        else:
-            yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"
 
 
 # --- JSON both ways ------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from pretrainax.data.objectives import Lengths
 def flops_per_step(config: ModelConfig, batch_size: int, lengths: Lengths) -> float:
     """FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
-    What is counted: 2 a multiplication and its addition; attention in full, also where the mask is causal (half of
-    it is thrown away); a masked LM's head on its `lengths.targets` positions only; padding as if it were text. What is
-    not: norms, activations, softmax, embeddings, the optimizer, and what rematerialisation does again.
+    What is counted: 2 a multiplication and its addition; attention in full, also where a causal mask throws half of it
+    away, or a window more; a masked LM's head on its `lengths.targets` positions only; padding as if it were text.
+    What is not: norms, activations, softmax, embeddings, the optimizer, and what rematerialisation does again.
 
     Args:
       batch_size: examples of one update.
@@ -22,10 +22,12 @@ def flops_per_step(config: ModelConfig, batch_size: int, lengths: Lengths) -> fl
         reads `inputs` and writes `targets`, a decoder has as many of both.
     """
     inputs, targets = lengths.inputs, lengths.targets
-    layer = _block(config, inputs)
+    total = config.num_layers * _block(config, inputs)
     if config.family == "encoder_decoder":
-        layer += _block(config, targets) + _attention(config, targets, inputs)
-    return 3.0 * batch_size * (config.num_layers * layer + _head(config, targets))
+        total += config.decoder_layers * (_block(config, targets) + _attention(config, targets, inputs))
+    if config.embedding_dim:
+        total += 2 * inputs * config.embedding_dim * config.d_model
+    return 3.0 * batch_size * (total + _head(config, targets))
 
 
 def _block(config: ModelConfig, length: int) -> int:
@@ -44,8 +46,8 @@ def _attention(config: ModelConfig, length: int, read: int) -> int:
 
 
 def _head(config: ModelConfig, predicted: int) -> int:
-    dense = 2 * predicted * config.d_model**2 if config.masked_lm_head else 0
-    return dense + 2 * predicted * config.d_model * config.vocab_size
+    dense = 2 * predicted * config.d_model * config.embedding_width if config.masked_lm_head else 0
+    return dense + 2 * predicted * config.embedding_width * config.vocab_size
 
 
 # Dense bfloat16 FLOP/s of one device, as the makers give them. First match in `device_kind`, lower case.

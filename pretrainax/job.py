@@ -77,8 +77,8 @@ class Job:
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the run's header."""
         model, train = self.experiment.model, self.experiment.train
-        stacks = 2 if model.family == "encoder_decoder" else 1
-        shape = f"{stacks * model.num_layers} layers, width {model.d_model}, {model.num_heads} heads"
+        layers = model.num_layers + (model.decoder_layers if model.family == "encoder_decoder" else 0)
+        shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
         device = jax.devices()[0].device_kind
         attention = dict(self._attentions())
@@ -110,6 +110,9 @@ class Job:
                 query_length=query_length,
                 key_length=key_length,
                 has_bias=biased,
+                has_window=model.window is not None,
+                has_logit_cap=model.attention_logit_cap is not None,
+                causal=model.family == "decoder",
                 dtype=self.model.compute.dtype,
             )
 

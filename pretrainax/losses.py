@@ -1,4 +1,4 @@
-"""Cross-entropy over the vocabulary, as sums and counts, without ever holding the logits of all tokens.
+"""The losses of pretraining, as sums and counts: over the vocabulary, of pairs of segments, of replaced tokens.
 
 Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
 Here they exist for `chunk` tokens at a time, and the gradients are made in that same pass, while they are there: three
@@ -7,18 +7,84 @@ matrix products in all, as many as with all logits kept, and no recomputation.
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
+from pretrainax.config import UserError
 from pretrainax.sharding import BATCH
+
+Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
+
+
+def counts(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """How many predictions a batch asks for, of each loss: what `objective` divides its sums by, float32 scalars."""
+    found = {"loss": batch["loss_weights"].sum()}
+    if "segment_ids" in batch:
+        found["replaced_loss"] = (batch["segment_ids"] > 0).sum()
+    if "pair_labels" in batch:
+        found["pair_loss"] = jnp.asarray(batch["pair_labels"].size)
+    return {name: jnp.maximum(count.astype(jnp.float32), 1e-9) for name, count in found.items()}
+
+
+def objective(
+    outputs: Any, batch: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array], **options: Any
+) -> tuple[jax.Array, Sums]:
+    """What training minimises, and the sums of each loss and accuracy.
+
+    Args:
+      outputs: models.Outputs; each head that gave something adds its mean loss.
+      batch: a batch, or a micro-batch of it.
+      total_counts: `counts` of the whole global batch. So the objectives of micro-batches add up to the global one,
+        and the gradient of each is its share.
+      options: of `loss_sums`.
+
+    Raises:
+      UserError: a head without labels, or labels without a head.
+    """
+    if (outputs.pair_logits is None) == ("pair_labels" in batch):
+        raise UserError(
+            "config.model.pair_head and config.objective do not fit: "
+            + (
+                "the head has no pair_labels to learn from"
+                if "pair_labels" not in batch
+                else "pair_labels have no head"
+            )
+        )
+    total, sums = jnp.zeros((), jnp.float32), {}
+    if outputs.features is not None:
+        sums = loss_sums(outputs, batch["targets"], batch["loss_weights"], **options)
+        total += sums.pop("objective")[0] / total_counts["loss"]
+    if outputs.pair_logits is not None:
+        labels = batch["pair_labels"]
+        loss = jax.nn.logsumexp(outputs.pair_logits, axis=-1) - jnp.take_along_axis(
+            outputs.pair_logits, labels[:, None], axis=1
+        ).squeeze(1)
+        right = jnp.argmax(outputs.pair_logits, axis=-1) == labels
+        sums |= _mean("pair", loss, right, jnp.ones_like(loss))
+        total += loss.sum() / total_counts["pair_loss"]
+    if outputs.replaced_logits is not None:
+        logits = outputs.replaced_logits
+        truth = batch["replaced"] > 0 if outputs.replaced is None else outputs.replaced
+        real = (batch["segment_ids"] > 0).astype(jnp.float32)
+        loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
+        sums |= _mean("replaced", loss, (logits > 0) == truth, real)
+        total += outputs.replaced_weight * loss.sum() / total_counts["replaced_loss"]
+    return total, sums
+
+
+def _mean(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
+    loss, count = jax.lax.stop_gradient(loss.sum()), weights.sum()
+    return {f"{name}_loss": (loss, count), f"{name}_accuracy": (jnp.where(right, weights, 0.0).sum(), count)}
 
 
 class _Settings(NamedTuple):
     z_loss: float
     label_smoothing: float
+    logit_cap: Optional[float]
     chunk: int
 
 
@@ -34,8 +100,9 @@ def loss_sums(
     """{name: (sum over the tokens, weighted; sum of the weights)}, float32 scalars, to be added and then divided once.
 
     Args:
-      outputs: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None. Logits are features ·
-        unembedding + bias, with operands in the features' dtype and accumulated in float32.
+      outputs: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None, logit_cap. Logits are features
+        · unembedding + bias, with operands in the features' dtype and accumulated in float32; with a cap, x becomes cap
+        · tanh(x / cap).
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 where a token has no loss.
       z_loss: weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5).
@@ -48,7 +115,7 @@ def loss_sums(
       "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
     """
     assert chunk > 0, chunk  # host.for_this_machine replaces the 0 of config.train.loss_chunk
-    settings = _Settings(z_loss, label_smoothing, chunk)
+    settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
     arrays = outputs.features, outputs.unembedding, outputs.bias
     objective, reported = _sums(settings, *arrays, targets, loss_weights)
     count = loss_weights.sum()
@@ -130,6 +197,8 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
     logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
     if bias is not None:
         logits += bias.astype(jnp.float32)[None, None]
+    if settings.logit_cap is not None:
+        logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
     logits = _constrain(logits, P(BATCH, None, "tensor"))
     hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     largest = logits.max(-1)
@@ -157,6 +226,8 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
     d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
     if smoothing:
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
+    if settings.logit_cap is not None:
+        d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
     return sums, d_logits.astype(features.dtype)
 
 

@@ -156,6 +156,9 @@ def summarize(sums: dict[str, tuple], bytes_per_token: Optional[float] = None) -
         "accuracy": float(sums["accuracy"][0]) / max(float(sums["accuracy"][1]), 1e-9),
         "loss_tokens": float(sums["loss"][1]),
     }
+    for name in sums:
+        if name.startswith(("pair_", "replaced_")):  # losses and accuracies of further heads
+            figures[name] = float(sums[name][0]) / max(float(sums[name][1]), 1e-9)
     if bytes_per_token:
         figures["bits_per_byte"] = figures["bits_per_token"] / bytes_per_token
     return figures

@@ -14,12 +14,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax import sharding
+from pretrainax import losses, sharding
 from pretrainax.config import TrainConfig
-from pretrainax.losses import loss_sums
 
 Batch = dict[str, jax.Array]
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
+_USES = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
 
 
 @flax.struct.dataclass
@@ -69,8 +68,7 @@ def _init_params(model: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], seed
 
 
 def _key(seed: int, use: str) -> jax.Array:
-    """Initialisation and dropout draw from streams of their own."""
-    return dict(zip(("params", "dropout"), jax.random.split(jax.random.key(seed)), strict=True))[use]
+    return dict(zip(_USES, jax.random.split(jax.random.key(seed), len(_USES)), strict=True))[use]
 
 
 def make_train_step(
@@ -79,46 +77,45 @@ def make_train_step(
     """The jitted update; the state it is given is donated: its buffers become those of the new one.
 
     `optimizer` is what an optimizer of pretrainax.optim builds (its update takes `step`), `schedule` gives the
-    learning rate that is reported. The loss is sum / count over all rows of all micro-batches, so that neither the
-    number of devices nor `train.accumulate` changes it, whatever the loss weights of each row.
+    learning rate that is reported. Each loss is sum / count over all rows of all micro-batches, so that neither the
+    number of devices nor `train.accumulate` changes it, whatever the loss weights of each row. The counts are known
+    before the first micro-batch: they are the batch's alone.
 
-    An update whose loss or gradient norm is not finite changes neither parameters nor moments; only the step advances.
+    An update whose objective or gradient norm is not finite changes neither parameters nor moments; only the step
+    advances.
 
     Metrics, all on the device: "sums" {name: (sum, count)}; "gradient_norm", before clipping; "learning_rate";
     "finite", whether the update was made; "bad_parameter", the place in tree order (`paths.parameter_names`) of the
     first parameter whose gradient is not finite, -1 if none.
     """
 
-    def objective(params, batch, key):
-        outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
-        sums = _sums(outputs, batch, train)
-        return sums["objective"][0], sums
+    def objective(params, batch, counts, keys):
+        outputs = model.apply({"params": params}, batch, deterministic=False, rngs=keys)
+        return losses.objective(outputs, batch, counts, **_options(train))
 
-    def micro_step(params, batch, key):
-        (_, sums), gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, key)
+    def micro_step(params, batch, counts, keys):
+        found, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
         # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
-        return jax.lax.with_sharding_constraint(gradients, sharding.shardings(mesh, gradients)), sums
+        return jax.lax.with_sharding_constraint(gradients, sharding.shardings(mesh, gradients)), found
 
-    def accumulated(params, batch, key):
+    def accumulated(params, batch, keys):
+        counts = losses.counts(batch)
         if train.accumulate == 1:
-            return micro_step(params, batch, jax.random.fold_in(key, 0))
+            return micro_step(params, batch, counts, _folded(keys, 0))
         batches = split(batch, train.accumulate, mesh)
 
         def body(total, xs):
             number, micro_batch = xs
-            gradients, sums = micro_step(params, micro_batch, jax.random.fold_in(key, number))
-            return jax.tree.map(jnp.add, total, gradients), sums
+            gradients, found = micro_step(params, micro_batch, counts, _folded(keys, number))
+            return jax.tree.map(jnp.add, total, gradients), found
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        gradients, sums = jax.lax.scan(body, zeros, (jnp.arange(train.accumulate), batches))
-        return gradients, jax.tree.map(lambda x: x.sum(axis=0), sums)  # [A] -> []
+        gradients, found = jax.lax.scan(body, zeros, (jnp.arange(train.accumulate), batches))
+        return gradients, jax.tree.map(lambda x: x.sum(axis=0), found)  # [A] -> []
 
     def step(state, batch):
-        key = jax.random.fold_in(_key(train.seed, "dropout"), state.step)
-        gradients, sums = accumulated(state.params, batch, key)
-        loss, count = sums["objective"]
-        count = jnp.where(count > 0, count, 1.0)
-        gradients = jax.tree.map(lambda g: g / count, gradients)
+        keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
+        gradients, (loss, sums) = accumulated(state.params, batch, keys)
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))
         bad = ~jnp.isfinite(squares)
@@ -140,24 +137,22 @@ def make_train_step(
     return jax.jit(step, donate_argnums=0)
 
 
-def make_eval_step(model: Any, train: TrainConfig, mesh: Mesh) -> Callable[[Any, Batch], Sums]:
+def make_eval_step(model: Any, train: TrainConfig, mesh: Mesh) -> Callable[[Any, Batch], losses.Sums]:
     """The jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout."""
 
     def step(params, batch):
-        return _sums(model.apply({"params": params}, batch, deterministic=True), batch, train)
+        outputs = model.apply({"params": params}, batch, deterministic=True)
+        return losses.objective(outputs, batch, losses.counts(batch), **_options(train))[1]
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 
 
-def _sums(outputs: Any, batch: Batch, train: TrainConfig) -> Sums:
-    return loss_sums(
-        outputs,
-        batch["targets"],
-        batch["loss_weights"],
-        z_loss=train.z_loss,
-        label_smoothing=train.label_smoothing,
-        chunk=train.loss_chunk,
-    )
+def _options(train: TrainConfig) -> dict[str, Any]:
+    return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
+
+
+def _folded(keys: dict[str, jax.Array], number: Any) -> dict[str, jax.Array]:
+    return {use: jax.random.fold_in(key, number) for use, key in keys.items()}
 
 
 def split(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import re
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.losses import loss_sums
+from pretrainax.models import Outputs
 from pretrainax.sharding import AXES, BATCH
 
 pytestmark = pytest.mark.aot
@@ -136,7 +136,7 @@ def compile_loss(mesh):
 
     def step(features, unembedding, targets, weights):
         def objective(features, unembedding):
-            outputs = SimpleNamespace(features=features, unembedding=unembedding, bias=None)
+            outputs = Outputs(features, unembedding)
             return loss_sums(outputs, targets, weights, chunk=1024)["objective"][0]
 
         return jax.value_and_grad(objective, (0, 1))(features, unembedding)

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from pretrainax import config as config_lib
+from pretrainax import validation
 from pretrainax.config import Choice, Experiment, RotaryPositions, UserError
 from tests import tiny
 
@@ -77,16 +78,16 @@ def test_validate_names_the_value_and_the_field(change, message):
     experiment = tiny.get_config("gpt" if "data.sequence_length" in change else "t5")
     for path, value in change.items():
         parent, _, name = path.rpartition(".")
-        setattr(config_lib.get(experiment, parent) if parent else experiment, name, value)
+        setattr(validation.get(experiment, parent) if parent else experiment, name, value)
     with pytest.raises(UserError, match=message):
-        config_lib.validate(experiment)
+        validation.validate(experiment)
 
 
 def test_validate_collects_every_problem():
     experiment = tiny.get_config("t5")
     experiment.train.steps, experiment.model.norm = 0, "batch"
     with pytest.raises(UserError, match="config.model.norm is 'batch'.*config.train.steps is 0"):
-        config_lib.validate(experiment)
+        validation.validate(experiment)
 
 
 def test_every_field_of_a_run_has_a_default_in_its_dataclass():

@@ -1,6 +1,5 @@
 import math
 import re
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig
 from pretrainax.losses import loss_sums
+from pretrainax.models import Outputs
 from pretrainax.sharding import make_mesh
 
 BATCH, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
@@ -28,11 +28,12 @@ def example(has_bias=True, dtype=jnp.float32, vocab=VOCAB):
     return (features, unembedding, bias), targets, jnp.asarray(weights, jnp.float32)
 
 
-def plain_sums(arrays, targets, weights, z_loss=0.0, label_smoothing=0.0):
+def plain_sums(arrays, targets, weights, z_loss=0.0, label_smoothing=0.0, logit_cap=None):
     """The same sums with all logits at once and automatic gradients."""
     features, unembedding, bias = arrays
     logits = (features @ unembedding.astype(features.dtype)).astype(jnp.float32)
     logits = logits if bias is None else logits + bias[None, None]
+    logits = logits if logit_cap is None else logit_cap * jnp.tanh(logits / logit_cap)
     labels = optax.smooth_labels(jax.nn.one_hot(targets, logits.shape[-1]), label_smoothing)
     objective = optax.safe_softmax_cross_entropy(logits, labels)
     penalty = z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
@@ -45,9 +46,9 @@ def plain_sums(arrays, targets, weights, z_loss=0.0, label_smoothing=0.0):
     }
 
 
-def chunked_sums(arrays, targets, weights, **options):
+def chunked_sums(arrays, targets, weights, logit_cap=None, **options):
     names = ("features", "unembedding", "bias")
-    return loss_sums(SimpleNamespace(**dict(zip(names, arrays, strict=True))), targets, weights, **options)
+    return loss_sums(Outputs(**dict(zip(names, arrays, strict=True)), logit_cap=logit_cap), targets, weights, **options)
 
 
 def value_and_gradients(arrays, targets, weights, **options):
@@ -61,7 +62,7 @@ def value_and_gradients(arrays, targets, weights, **options):
 
 # A chunk of 1,000 tokens is all 88; 16 is 2 of each row's 11, so the last chunk is filled up; 1 is raised to one a row.
 BOTH = {"z_loss": 1e-2, "label_smoothing": 0.1}
-OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, BOTH)
+OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, BOTH, {"logit_cap": 1.5, **BOTH})
 
 
 @pytest.mark.parametrize(

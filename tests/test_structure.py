@@ -22,7 +22,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 # Each may import, at its top, what stands in the lines before its own, and what is in its own package.
 LAYERS = [
     "config paths",
-    "vocabulary sharding curves",
+    "validation vocabulary sharding curves",
     "tokenizer",
     "data",
     "layers",

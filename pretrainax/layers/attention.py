@@ -32,12 +32,25 @@ class Mask:
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     query_segment_ids: Optional[jax.Array] = None  # [B, T] int32; None: all are of one segment
     key_segment_ids: Optional[jax.Array] = None  # [B, S] int32
+    # Tokens a query sees: itself and those before it; without `causal` half as many on each side of it.
+    window: Optional[int] = flax.struct.field(pytree_node=False, default=None)
+    windowed: Optional[jax.Array] = None  # [] bool: does `window` hold (None: yes); the layers of a scan may differ
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How many tokens before and after its own place a query sees."""
+        return (self.window - 1, 0) if self.causal else (self.window // 2, self.window // 2)
 
     def array(self, query_length: int, key_length: int) -> jax.Array:
         """The mask as [B, 1, T, S] bool (first axis 1 without segment ids); True where the query sees the key."""
         allowed = jnp.ones((1, 1, query_length, key_length), bool)
         if self.causal:
             allowed = jnp.tril(allowed)
+        if self.window is not None:
+            before, after = self.reach
+            distance = jnp.arange(key_length)[None] - jnp.arange(query_length)[:, None]  # [T, S]
+            near = (-before <= distance) & (distance <= after)
+            allowed &= (near if self.windowed is None else near | ~self.windowed)[None, None]
         if self.query_segment_ids is not None:
             # [B, 1, T, 1] == [B, 1, 1, S] -> [B, 1, T, S]
             same = self.query_segment_ids[:, None, :, None] == self.key_segment_ids[:, None, None, :]
@@ -53,6 +66,7 @@ def attention(
     mask: Mask,
     bias: Optional[jax.Array] = None,
     scale: float,
+    logit_cap: Optional[float] = None,
     implementation: str = "xla",
 ) -> jax.Array:
     """softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
@@ -62,12 +76,18 @@ def attention(
       mask: which keys each query may see. A query that may see none gives a finite value without a meaning.
       bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
       scale: 1/sqrt(K) for most models, 1 for T5.
+      logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
       implementation: a name that `choose_implementation` returned.
 
     Returns:
       [B, T, H, K] in q's dtype.
     """
-    return _IMPLEMENTATIONS[implementation](q, k, v, mask, bias, scale)
+    run = functools.partial(_IMPLEMENTATIONS[implementation], bias=bias, scale=scale, logit_cap=logit_cap)
+    if mask.windowed is None or implementation == "xla":
+        return run(q, k, v, mask)
+    # A fused kernel is made for one mask: there are two, and a layer runs one of them.
+    near, everywhere = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
+    return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
 
 
 def choose_implementation(
@@ -78,6 +98,9 @@ def choose_implementation(
     query_length: int,
     key_length: int,
     has_bias: bool,
+    has_window: bool = False,
+    has_logit_cap: bool = False,
+    causal: bool = True,
     dtype: Any,
 ) -> tuple[str, Optional[str]]:
     """The implementation for `config.train.attention = requested`, and a warning where a faster one was left out.
@@ -91,6 +114,7 @@ def choose_implementation(
       UserError: the requested one cannot run here.
     """
     shapes = {"head_dim": head_dim, "lengths": (query_length, key_length), "has_bias": has_bias}
+    shapes |= {"has_window": has_window, "has_logit_cap": has_logit_cap, "causal": causal}
     if requested != "auto":
         obstacle = _obstacle(requested, platform, dtype=dtype, **shapes)
         if obstacle:
@@ -111,7 +135,9 @@ def choose_implementation(
     return best, None
 
 
-def _obstacle(name: str, platform: str, *, head_dim, lengths, has_bias, dtype) -> Optional[str]:
+def _obstacle(
+    name: str, platform: str, *, head_dim, lengths, has_bias, has_window, has_logit_cap, causal, dtype
+) -> Optional[str]:
     """Why an implementation cannot run, as the end of a sentence that begins with its name; None if it can."""
     if name not in _IMPLEMENTATIONS:
         return f"is unknown (allowed: auto, {', '.join(_IMPLEMENTATIONS)})"
@@ -124,6 +150,10 @@ def _obstacle(name: str, platform: str, *, head_dim, lengths, has_bias, dtype) -
             return f"needs config.model.head_dim to be a multiple of 8 and at most 128, and it is {head_dim}"
         if any(length % 2 for length in lengths):
             return f"needs even lengths, and they are {lengths[0]} and {lengths[1]} (config.data.sequence_length)"
+        if has_window and not causal:
+            return "has causal windows only, and this model has local layers that see both sides"
+        if has_logit_cap:
+            return "has no cap of attention logits, and config.model.attention_logit_cap is set"
     if name in ("tpu_flash", "tpu_splash"):
         if platform != "tpu":
             return f"needs a TPU, and this is a {platform.upper()}"
@@ -131,13 +161,15 @@ def _obstacle(name: str, platform: str, *, head_dim, lengths, has_bias, dtype) -
             return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {head_dim}"
         if name == "tpu_splash" and has_bias:
             return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
+        if name == "tpu_flash" and (has_window or has_logit_cap):
+            return "has neither windows nor a cap of attention logits ('tpu_splash' has both)"
     return None
 
 
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale):
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap):
     b, t, h, d = q.shape
     s, g = k.shape[1:3]
     r = h // g  # query heads for each key head
@@ -146,6 +178,8 @@ def _xla(q, k, v, mask: Mask, bias, scale):
     q = q.reshape(b, t, g, r, d).transpose(0, 2, 3, 1, 4).reshape(b, g, r * t, d)
     k, v = k.swapaxes(1, 2), v.swapaxes(1, 2)
     logits = jnp.einsum("BGTK,BGSK->BGTS", q, k, preferred_element_type=jnp.float32) * scale
+    if logit_cap is not None:
+        logits = logit_cap * jnp.tanh(logits / logit_cap)
     # [B, G, R·T, S] -> [B, G, R, T, S]
     logits = logits.reshape(b, g, r, t, s)
     if bias is not None:
@@ -181,13 +215,22 @@ _copies.defvjp(lambda x, count: (_copies(x, count), None), _copies_backward)
 # --- GPU -----------------------------------------------------------------------------------------------------------
 
 
-def _cudnn(q, k, v, mask: Mask, bias, scale):
+def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
+    assert logit_cap is None
     array = None
     if mask.query_segment_ids is not None:  # becomes one more additive bias [B, 1, T, S], in q's dtype
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).array(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
     return jax.nn.dot_product_attention(
-        q, k, v, bias, array, scale=scale, is_causal=mask.causal, implementation="cudnn"
+        q,
+        k,
+        v,
+        bias,
+        array,
+        scale=scale,
+        is_causal=mask.causal,
+        local_window_size=None if mask.window is None else mask.reach,
+        implementation="cudnn",
     )
 
 
@@ -198,23 +241,16 @@ def _per_device(kernel):
     """Runs a kernel that GSPMD cannot split on each device's own rows and heads, under the mesh of `jax.set_mesh`."""
 
     @functools.wraps(kernel)
-    def sharded(q, k, v, mask: Mask, bias, scale):
+    def sharded(q, k, v, mask: Mask, bias, scale, logit_cap):
         sizes = dict(jax.sharding.get_abstract_mesh().shape)
         if math.prod(sizes.values()) == 1:  # of no mesh too
-            return kernel(q, k, v, mask, bias, scale)
+            return kernel(q, k, v, mask, bias, scale, logit_cap)
         rows = ("data", "fsdp") if q.shape[0] % (sizes["data"] * sizes["fsdp"]) == 0 else None
         array, ids = P(rows, None, "tensor", None), P(rows)  # [B, T, H, K], [B, T]
-        specs = (
-            (array, array, array)
-            + (
-                Mask(
-                    mask.causal, *(None if x is None else ids for x in (mask.query_segment_ids, mask.key_segment_ids))
-                ),
-            )
-            + (None if bias is None else P(rows if bias.shape[0] > 1 else None, "tensor"),)
-        )
+        bias_spec = None if bias is None else P(rows if bias.shape[0] > 1 else None, "tensor")
+        specs = array, array, array, jax.tree.map(lambda _: ids, mask), bias_spec
         run = jax.shard_map(
-            lambda q, k, v, mask, bias: kernel(q, k, v, mask, bias, scale),
+            lambda q, k, v, mask, bias: kernel(q, k, v, mask, bias, scale, logit_cap),
             in_specs=specs,
             out_specs=array,
             check_vma=False,  # the kernels do not say which axes their results vary over
@@ -247,7 +283,7 @@ def _block(length: int) -> int:
 
 
 @_per_device
-def _tpu_splash(q, k, v, mask: Mask, bias, scale):
+def _tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -257,8 +293,12 @@ def _tpu_splash(q, k, v, mask: Mask, bias, scale):
     heads_first = [_pad(x, 1).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
     shape = heads_first[0].shape[2], heads_first[1].shape[2]
     block_q, block_kv = map(_block, shape)
+    if mask.window is not None:
+        seen = masks.LocalMask(shape, window_size=mask.reach, offset=0)
+    else:
+        seen = (masks.CausalMask if mask.causal else masks.FullMask)(shape)
     kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([(masks.CausalMask if mask.causal else masks.FullMask)(shape)] * q.shape[2]),
+        masks.MultiHeadMask([seen] * q.shape[2]),
         block_sizes=splash.BlockSizes(
             block_q=block_q,
             block_kv=block_kv,
@@ -269,6 +309,7 @@ def _tpu_splash(q, k, v, mask: Mask, bias, scale):
         ),
         head_shards=1,
         q_seq_shards=1,
+        attn_logits_soft_cap=logit_cap,
     )
     out = jax.vmap(kernel)(*heads_first, None if segments is None else splash.SegmentIds(*segments))
     # [B, H, T', K] -> [B, T, H, K]
@@ -276,7 +317,8 @@ def _tpu_splash(q, k, v, mask: Mask, bias, scale):
 
 
 @_per_device
-def _tpu_flash(q, k, v, mask: Mask, bias, scale):
+def _tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
+    assert mask.window is None and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     segments = _padded_segments(mask, q, k)

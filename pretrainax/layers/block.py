@@ -6,6 +6,7 @@ from typing import Optional
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
@@ -13,6 +14,7 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.mlp import MLP
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.position import Rotary
 from pretrainax.sharding import constrain
 
 
@@ -20,12 +22,21 @@ from pretrainax.sharding import constrain
 class Context:
     """What all blocks of a stack share."""
 
-    mask: Mask  # of self-attention
+    mask: Mask  # of self-attention; its window is that of local layers
     bias: Optional[jax.Array] = None  # [1, H, T, T], on the logits of self-attention
-    rotary: Optional[tuple[jax.Array, jax.Array]] = None  # cosines and sines, [B, T, K/2]
+    rotary: Optional[Rotary] = None
+    local_rotary: Optional[Rotary] = None  # of local layers, where they have their own
     encoded: Optional[jax.Array] = None  # [B, S, D], what cross-attention reads
     cross_mask: Optional[Mask] = None
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # no dropout
+
+
+@flax.struct.dataclass
+class Layer:
+    """What tells a block from the others of its stack; each [] bool, or [L] for the whole stack."""
+
+    is_first: jax.Array
+    is_local: jax.Array
 
 
 class Block(nn.Module):
@@ -38,19 +49,31 @@ class Block(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x: jax.Array, context: Context) -> tuple[jax.Array, None]:
-        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
-            norm = Norm(self.config, name=f"{name}_norm")
-            dropout = nn.Dropout(self.config.dropout_rate, deterministic=context.deterministic)
-            if self.config.norm_at == "pre":
-                return x + dropout(function(norm(x)))
-            return norm(x + dropout(function(x)))
+    def __call__(self, x: jax.Array, layer: Layer, context: Context) -> tuple[jax.Array, None]:
+        config = self.config
 
+        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+            norm = Norm(config, name=f"{name}_norm")
+            dropout = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)
+            if config.norm_at == "post":
+                return norm(x + dropout(function(x)))
+            y = norm(x)
+            if config.norm_starts_stream and name == "self_attention":
+                x = jnp.where(layer.is_first, y, x)
+            y = function(y)
+            return x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y)
+
+        mask, rotary = context.mask, context.rotary
+        if len(set(config.layer_pattern)) > 1:
+            mask = mask.replace(windowed=layer.is_local)
+        if context.local_rotary is not None:
+            rotary = jax.tree.map(lambda near, far: jnp.where(layer.is_local, near, far), context.local_rotary, rotary)
         x = constrain(x)
-        attend = MultiHeadAttention(self.config, self.compute, name="self_attention")
-        x = sublayer("self_attention", x, lambda y: attend(y, y, context.mask, context.bias, context.rotary))
+        attend = MultiHeadAttention(config, self.compute, name="self_attention")
+        x = sublayer("self_attention", x, lambda y: attend(y, y, mask, context.bias, rotary))
         if context.encoded is not None:
-            read = MultiHeadAttention(self.config, self.compute, name="cross_attention")
+            read = MultiHeadAttention(config, self.compute, name="cross_attention")
             x = sublayer("cross_attention", x, lambda y: read(y, context.encoded, context.cross_mask))
-        x = sublayer("mlp", x, MLP(self.config, name="mlp"))
-        return constrain(x), None
+        x = constrain(sublayer("mlp", x, MLP(config, name="mlp")))
+        self.sow("intermediates", "hidden", x)  # kept for who asks: model.apply(…, mutable=["intermediates"])
+        return x, None

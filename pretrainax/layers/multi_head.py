@@ -9,7 +9,8 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.position import rotate
+from pretrainax.layers.norm import Norm
+from pretrainax.layers.position import Rotary, rotate
 
 
 class MultiHeadAttention(nn.Module):
@@ -28,24 +29,27 @@ class MultiHeadAttention(nn.Module):
         source: jax.Array,
         mask: Mask,
         bias: Optional[jax.Array] = None,
-        rotary: Optional[tuple[jax.Array, jax.Array]] = None,
+        rotary: Optional[Rotary] = None,
     ) -> jax.Array:
         """Queries from x [B, T, D], keys and values from source [B, S, D] -> [B, T, D].
 
         `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`.
         """
         config, head_dim = self.config, self.config.dim_per_head
+        qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
         def heads(name, inputs, count, gain=1.0):  # [B, T, D] -> [B, T, H, K]
             init = normal_init(config, config.d_model, gain)
             axes = ("d_model", "heads", "head_dim")
-            return Linear((count, head_dim), axes, init, config.use_bias, name=name)(inputs)
+            return Linear((count, head_dim), axes, init, qkv_bias, name=name)(inputs)
 
         # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
-        scale = head_dim**-0.5
-        q = heads("query", x, config.num_heads, gain=1.0 if config.scale_attention else scale)
+        scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        q = heads("query", x, config.num_heads, gain=head_dim**-0.5 / scale)
         k = heads("key", source, config.kv_heads)
         v = heads("value", source, config.kv_heads)
+        if config.qk_norm:
+            q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         implementation, _ = choose_implementation(  # its warning is for the run's header
@@ -55,10 +59,21 @@ class MultiHeadAttention(nn.Module):
             query_length=q.shape[1],
             key_length=k.shape[1],
             has_bias=bias is not None,
+            has_window=mask.window is not None,
+            has_logit_cap=config.attention_logit_cap is not None,
+            causal=mask.causal,
             dtype=q.dtype,
         )
-        scale = scale if config.scale_attention else 1.0
-        y = attention(q, k, v, mask=mask, bias=bias, scale=scale, implementation=implementation)
+        y = attention(
+            q,
+            k,
+            v,
+            mask=mask,
+            bias=bias,
+            scale=scale,
+            logit_cap=config.attention_logit_cap,
+            implementation=implementation,
+        )
         init = normal_init(config, config.num_heads * head_dim, residual=True)
         # [B, T, H, K] -> [B, T, D]
         return Linear((config.d_model,), ("heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)

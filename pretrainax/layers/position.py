@@ -8,16 +8,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import LongContextScaling, ModelConfig, RotaryPositions
+from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, RotaryScaling
 from pretrainax.layers.linear import normal_init
 
 
 def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
-    """[B, T] -> [B, T, D] float32: sin(p · w_i), cos(p · w_i) in turn, w_i = 10,000^(-2i / D) (Vaswani et al. 2017,
-    section 3.5)."""
+    """[B, T] -> [B, T, D] float32: sin(p · w_i), then cos(p · w_i), w_i = 10,000^(-2i / D) (Vaswani et al. 2017,
+    section 3.5).
+
+    NOTE The paper takes sines and cosines in turn; its authors' code (tensor2tensor), Marian and this put all sines
+    first. The two differ by a permutation of the model's features.
+    """
     angles = _angles(positions, 10_000.0 ** (-np.arange(0, features, 2) / features))
-    # 2 x [B, T, D/2] -> [B, T, D/2, 2] -> [B, T, D]
-    return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions.shape, features)
+    return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)  # 2 x [B, T, D/2] -> [B, T, D]
 
 
 def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
@@ -28,22 +31,40 @@ def _angles(positions: jax.Array, frequencies: np.ndarray) -> jax.Array:
 # --- rotary --------------------------------------------------------------------------------------------------------
 
 
-def rotary_angles(positions: jax.Array, head_dim: int, config: RotaryPositions) -> tuple[jax.Array, jax.Array]:
+Rotary = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, K/2] float32
+
+
+def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Rotary:
     """[B, T] -> cosines and sines of each plane's angle, each [B, T, K/2] float32 (Su et al. 2021, section 3.2.2)."""
-    frequencies = config.theta ** (-np.arange(0, head_dim, 2) / head_dim)
-    if config.scaling is not None:
-        frequencies = _stretch(frequencies, config.scaling)
-    angles = _angles(positions, frequencies)
+    angles = _angles(positions, _stretch(theta ** (-np.arange(0, head_dim, 2) / head_dim), scaling))
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def _stretch(frequencies: np.ndarray, scaling: LongContextScaling) -> np.ndarray:
-    """Divides frequencies that turn fewer than `low` times in the old context by `factor`, leaves those that turn more
-    than `high` times, and goes from one to the other in between."""
+def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
+    """LongContextScaling divides frequencies that turn fewer than `low` times in the old context by `factor`, leaves
+    those that turn more than `high` times, and goes from one to the other in between."""
+    if scaling is None:
+        return frequencies
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
     turns = scaling.original_length * frequencies / (2 * math.pi)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     return frequencies * (kept + (1.0 - kept) / scaling.factor)
+
+
+def rotary_of(config: ModelConfig, positions: jax.Array) -> Optional[Rotary]:
+    """The angles of global layers; None for a model without rotary positions."""
+    if isinstance(config.position, RotaryPositions):
+        return rotary_angles(positions, config.dim_per_head, config.position.theta, config.position.scaling)
+    return None
+
+
+def local_rotary_of(config: ModelConfig, positions: jax.Array) -> Optional[Rotary]:
+    """The angles of local layers, where they have their own."""
+    if isinstance(config.position, RotaryPositions) and config.position.local_theta is not None:
+        return rotary_angles(positions, config.dim_per_head, config.position.local_theta)
+    return None
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
@@ -111,10 +132,3 @@ def _toeplitz(values: jax.Array, length: int) -> jax.Array:
     heads, n = values.shape
     repeated = jnp.tile(values, (1, length + 1))[:, : length * (n + 1)]
     return repeated.reshape(heads, length, n + 1)[:, ::-1, :length]
-
-
-def rotary_of(config: ModelConfig, positions: jax.Array) -> Optional[tuple[jax.Array, jax.Array]]:
-    """`rotary_angles` for a model with rotary positions, else None."""
-    if isinstance(config.position, RotaryPositions):
-        return rotary_angles(positions, config.dim_per_head, config.position)
-    return None

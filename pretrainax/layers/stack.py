@@ -1,16 +1,17 @@
 """L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat."""
 
-from typing import Optional
+from typing import Any, Optional
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, RelativePositionBuckets
 from pretrainax.layers.attention import Mask
-from pretrainax.layers.block import Block, Context
+from pretrainax.layers.block import Block, Context, Layer
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import RelativeBias, rotary_of
+from pretrainax.layers.position import RelativeBias, local_rotary_of, rotary_of
 
 _KEPT = {  # config.train.remat -> what jax.checkpoint keeps of a block for the backward
     "block": jax.checkpoint_policies.nothing_saveable,
@@ -28,6 +29,7 @@ class Stack(nn.Module):
     config: ModelConfig
     compute: Compute
     causal: bool
+    num_layers: int
 
     @nn.compact
     def __call__(
@@ -44,25 +46,40 @@ class Stack(nn.Module):
         bias = None
         if isinstance(config.position, RelativePositionBuckets):
             bias = RelativeBias(config, bidirectional=not self.causal, name="relative_bias")(x.shape[1])
+        window = config.window if "local" in config.layer_pattern else None
         context = Context(
-            mask=Mask(self.causal, segment_ids, segment_ids),
+            mask=Mask(self.causal, segment_ids, segment_ids, window),
             bias=bias,
             rotary=rotary_of(config, positions),
+            local_rotary=local_rotary_of(config, positions),
             encoded=encoded,
             cross_mask=None if encoded is None else Mask(False, segment_ids, encoded_segment_ids),
             deterministic=deterministic,
         )
+        kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(self.num_layers)]
+        layers = Layer(
+            is_first=jnp.arange(self.num_layers) == 0, is_local=jnp.asarray([kind == "local" for kind in kinds])
+        )
+        x, _ = self._blocks()(config, compute, name="blocks")(x, layers, context)
+        return x if config.norm_at == "post" else Norm(config, name="final_norm")(x)
+
+    def _blocks(self) -> Any:
+        """The class of all blocks. Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one."""
+        compute = self.compute
+        unroll = min(compute.scan_unroll, self.num_layers)
         block = Block
         if compute.remat != "none":
             # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
             block = nn.remat(Block, policy=_KEPT[compute.remat], prevent_cse=compute.scan_unroll > 1)
-        blocks = nn.scan(
-            block,
-            variable_axes={"params": 0},
-            split_rngs={"params": True, "dropout": True},
-            in_axes=nn.broadcast,
-            length=config.num_layers,
-            unroll=min(compute.scan_unroll, config.num_layers),
+        own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
+        if not self.config.share_layers:
+            return nn.scan(block, **own, in_axes=(0, nn.broadcast), length=self.num_layers, unroll=unroll)
+        return nn.scan(
+            nn.scan(block, **own, in_axes=nn.broadcast, length=1),
+            variable_broadcast="params",
+            variable_axes={"intermediates": 0},
+            split_rngs={"params": False, "dropout": True},
+            in_axes=(0, nn.broadcast),
+            length=self.num_layers,
+            unroll=unroll,
         )
-        x, _ = blocks(config, compute, name="blocks")(x, context)
-        return Norm(config, name="final_norm")(x) if config.norm_at == "pre" else x

@@ -1,5 +1,6 @@
 """What the three families share: embeddings in, output matrix out."""
 
+import math
 from typing import Optional
 
 import flax.linen as nn
@@ -20,7 +21,10 @@ Batch = dict[str, jax.Array]
 
 
 class MaskedLMHead(nn.Module):
-    """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code)."""
+    """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code).
+
+    [B, N, D] -> [B, N, E], E the width of the embeddings.
+    """
 
     config: ModelConfig
 
@@ -28,8 +32,38 @@ class MaskedLMHead(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
         init = normal_init(config, config.d_model)
-        x = Linear((config.d_model,), ("d_model", "features"), init, config.use_bias, name="dense")(x)
+        x = Linear((config.embedding_width,), ("d_model", "features"), init, config.use_bias, name="dense")(x)
         return Norm(config, name="norm")(ACTIVATIONS[config.activation](x))
+
+
+class PairHead(nn.Module):
+    """Do two segments belong together? From the first token, [B, T, D] -> [B, 2] float32.
+
+    BERT asks whether the second follows the first (Devlin et al. 2018, section 3.1, task 2), ALBERT whether they are
+    in order (Lan et al. 2019, section 3.1).
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width, init = self.config.d_model, normal_init(self.config, self.config.d_model)
+        x = jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x[:, 0]))
+        return Linear((2,), ("d_model", "labels"), init, name="output")(x).astype(jnp.float32)
+
+
+class ReplacedTokenHead(nn.Module):
+    """Was the token replaced? [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer before the last is
+    in the released code)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config, init = self.config, normal_init(self.config, self.config.d_model)
+        x = Linear((config.d_model,), ("d_model", "features"), init, name="dense")(x)
+        x = Linear((1,), ("d_model", "labels"), init, name="output")(ACTIVATIONS[config.activation](x))
+        return x[..., 0].astype(jnp.float32)  # [B, T, 1] -> [B, T]
 
 
 class Unembedding(nn.Module):
@@ -45,9 +79,11 @@ class Unembedding(nn.Module):
         if config.tie_embeddings:
             if config.scale_tied_logits:
                 features = features * config.d_model**-0.5
-            return Outputs(features, token_embedding.T, bias)
-        init = normal_init(config, config.d_model)
-        return Outputs(features, self.param("kernel", init, (config.d_model, *vocabulary), jnp.float32), bias)
+            matrix = token_embedding.T
+        else:
+            init = normal_init(config, config.d_model)
+            matrix = self.param("kernel", init, (config.d_model, *vocabulary), jnp.float32)
+        return Outputs(features, matrix, bias, config.final_logit_cap)
 
 
 class Model(nn.Module):
@@ -58,21 +94,23 @@ class Model(nn.Module):
 
     def setup(self):
         config = self.config
-
-        def table(rows, **split):
-            return Embedding(rows, config.d_model, normal_init(config, fan_in=1), **split)
-
-        self.token_embedding = table(config.vocab_size, rows_split_by="tensor")
+        self.token_embedding = self.table(config.vocab_size, rows_split_by="tensor")
         if isinstance(config.position, LearnedPositions):
-            self.position_embedding = table(config.position.max_length)
+            self.position_embedding = self.table(config.position.max_length + config.position.offset)
         if config.num_token_types:
-            self.token_type_embedding = table(config.num_token_types)
+            self.token_type_embedding = self.table(config.num_token_types)
         if config.embedding_norm:
             self.embedding_norm = Norm(config)
+        if config.embedding_dim:
+            init = normal_init(config, config.embedding_dim)
+            self.embedding_projection = Linear((config.d_model,), ("embedding_dim", "d_model"), init)
         if config.masked_lm_head:
             self.masked_lm_head = MaskedLMHead(config)
         self.unembedding = Unembedding(config)
         self.dropout = nn.Dropout(config.dropout_rate)
+
+    def table(self, rows: int, **split) -> Embedding:
+        return Embedding(rows, self.config.embedding_width, normal_init(self.config, fan_in=1), **split)
 
     def embed(
         self,
@@ -80,20 +118,28 @@ class Model(nn.Module):
         positions: jax.Array,
         token_types: Optional[jax.Array] = None,
         *,
+        side: str = "",
         deterministic: bool,
     ) -> jax.Array:
-        """The sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0."""
+        """The sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
+
+        `side` is "decoder_" where positions and norm are not those of the encoder.
+        """
         config = self.config
         x = self.token_embedding(tokens)
+        if config.scale_embeddings:
+            x *= math.sqrt(config.d_model)
         if isinstance(config.position, LearnedPositions):
-            x += self.position_embedding(positions)
+            x += getattr(self, f"{side}position_embedding")(positions + config.position.offset)
         if isinstance(config.position, SinusoidalPositions):
             x += sinusoidal(positions, config.d_model)
         if config.num_token_types:
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if config.embedding_norm:
-            x = self.embedding_norm(x)
-        return self.dropout(constrain(x).astype(self.compute.dtype), deterministic=deterministic)
+            x = getattr(self, f"{side}embedding_norm")(x)
+        x = self.dropout(constrain(x).astype(self.compute.dtype), deterministic=deterministic)
+        # [B, T, E] -> [B, T, D]
+        return self.embedding_projection(x) if config.embedding_dim else x
 
     def predict(self, features: jax.Array) -> Outputs:
         """[B, N, D] -> what gives the logits over the vocabulary."""

@@ -8,7 +8,7 @@ from pretrainax.models.outputs import Outputs
 class Decoder(Model):
     def setup(self):
         super().setup()
-        self.decoder = Stack(self.config, self.compute, causal=True)
+        self.decoder = Stack(self.config, self.compute, causal=True, num_layers=self.config.num_layers)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         x = self.embed(batch["tokens"], batch["positions"], deterministic=deterministic)

@@ -42,7 +42,7 @@ def t5(variant: str = "base") -> ModelConfig:
         use_bias=False,
         tie_embeddings=original,
         scale_tied_logits=original,
-        scale_attention=False,
+        attention_scale=1.0,
         dropout_rate=0.1 if original else 0.0,  # 1.1 was pretrained without
         init_stddev=None,
     )

@@ -2,20 +2,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import LongContextScaling, ModelConfig, RelativePositionBuckets, RotaryPositions
+from pretrainax.config import LongContextScaling, ModelConfig, RelativePositionBuckets
 from pretrainax.layers.position import RelativeBias, relative_bucket, rotary_angles, rotate, sinusoidal
 
 
 def test_sinusoidal_by_hand():
     got = sinusoidal(jnp.array([[0, 1, 50]]), 4)
-    # wavelengths 2 pi and 2 pi * 100, sine and cosine in turn
-    expected = [[np.sin(p), np.cos(p), np.sin(p / 100), np.cos(p / 100)] for p in (0, 1, 50)]
+    # wavelengths 2 pi and 2 pi * 100, sines first
+    expected = [[np.sin(p), np.sin(p / 100), np.cos(p), np.cos(p / 100)] for p in (0, 1, 50)]
     np.testing.assert_allclose(got[0], expected, atol=1e-5)  # float32 sines of angles up to 50
 
 
 def test_rotary_by_hand():
     x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
-    cosines, sines = rotary_angles(jnp.array([[7]]), 4, RotaryPositions(theta=100.0))
+    cosines, sines = rotary_angles(jnp.array([[7]]), 4, 100.0)
     a, b = 7.0, 0.7  # the planes are (0, 2) and (1, 3); theta^(-1/2) is 0.1
     expected = [
         np.cos(a) - 3 * np.sin(a),
@@ -31,7 +31,7 @@ def test_rotary_products_depend_on_the_distance_only():
 
     def products(start):
         positions = start + jnp.arange(4)[None]
-        angles = rotary_angles(positions, 8, RotaryPositions())
+        angles = rotary_angles(positions, 8, 10_000.0)
         return jnp.einsum("BTHK,BSHK->BHTS", rotate(q, *angles), rotate(k, *angles))
 
     # angles of up to 1,000 in float32 are right to 6e-5
@@ -41,7 +41,7 @@ def test_rotary_products_depend_on_the_distance_only():
 def test_long_context_scaling_by_hand():
     # In a context of 100, planes turn 100 w / 2 pi = 15.9, 1.59, 0.159 and 0.0159 times.
     scaling = LongContextScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=100)
-    cosines, _ = rotary_angles(jnp.array([[1]]), 8, RotaryPositions(theta=10_000.0, scaling=scaling))
+    cosines, _ = rotary_angles(jnp.array([[1]]), 8, 10_000.0, scaling)
     turns = 10 / (2 * np.pi)
     kept = (turns - 1) / 3
     frequencies = [1.0, 0.1 * (kept + (1 - kept) / 8), 0.01 / 8, 0.001 / 8]

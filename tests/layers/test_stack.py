@@ -16,7 +16,7 @@ SEGMENTS = jnp.ones((2, 6), jnp.int32)
 
 
 def stack(config=CONFIG, **compute):
-    return Stack(config, Compute(**compute), causal=True)
+    return Stack(config, Compute(**compute), causal=True, num_layers=config.num_layers)
 
 
 PARAMS = stack().init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)

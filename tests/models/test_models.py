@@ -32,7 +32,7 @@ CONFIGS = {
         position=RelativePositionBuckets(num_buckets=8, max_distance=10),
         norm="rms",
         use_bias=False,
-        scale_attention=False,
+        attention_scale=1.0,
         scale_tied_logits=True,
         init_stddev=None,
         **_SMALL,

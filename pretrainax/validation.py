@@ -1,0 +1,93 @@
+"""What can be wrong with a config before anything has run, a line each: value got, what is allowed, field to set."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from pretrainax.config import Experiment, RotaryPositions, UserError, nearest
+
+_ALLOWED = {
+    "model.family": ("encoder", "encoder_decoder", "decoder"),
+    "model.norm": ("layer", "rms", "rms_plus_one"),
+    "model.norm_at": ("pre", "post", "both"),
+    "model.activation": ("gelu", "gelu_tanh", "relu", "silu"),
+    "train.dtype": ("auto", "float32", "bfloat16"),
+    "train.on_nonfinite": ("stop", "skip"),
+    "train.attention": ("auto", "xla", "cudnn", "tpu_flash", "tpu_splash"),
+    "train.remat": ("none", "block", "dots"),
+}
+_KINDS = {  # by name: their modules import this one
+    "tokenizer": "TokenizerConfig",
+    "data.source": "Source",
+    "objective": "Objective",
+    "optimizer": "Optimizer",
+    "schedule": "Schedule",
+}
+_POSITIVE = (
+    "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
+    "train.global_batch_size train.accumulate train.log_every evaluate.every "
+    "checkpoint.every checkpoint.keep"
+).split()
+_NOT_NEGATIVE = (
+    "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk evaluate.batches"
+).split()
+
+
+def get(config: Any, path: str) -> Any:
+    """`get(experiment, "train.steps")`."""
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def validate(experiment: Experiment) -> None:
+    """Raises one UserError that lists every problem: value got, values allowed, field to set."""
+    problems = list(_problems(experiment))
+    if problems:
+        raise UserError("; ".join(problems))
+
+
+def _problems(e: Experiment) -> Iterator[str]:
+    for path, allowed in _ALLOWED.items():
+        if get(e, path) not in allowed:
+            yield f"config.{path} is {get(e, path)!r}, {nearest(str(get(e, path)), allowed)}"
+    for path in _POSITIVE:
+        if get(e, path) < 1:
+            yield f"config.{path} is {get(e, path)}, it must be at least 1"
+    for path in _NOT_NEGATIVE:
+        if get(e, path) < 0:
+            yield f"config.{path} is {get(e, path)}, it must be at least 0"
+    m = e.model
+    if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
+        yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"
+    if m.kv_heads < 1 or m.num_heads % m.kv_heads:
+        yield f"config.model.num_heads {m.num_heads} is not a multiple of config.model.num_kv_heads {m.kv_heads}"
+    kinds = set(m.layer_pattern)
+    if not kinds or kinds - {"global", "local"}:
+        yield f"config.model.layer_pattern is {m.layer_pattern}, it must be a tuple of 'global' and 'local'"
+    if ("local" in kinds) != (m.window is not None):
+        yield f"config.model.window is {m.window}: it must be set if and only if config.model.layer_pattern has 'local'"
+    elif m.window is not None and m.window < 2:
+        yield f"config.model.window is {m.window}, it must be at least 2"
+    if m.num_decoder_layers is not None and (m.num_decoder_layers < 1 or m.family != "encoder_decoder"):
+        yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: at least 1, and of an encoder_decoder only"
+    if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head):
+        yield f"config.model.embedding_dim is {m.embedding_dim}, which only a model with a masked_lm_head can have"
+    if (m.pair_head or m.replaced_token_head) and m.family != "encoder":
+        yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
+    if isinstance(m.position, RotaryPositions) and m.dim_per_head % 2:
+        yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
+    if not 0 <= m.dropout_rate < 1:
+        yield f"config.model.dropout_rate is {m.dropout_rate}, it must be in [0, 1)"
+    if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
+        yield (
+            f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
+            f"config.train.accumulate {e.train.accumulate}"
+        )
+    if e.mesh.sequence != 1:
+        yield f"config.mesh.sequence is {e.mesh.sequence}, only 1 is supported"
+    for path, kind in _KINDS.items():
+        choice = get(e, path)
+        if kind in (c.__name__ for c in type(choice).__mro__):
+            yield from choice.problems(e)
+        else:
+            yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"

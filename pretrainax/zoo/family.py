@@ -1,0 +1,137 @@
+"""A published family: its rows, and how transformers writes it down (config.json and tensor names)."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Optional
+
+from pretrainax.config import ModelConfig, UserError
+
+# config.json's names of activations, where they are not ours; several of theirs may be one of ours
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "relu": "relu",
+    "silu": "silu",
+}
+_THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish": "silu"} | {
+    theirs: ours for ours, theirs in _ACTIVATIONS.items()
+}
+
+
+class Row(NamedTuple):
+    """Where one of our parameters is in a Hugging Face state dict."""
+
+    path: str  # ours
+    name: str  # theirs; "{layer}" where ours stacks all layers on its first axis
+    transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
+    part: Optional[tuple[int, int]] = None  # ours is part i of n of their last axis (GPT-2's query | key | value)
+    first: Optional[str] = None  # the name in layer 0, where it is another
+
+
+def linear(path: str, name: str, bias: bool, part: Optional[tuple[int, int]] = None) -> list[Row]:
+    """The rows of a linear map that theirs is a torch.nn.Linear of."""
+    rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
+    return rows + [Row(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows
+
+
+def layer_norm(path: str, name: str) -> list[Row]:
+    return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
+
+
+def _nothing_to_read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    pass
+
+
+def _nothing_to_write(config: ModelConfig) -> dict[str, Any]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class HuggingFace:
+    """How transformers writes a family down. `read_config` and `write_config` are its two directions."""
+
+    model_type: str  # of config.json
+    architecture: str | Callable[[ModelConfig], str]  # the class whose logits are ours
+    base: Callable[[], ModelConfig]  # a fresh config with all that config.json does not say
+    fields: Mapping[str, str]  # their key -> field of ModelConfig, "position.max_length" for a field of a field
+    names: Callable[[ModelConfig], list[Row]]
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # their key -> the one value we compute
+    # What takes more than a name: `read` sets fields of the config, `write` gives keys of config.json.
+    read: Callable[[Mapping[str, Any], ModelConfig], None] = _nothing_to_read
+    write: Callable[[ModelConfig], dict[str, Any]] = _nothing_to_write
+    tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # copies that a file may hold -> the original
+    zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # theirs only, and always zero
+    ignored: tuple[str, ...] = ()  # expressions for tensors that hold no weights (masks, frequencies), or unused heads
+
+    def read_config(self, json: Mapping[str, Any]) -> ModelConfig:
+        """The architecture that a config.json describes; UserError where it is none that we compute."""
+        config = self.base()
+        for key, value in self.constants.items():
+            if json.get(key, value) != value:
+                raise UserError(
+                    f"config.json has {key} {json[key]!r}; of {self.model_type!r} models only {value!r} runs"
+                )
+        for key, path in self.fields.items():
+            if key in json:
+                _assign(config, path, _ours(path, key, json[key]))
+        self.read(json, config)
+        return config
+
+    def write_config(self, config: ModelConfig) -> dict[str, Any]:
+        """The config.json of `config`; UserError where this family of transformers cannot compute it."""
+        architecture = self.architecture if isinstance(self.architecture, str) else self.architecture(config)
+        json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
+        for key, path in self.fields.items():
+            value = _look(config, path)
+            json[key] = _ACTIVATIONS[value] if path == "activation" else value
+        json |= self.write(config)
+        described = self.read_config(json)
+        different = [f.name for f in dataclasses.fields(config) if _differ(described, config, f.name)]
+        if different:
+            raise UserError(
+                f"{architecture} of transformers has no way to say "
+                + ", ".join(f"config.model.{name}={getattr(config, name)!r}" for name in different)
+            )
+        return json
+
+
+# Of training, not of the function that is computed: config.json may be silent about them.
+_TRAINING = ("dropout_rate", "init_stddev", "scale_residual_init")
+
+
+def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
+    if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
+        return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
+    return name not in _TRAINING and getattr(a, name) != getattr(b, name)
+
+
+def _look(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def _assign(config: Any, path: str, value: Any) -> None:
+    *parents, name = path.split(".")
+    setattr(_look(config, ".".join(parents)) if parents else config, name, value)
+
+
+def _ours(path: str, key: str, value: Any) -> Any:
+    if path != "activation":
+        return value
+    if value not in _THEIR_ACTIVATIONS:
+        raise UserError(f"config.json has {key} {value!r}; known: {', '.join(sorted(_THEIR_ACTIVATIONS))}")
+    return _THEIR_ACTIVATIONS[value]
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One line of a paper's history: `preset(variant)` for each variant of `sizes`."""
+
+    name: str  # as people say it
+    prefix: str  # of its presets: "bert_" + "base"
+    preset: Callable[[str], ModelConfig]
+    sizes: Mapping[str, Any]
+    paper: str
+    objective: str  # of its pretraining, in words
+    huggingface: Optional[HuggingFace]  # None where transformers has no such model
