@@ -67,8 +67,9 @@ def gpu_mesh():
     return mesh_of(topologies.get_topology_desc("", "cuda", target_config=H100, topology="1x1x4"))
 
 
-def compile_attention(mesh, implementation, lengths, has_bias, causal):
-    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids."""
+def compile_attention(mesh, implementation, lengths, has_bias=False, causal=True, window=None, mixed=False, cap=None):
+    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids. Mixed: as in a scan over layers
+    of which some have the window and some have not."""
     (t, s), (heads, key_heads, width) = lengths, (8, 4, 64)
 
     def shape(sizes, dtype, *spec):
@@ -81,13 +82,14 @@ def compile_attention(mesh, implementation, lengths, has_bias, causal):
 
     def step(q, k, v, bias, mask):
         def out(q, k, v, bias):
-            return attention(q, k, v, mask=mask, bias=bias, scale=0.125, implementation=implementation)
+            return attention(q, k, v, mask=mask, bias=bias, scale=0.125, logit_cap=cap, implementation=implementation)
 
         out, backward = jax.vjp(out, q, k, v, bias)
         return out, backward(out)
 
     with jax.set_mesh(mesh):
-        return jax.jit(step).lower(q, k, k, bias, Mask(causal, *ids)).compile()
+        mask = Mask(causal, *ids, window, shape((), jnp.bool_) if mixed else None)
+        return jax.jit(step).lower(q, k, k, bias, mask).compile()
 
 
 # GPT's and LLaMA's; T5's encoder, decoder and cross-attention (114 is what 512 tokens leave for the spans)
@@ -98,6 +100,13 @@ SHAPES = {
     "cross": {"lengths": (114, 512), "has_bias": False, "causal": False},
 }
 WITHOUT_BIAS = ("causal", "cross")
+# Mistral's; ModernBERT's; Gemma 2's, whose layers of both kinds are one scan
+WINDOWS = {
+    "window": {"lengths": (1024, 1024), "window": 256},
+    "two-sided window": {"lengths": (1024, 1024), "window": 256, "causal": False},
+    "mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True},
+    "mixed with a cap": {"lengths": (1024, 1024), "window": 256, "mixed": True, "cap": 50.0},
+}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -114,17 +123,25 @@ def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
     assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward; gradients of q; gradients of k and v
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", WINDOWS)
+def test_splash_compiles_with_windows(tpu_mesh, shape):
+    text = compile_attention(tpu_mesh, "tpu_splash", **WINDOWS[shape]).as_text()
+    kinds = 2 if WINDOWS[shape].get("mixed") else 1
+    assert text.count('custom_call_target="tpu_custom_call"') == 3 * kinds
+
+
+@pytest.mark.parametrize("shape", SHAPES | WINDOWS)
 def test_xla_compiles_for_h100(gpu_mesh, shape):
-    assert compile_attention(gpu_mesh, "xla", **SHAPES[shape])
+    assert compile_attention(gpu_mesh, "xla", **(SHAPES | WINDOWS)[shape])
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed"])
 def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
-    text = compile_attention(gpu_mesh, "cudnn", **SHAPES[shape]).as_text()
-    assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2  # forward, backward
+    text = compile_attention(gpu_mesh, "cudnn", **(SHAPES | WINDOWS)[shape]).as_text()
+    kinds = 2 if shape == "mixed" else 1
+    assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
 
 
 def compile_loss(mesh):

@@ -61,7 +61,10 @@ class Stack(nn.Module):
             is_first=jnp.arange(self.num_layers) == 0, is_local=jnp.asarray([kind == "local" for kind in kinds])
         )
         x, _ = self._blocks()(config, compute, name="blocks")(x, layers, context)
-        return x if config.norm_at == "post" else Norm(config, name="final_norm")(x)
+        if config.norm_at != "post":
+            x = Norm(config, name="final_norm")(x)
+        self.sow("intermediates", "output", x)
+        return x
 
     def _blocks(self) -> Any:
         """The class of all blocks. Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one."""

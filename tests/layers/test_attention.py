@@ -25,14 +25,14 @@ def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float
     return q, k, v, jnp.asarray(rng.normal(size=(1, heads, t, s)), jnp.float32) if has_bias else None
 
 
-def run(q, k, v, bias, mask, implementation="xla", scale=0.3):
-    return attention(q, k, v, mask=mask, bias=bias, scale=scale, implementation=implementation)
+def run(q, k, v, bias, mask, implementation="xla", scale=0.3, logit_cap=None):
+    return attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap, implementation=implementation)
 
 
-def output_and_gradients(args, mask, implementation="xla"):
+def output_and_gradients(args, mask, implementation="xla", **options):
     @jax.jit
     def both(args, mask):
-        out, backward = jax.vjp(lambda *args: run(*args, mask, implementation), *args)
+        out, backward = jax.vjp(lambda *args: run(*args, mask, implementation, **options), *args)
         return out, backward(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
 
     return both(args, mask)
@@ -60,6 +60,22 @@ def test_causal_segment_mask_by_hand():
     ]
 
 
+def test_causal_window_by_hand():
+    allowed = [[[[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]]]
+    assert Mask(True, window=2).array(4, 4).astype(int).tolist() == allowed
+
+
+def test_two_sided_window_by_hand():
+    allowed = [[[[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]]]
+    assert Mask(False, window=2).array(4, 4).astype(int).tolist() == allowed
+
+
+def test_a_window_may_hold_or_not():
+    for holds in (True, False):
+        mask = Mask(True, window=2, windowed=jnp.asarray(holds))
+        np.testing.assert_array_equal(mask.array(4, 4), Mask(True, window=2 if holds else None).array(4, 4))
+
+
 def test_mask_without_conditions_allows_all():
     assert Mask().array(2, 3).all()
 
@@ -67,12 +83,13 @@ def test_mask_without_conditions_allows_all():
 # --- the reference -------------------------------------------------------------------------------------------------
 
 
-def by_loops(q, k, v, bias, allowed, scale):
+def by_loops(q, k, v, bias, allowed, scale, logit_cap=None):
     """Attention as its definition says, one query at a time in float64."""
     out = np.zeros(q.shape)
     for b, t, h in np.ndindex(*q.shape[:3]):
         g = h // (q.shape[2] // k.shape[2])
         logits = scale * np.asarray(k, np.float64)[b, :, g] @ np.asarray(q, np.float64)[b, t, h]
+        logits = logits if logit_cap is None else logit_cap * np.tanh(logits / logit_cap)
         logits = logits + (0 if bias is None else np.asarray(bias)[0, h, t])
         weights = np.where(np.asarray(allowed)[b, 0, t], np.exp(logits), 0)
         out[b, t, h] = weights @ np.asarray(v, np.float64)[b, :, g] / weights.sum()
@@ -94,6 +111,15 @@ def test_cross_attention_takes_keys_of_another_length():
     mask = Mask(False, segments([1, 1, 1]), segments([1, 1, 1, 1, 0, 0]))
     expected = by_loops(*args, mask.array(3, 6), 0.3)
     np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 6 terms near 1
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_reference_with_a_window_and_a_cap_is_the_definition(causal):
+    args = arrays(2, 7, 7, 4, 2, 8)
+    ids = segments([1, 1, 1, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 0])
+    mask = Mask(causal, ids, ids, window=4)
+    expected = by_loops(*args, mask.array(7, 7), 0.3, logit_cap=0.5)
+    np.testing.assert_allclose(run(*args, mask, logit_cap=0.5), expected, atol=2e-6)  # float32 sums of 8 and 5 terms
 
 
 def test_what_the_mask_forbids_has_no_influence():
@@ -165,6 +191,18 @@ def test_kernels_give_the_output_and_gradients_of_the_reference(interpreted, imp
         np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 200 terms near 1, in another order
 
 
+@pytest.mark.parametrize("causal", (True, False))
+@pytest.mark.parametrize("windowed", (None, True, False))
+def test_splash_has_windows_and_a_cap(interpreted, causal, windowed):
+    ids = packed_ids(2, 200)
+    mask = Mask(causal, ids, ids, window=20, windowed=None if windowed is None else jnp.asarray(windowed))
+    args = arrays(2, 200, 200, 2, 1, 64)
+    got = output_and_gradients(args, mask, "tpu_splash", logit_cap=2.0)
+    expected = output_and_gradients(args, mask, logit_cap=2.0)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 200 terms near 1, in another order
+
+
 @pytest.mark.parametrize("implementation, has_bias", [("tpu_splash", False), ("tpu_flash", True)])
 def test_kernels_run_on_each_devices_own_rows_and_heads(interpreted, implementation, has_bias):
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
@@ -201,6 +239,8 @@ choose = functools.partial(
         ("cpu", {"dtype": jnp.float32, "head_dim": 7}, "xla"),
         ("gpu", {}, "cudnn"),
         ("gpu", {"has_bias": True, "query_length": 114}, "cudnn"),
+        ("gpu", {"has_window": True}, "cudnn"),
+        ("tpu", {"has_window": True, "causal": False, "has_logit_cap": True}, "tpu_splash"),
         ("tpu", {}, "tpu_splash"),
         ("tpu", {"query_length": 114}, "tpu_splash"),
         ("tpu", {"has_bias": True}, "tpu_flash"),
@@ -239,6 +279,9 @@ def test_xla_can_be_requested_anywhere(platform):
         ("cudnn", "cpu", {}, "needs an NVIDIA GPU, and this is a CPU"),
         ("cudnn", "gpu", {"dtype": jnp.float32}, "config.train.dtype"),
         ("tpu_flash", "gpu", {}, "needs a TPU, and this is a GPU"),
+        ("cudnn", "gpu", {"has_window": True, "causal": False}, "has causal windows only"),
+        ("cudnn", "gpu", {"has_logit_cap": True}, "has no cap of attention logits"),
+        ("tpu_flash", "tpu", {"has_window": True}, "has neither windows nor a cap"),
         ("tpu_splash", "tpu", {"has_bias": True}, "takes no bias"),
         ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tpu_flash, tpu_splash)"),
     ],

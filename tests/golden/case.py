@@ -1,0 +1,83 @@
+"""A tiny model of a published family, the weights and the batch that both sides get."""
+
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, Optional
+
+import jax
+import numpy as np
+
+from pretrainax import models
+from pretrainax.config import ModelConfig
+from pretrainax.paths import parameter_names
+from pretrainax.zoo.family import Family
+
+VOCABULARY = 99
+LENGTHS = (14, 9, 5)  # real tokens of each row; the rest is padding
+ENCODER_LENGTHS = (11, 15, 4)
+
+
+class Case(NamedTuple):
+    config: ModelConfig
+    family: Family
+    oracle: Optional[Callable[[], Any]] = None  # () -> the model in transformers; None: of `family`'s own config.json
+    pad_id: int = 0  # RoBERTa and BART count positions by it
+
+
+def weights(config: ModelConfig) -> Any:
+    """Parameters large enough for each term to show in the logits, from RandomState, whose stream is frozen."""
+    shapes = models.abstract_params(config)
+
+    def one(name: str, shape: tuple[int, ...]) -> np.ndarray:
+        noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+        if name.endswith("scale"):
+            return 0.2 * noise + (0.0 if config.norm == "rms_plus_one" else 1.0)
+        return 0.2 * noise
+
+    leaves = [one(name, x.shape) for name, x in zip(parameter_names(shapes), jax.tree.leaves(shapes), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def batch(case: Case) -> dict[str, np.ndarray]:
+    """Right-padded rows of the keys of the design's Batch table, with a loss on some tokens."""
+    rng, config = np.random.RandomState(0), case.config
+
+    def rows(lengths):
+        shape = (len(lengths), max(lengths))
+        real = np.arange(shape[1])[None] < np.array(lengths)[:, None]
+        return {
+            "tokens": np.where(real, rng.randint(3, VOCABULARY, shape), case.pad_id).astype(np.int32),
+            "segment_ids": real.astype(np.int32),
+            "positions": np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+        }
+
+    out = rows(LENGTHS)
+    real = out["segment_ids"] > 0
+    if config.family == "decoder":
+        out["targets"] = np.pad(out["tokens"][:, 1:], ((0, 0), (0, 1)))
+        out["loss_weights"] = np.pad(real[:, 1:], ((0, 0), (0, 1))).astype(np.float32)
+    else:
+        out["targets"] = rng.randint(3, VOCABULARY, real.shape).astype(np.int32)
+        out["loss_weights"] = (real & (rng.random_sample(real.shape) < 0.6)).astype(np.float32)
+    if config.num_token_types > 1:
+        out["token_types"] = rng.randint(0, config.num_token_types, real.shape).astype(np.int32)
+    if config.pair_head:
+        out["pair_labels"] = np.array([1, 0, 1], np.int32)
+    if config.replaced_token_head:
+        out["replaced"] = rng.randint(0, 2, real.shape).astype(np.int32)
+    if config.family == "encoder_decoder":
+        out |= {f"encoder_{key}": value for key, value in rows(ENCODER_LENGTHS).items()}
+    return out
+
+
+def packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The same rows without their padding, as segments 1, 2, 3 of one row."""
+    out = {}
+    for name in ("tokens", "positions", "segment_ids", "token_types", "encoder_tokens", "encoder_positions"):
+        if name in arrays:
+            real = arrays["encoder_segment_ids" if name.startswith("encoder_") else "segment_ids"] > 0
+            out[name] = arrays[name][real][None]
+    for name in ("segment_ids", "encoder_segment_ids"):
+        if name in arrays:
+            out[name] = np.repeat(np.arange(1, 4, dtype=np.int32), arrays[name].sum(1))[None]
+    return out
