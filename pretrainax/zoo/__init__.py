@@ -3,21 +3,32 @@
 zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("gpt2_124m"), zoo.preset("llama3_8b")
 """
 
-from collections.abc import Callable
+import importlib
+import importlib.util
 
-from pretrainax.config import ModelConfig
-from pretrainax.zoo import bert, gpt, llama, t5
-from pretrainax.zoo.variants import pick
+from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.zoo.family import Family
 
-_FAMILIES = (("bert_", bert.bert, bert), ("t5_", t5.t5, t5), ("gpt2_", gpt.gpt2, gpt), ("llama", llama.llama, llama))
+_MODULES = (
+    "transformer bert roberta albert electra deberta modernbert t5 bart gpt llama mistral qwen gemma"
+).split()
 
-# name -> function and variant
-PRESETS: dict[str, tuple[Callable[[str], ModelConfig], str]] = {
-    prefix + variant: (function, variant) for prefix, function, module in _FAMILIES for variant in module.SIZES
+FAMILIES: tuple[Family, ...] = tuple(
+    family
+    for module in _MODULES
+    if importlib.util.find_spec(f"pretrainax.zoo.{module}")
+    for family in getattr(importlib.import_module(f"pretrainax.zoo.{module}"), "FAMILIES", ())
+)
+
+# "bert_base" -> family and variant
+PRESETS: dict[str, tuple[Family, str]] = {
+    family.prefix + variant: (family, variant) for family in FAMILIES for variant in family.sizes
 }
 
 
 def preset(name: str) -> ModelConfig:
     """A fresh config of a published model; UserError with the nearest names where there is none."""
-    function, variant = pick("the zoo", name, PRESETS)
-    return function(variant)
+    if name not in PRESETS:
+        raise UserError(f"the zoo has no model {name!r}, {nearest(name, PRESETS)}")
+    family, variant = PRESETS[name]
+    return family.preset(variant)

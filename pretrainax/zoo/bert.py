@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2018, arXiv 1810.04805)."""
 
 from pretrainax.config import LearnedPositions, ModelConfig
-from pretrainax.zoo.convert import Row, layer_norm, linear
+from pretrainax.zoo.family import Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide

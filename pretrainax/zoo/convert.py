@@ -1,10 +1,11 @@
-"""Published weights into our tree of parameters, by a name table.
+"""Published weights into our tree of parameters and back, by a name table.
 
-A family's table is a list of `Row`s, one a parameter. It says everything that the way back needs too.
+A family's table is a list of `Row`s, one a parameter.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,25 +13,7 @@ import numpy as np
 from pretrainax import models
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.paths import parameter_names
-
-
-class Row(NamedTuple):
-    """Where one of our parameters is in a Hugging Face state dict."""
-
-    path: str  # ours
-    name: str  # theirs; "{layer}" where ours stacks all layers on its first axis
-    transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
-    part: Optional[tuple[int, int]] = None  # ours is part i of n of their last axis (GPT-2's query | key | value)
-
-
-def linear(path: str, name: str, bias: bool) -> list[Row]:
-    """The rows of a linear map that theirs is a torch.nn.Linear of."""
-    rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True)]
-    return rows + [Row(f"{path}/bias", f"{name}.bias")] if bias else rows
-
-
-def layer_norm(path: str, name: str) -> list[Row]:
-    return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
+from pretrainax.zoo.family import Row
 
 
 def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], config: ModelConfig) -> Any:
@@ -41,18 +24,57 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
       ValueError: the table and the model do not have the same parameters.
     """
     shapes = models.abstract_params(config)
-    rows = {row.path: row for row in table}
-    names = parameter_names(shapes)
+    rows = _rows(table, shapes)
+    leaves = [_parameter(row, x.shape, state) for row, x in zip(rows, jax.tree.leaves(shapes), strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+
+
+def to_huggingface(table: Sequence[Row], params: Any, config: ModelConfig) -> dict[str, np.ndarray]:
+    """The inverse of `from_huggingface`, without copies of tied tensors."""
+    del config
+    found: dict[str, tuple[Row, dict[int, np.ndarray]]] = {}  # theirs -> a row of it, and its parts
+    for row, x in zip(_rows(table, params), jax.tree.leaves(params), strict=True):
+        for name, index in _names(row, x.shape):
+            one = _matrix(row, np.asarray(x) if index is None else np.asarray(x[index]))
+            found.setdefault(name, (row, {}))[1][row.part[0] if row.part else 0] = one
+    state = {}
+    for name, (row, parts) in found.items():
+        whole = np.concatenate([parts[i] for i in sorted(parts)], axis=-1)
+        state[name] = np.ascontiguousarray(whole.T if row.transposed else whole)
+    return state
+
+
+def _matrix(row: Row, x: np.ndarray) -> np.ndarray:
+    """Heads and their width as one axis: [D, H, K] -> [D, H · K], [H, K, D] -> [H · K, D], [H, K] -> [H · K]."""
+    *_, map_name, kind = row.path.split("/")
+    if kind == "bias":
+        return x.reshape(-1)
+    if kind != "kernel" or x.ndim < 3 or not re.search("attention", row.path):
+        return x
+    return x.reshape(-1, x.shape[-1]) if map_name == "out" else x.reshape(x.shape[0], -1)
+
+
+def _rows(table: Sequence[Row], tree: Any) -> list[Row]:
+    """The row of each leaf of the tree."""
+    rows, names = {row.path: row for row in table}, parameter_names(tree)
     if rows.keys() != set(names):
         raise ValueError(f"the name table and the model differ in {sorted(rows.keys() ^ set(names))}")
-    leaves = [_parameter(rows[name], x.shape, state) for name, x in zip(names, jax.tree.leaves(shapes), strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    return [rows[name] for name in names]
+
+
+def _names(row: Row, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """Their name of each layer, and its index in ours; (name, None) where layers are not stacked."""
+    if "{layer}" not in row.name:
+        yield row.name, None
+        return
+    for i in range(shape[0]):
+        yield (row.first if i == 0 and row.first else row.name.format(layer=i)), i
 
 
 def _parameter(row: Row, shape: tuple[int, ...], state: Mapping[str, np.ndarray]) -> np.ndarray:
     if "{layer}" not in row.name:
         return _tensor(row, row.name, shape, state)
-    return np.stack([_tensor(row, row.name.format(layer=i), shape[1:], state) for i in range(shape[0])])
+    return np.stack([_tensor(row, name, shape[1:], state) for name, _ in _names(row, shape)])
 
 
 def _tensor(row: Row, name: str, shape: tuple[int, ...], state: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -1,7 +1,7 @@
 """GPT-2 (Radford et al. 2019)."""
 
 from pretrainax.config import LearnedPositions, ModelConfig
-from pretrainax.zoo.convert import Row, layer_norm
+from pretrainax.zoo.family import Row, layer_norm
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads), table 2; named by the parameters of the released files (the paper's counts are off)

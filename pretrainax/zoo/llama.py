@@ -4,7 +4,7 @@ arXiv 2407.21783)."""
 import copy
 
 from pretrainax.config import LongContextScaling, ModelConfig, RotaryPositions
-from pretrainax.zoo.convert import Row, linear
+from pretrainax.zoo.family import Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)

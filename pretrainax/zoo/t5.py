@@ -1,7 +1,7 @@
 """T5 1.0 and 1.1 (Raffel et al. 2020, arXiv 1910.10683; 1.1: the released checkpoints, and Shazeer 2020)."""
 
 from pretrainax.config import ModelConfig, RelativePositionBuckets
-from pretrainax.zoo.convert import Row, linear
+from pretrainax.zoo.family import Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
