@@ -36,7 +36,7 @@ TABLE = (
     (r"blocks/mlp/(gate|up)/bias", "layers d_ff:tensor"),
     (r"blocks/mlp/down/kernel", "layers d_ff:tensor d_model:fsdp"),
     (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers d_model"),
-    (r"blocks/self_attention/(query|key)_norm/scale", "layers head_dim"),
+    (r"blocks/self_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
     (r"blocks/\w+_norm/(scale|bias)", "layers d_model"),
     (r"((decoder_)?embedding_norm|final_norm|masked_lm_head/norm)/(scale|bias)", "d_model"),
     (r"(pair|replaced_token)_head/dense/kernel", "d_model:fsdp d_model"),

@@ -20,7 +20,8 @@ def example_shapes(config, batch_size=8, length=16):
     if config.family == "encoder_decoder":
         names += ["encoder_tokens", "encoder_segment_ids", "encoder_positions"]
     masked = length // 4 if config.family == "encoder" else length
-    return {
+    pair = {"pair_labels": jax.ShapeDtypeStruct((batch_size,), jnp.int32)} if config.pair_head else {}
+    return pair | {
         name: jax.ShapeDtypeStruct(
             (batch_size, masked if name in ("targets", "loss_weights", "masked_positions") else length),
             jnp.float32 if name == "loss_weights" else jnp.int32,

@@ -9,8 +9,8 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import MeshConfig
-from pretrainax.losses import loss_sums
+from pretrainax.config import MeshConfig, UserError
+from pretrainax.losses import counts, loss_sums, objective
 from pretrainax.models import Outputs
 from pretrainax.sharding import make_mesh
 
@@ -203,3 +203,69 @@ def test_chunks_of_a_split_batch_need_no_communication(config):
     ]
     assert all(math.prod(shape) <= WIDTH * 96 for shape in shapes)  # the matrix and its gradient, no [B, N, …]
     assert all(BATCH not in shape and LENGTH not in shape for shape in shapes)
+
+
+# --- several heads -------------------------------------------------------------------------------------------------
+
+
+def three_heads(rows=6, length=5):
+    """Outputs with every head, and a batch with labels for each."""
+    rng = np.random.default_rng(1)
+    outputs = Outputs(
+        features=jnp.asarray(rng.normal(size=(rows, length, WIDTH)), jnp.float32),
+        unembedding=jnp.asarray(rng.normal(size=(WIDTH, 9)), jnp.float32),
+        pair_logits=jnp.asarray(rng.normal(size=(rows, 2)), jnp.float32),
+        replaced_logits=jnp.asarray(rng.normal(size=(rows, length)), jnp.float32),
+        replaced=jnp.asarray(rng.random((rows, length)) < 0.3),
+        replaced_weight=50.0,
+    )
+    batch = {
+        "targets": jnp.asarray(rng.integers(0, 9, (rows, length)), jnp.int32),
+        "loss_weights": jnp.asarray(rng.random((rows, length)), jnp.float32),
+        "segment_ids": jnp.asarray(np.arange(length)[None] < rng.integers(1, length + 1, (rows, 1)), jnp.int32),
+        "pair_labels": jnp.asarray(rng.integers(0, 2, rows), jnp.int32),
+    }
+    return outputs, batch
+
+
+def test_each_head_adds_its_mean():
+    outputs, batch = three_heads()
+    value, sums = objective(outputs, batch, counts(batch))
+    pair = optax.softmax_cross_entropy_with_integer_labels(outputs.pair_logits, batch["pair_labels"]).mean()
+    real = batch["segment_ids"] > 0
+    replaced = optax.sigmoid_binary_cross_entropy(outputs.replaced_logits, outputs.replaced)[real].mean()
+    token = optax.softmax_cross_entropy_with_integer_labels(outputs.logits(), batch["targets"])
+    token = (token * batch["loss_weights"]).sum() / batch["loss_weights"].sum()
+    np.testing.assert_allclose(value, token + pair + 50 * replaced, rtol=1e-6)  # float32, in another order
+    means = {name: total / count for name, (total, count) in sums.items()}
+    expected = {"loss": token, "pair_loss": pair, "replaced_loss": replaced}
+    expected["pair_accuracy"] = (outputs.pair_logits.argmax(-1) == batch["pair_labels"]).mean()
+    expected["replaced_accuracy"] = ((outputs.replaced_logits > 0) == outputs.replaced)[real].mean()
+    for name, exact in expected.items():
+        np.testing.assert_allclose(means[name], exact, rtol=1e-6, err_msg=name)
+
+
+def test_objectives_of_micro_batches_add_up():
+    outputs, batch = three_heads()
+    whole, _ = objective(outputs, batch, counts(batch))
+    parts = 0.0
+    for rows in (slice(0, 2), slice(2, 6)):
+        part = outputs.replace(
+            **{
+                name: getattr(outputs, name)[rows]
+                for name in ("features", "pair_logits", "replaced_logits", "replaced")
+            }
+        )
+        parts += objective(part, {name: x[rows] for name, x in batch.items()}, counts(batch))[0]
+    np.testing.assert_allclose(parts, whole, rtol=1e-6)  # float32, in another order
+
+
+@pytest.mark.parametrize("missing", ("pair_labels", "pair_logits"))
+def test_a_pair_head_and_labels_go_together(missing):
+    outputs, batch = three_heads()
+    if missing == "pair_labels":
+        del batch["pair_labels"]
+    else:
+        outputs = outputs.replace(pair_logits=None)
+    with pytest.raises(UserError, match="config.model.pair_head and config.objective"):
+        objective(outputs, batch, counts(batch))

@@ -15,9 +15,26 @@ from pretrainax.optim import AdamW, WarmupCosine
 from pretrainax.paths import parameter_names
 
 MODELS = {
-    "encoder": dict(position=LearnedPositions(16), norm_at="post", masked_lm_head=True, num_token_types=2),
+    "encoder": dict(
+        position=LearnedPositions(16),
+        norm_at="post",
+        embedding_dim=16,
+        embedding_norm=True,
+        masked_lm_head=True,
+        pair_head=True,
+        num_token_types=2,
+    ),
     "encoder_decoder": dict(position=RelativePositionBuckets(), norm="rms", use_bias=False, gated=True),
-    "decoder": dict(position=LearnedPositions(16), num_kv_heads=2),
+    "decoder": dict(
+        position=LearnedPositions(16),
+        num_kv_heads=2,
+        qk_norm=True,
+        norm_at="both",
+        layer_pattern=("local", "global"),
+        window=4,
+        attention_logit_cap=5.0,
+        final_logit_cap=3.0,
+    ),
 }
 MESHES = {
     "1 device": dict(data=1),
@@ -43,7 +60,13 @@ def make_batch(config, seed=0):
     rng = np.random.default_rng(seed)
     batch = {}
     for name, x in tables.example_shapes(config, batch_size=ROWS).items():
-        highest = {"positions": 16, "encoder_positions": 16, "masked_positions": 16, "token_types": 2}.get(name, 64)
+        highest = {
+            "positions": 16,
+            "encoder_positions": 16,
+            "masked_positions": 16,
+            "token_types": 2,
+            "pair_labels": 2,
+        }.get(name, 64)
         batch[name] = rng.integers(0, highest, x.shape, dtype=np.int32)
         if name.endswith("segment_ids"):
             batch[name] = (np.arange(x.shape[1]) < rng.integers(4, x.shape[1] + 1, (ROWS, 1))).astype(np.int32)

@@ -6,6 +6,7 @@ from typing import Optional
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import LearnedPositions, ModelConfig, SinusoidalPositions
 from pretrainax.layers.compute import Compute
@@ -15,7 +16,7 @@ from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import sinusoidal
 from pretrainax.models.outputs import Outputs
-from pretrainax.sharding import constrain
+from pretrainax.sharding import BATCH, constrain
 
 Batch = dict[str, jax.Array]
 
@@ -48,7 +49,8 @@ class PairHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width, init = self.config.d_model, normal_init(self.config, self.config.d_model)
-        x = jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x[:, 0]))
+        x = constrain(x[:, 0], P(BATCH))  # [B, T, D] -> [B, D]
+        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), P(BATCH))
         return Linear((2,), ("d_model", "labels"), init, name="output")(x).astype(jnp.float32)
 
 

@@ -105,3 +105,52 @@ def test_dropout_is_drawn_anew_in_each_layer():
 def test_dropout_follows_its_key():
     np.testing.assert_array_equal(run(key=1), run(key=1))
     assert not np.allclose(run(key=1), run(key=2))
+
+
+def test_shared_layers_are_one_layer_applied_again_and_again():
+    shared = ModelConfig(**vars(CONFIG) | {"share_layers": True})
+    one = jax.tree.map(lambda p: p[:1], PARAMS["params"]["blocks"])
+    three = jax.tree.map(lambda p: jnp.concatenate([p] * 3), one)
+
+    def out(config, blocks):
+        params = {"params": {"blocks": blocks, "final_norm": PARAMS["params"]["final_norm"]}}
+        return stack(config).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)
+
+    np.testing.assert_allclose(out(shared, one), out(CONFIG, three), atol=1e-5)  # float32, compiled apart
+    start = stack(shared).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
+    assert jax.tree.map(jnp.shape, start["params"]["blocks"]) == jax.tree.map(jnp.shape, one)
+
+
+def test_shared_layers_draw_dropout_anew():
+    shared = ModelConfig(**vars(CONFIG) | {"share_layers": True, "num_layers": 2})
+    params = jax.tree.map(
+        jnp.zeros_like, stack(shared).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
+    )
+    params["params"]["blocks"]["mlp"]["down"]["bias"] += 1.0
+    params["params"]["final_norm"]["scale"] += 1.0
+    rngs = {"dropout": jax.random.key(0)}
+    out = stack(shared).apply(params, jnp.zeros_like(X), POSITIONS, SEGMENTS, deterministic=False, rngs=rngs)
+    assert max(len(np.unique(row)) for row in np.round(out, 3).reshape(-1, 16)) > 2
+
+
+def test_a_pattern_gives_each_layer_its_window():
+    def config(layers, *pattern):
+        return ModelConfig(
+            **vars(CONFIG) | {"num_layers": layers, "norm_at": "post", "layer_pattern": pattern, "window": 2}
+        )
+
+    blocks, x = {"blocks": PARAMS["params"]["blocks"]}, X
+    for i, kind in enumerate(("local", "global", "local")):
+        layer = {"params": jax.tree.map(lambda p, i=i: p[i : i + 1], blocks)}
+        x = stack(config(1, kind)).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
+    mixed = stack(config(3, "local", "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
+    np.testing.assert_allclose(mixed, x, atol=1e-5)  # float32, compiled apart
+    everywhere = stack(config(3, "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
+    assert not np.allclose(mixed, everywhere)
+
+
+def test_the_hidden_state_of_each_block_can_be_asked_for():
+    out, kept = stack().apply(PARAMS, X, POSITIONS, SEGMENTS, deterministic=True, mutable=["intermediates"])
+    (hidden,) = kept["intermediates"]["blocks"]["hidden"]
+    assert hidden.shape == (3, *X.shape)
+    np.testing.assert_array_equal(kept["intermediates"]["output"][0], out)

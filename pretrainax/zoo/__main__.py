@@ -1,0 +1,92 @@
+"""`python -m pretrainax.zoo [--only=gemma] [--markdown]`: every published architecture of this house.
+
+Parameters are counted by `eval_shape`: nothing is allocated. What the differences are is in tests/zoo/parity.py, which
+measured them.
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+
+from pretrainax import models, zoo
+from pretrainax.config import ModelConfig, UserError
+
+COLUMNS = "family row parameters layers width heads context objective paper logits gradients".split()
+LEGEND = (
+    "Parameters count a tied matrix once. Layers: of each stack; heads: of queries, and of keys where they are fewer. "
+    "Logits: the largest difference from transformers' on tiny models of random weights, in float32; gradients: the "
+    "largest relative difference of a parameter's gradient of the pretraining loss. An empty cell: transformers has no "
+    "such model to compare with."
+)
+
+
+def rows(only: str = "") -> Iterator[tuple[str, ...]]:
+    """The cells of COLUMNS for each preset whose name starts with `only`."""
+    differences = json.loads(Path(__file__).with_name("parity.json").read_text())
+    for name, (family, variant) in zoo.PRESETS.items():
+        if name.startswith(only):
+            config = family.preset(variant)
+            measured = differences.get(family.name, {})
+            yield (
+                family.name,
+                name,
+                f"{count(config):,}",
+                _pair(config.num_layers, config.decoder_layers if config.family == "encoder_decoder" else None, " + "),
+                str(config.d_model),
+                _pair(config.num_heads, config.num_kv_heads, " / "),
+                _context(config),
+                family.objective,
+                family.paper,
+                *(f"{measured[kind]:.0e}" if measured else "" for kind in ("logits", "gradient")),
+            )
+
+
+def count(config: ModelConfig) -> int:
+    """Trained numbers of a model."""
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
+
+
+def _pair(first: int, second: int | None, between: str) -> str:
+    return str(first) if second is None or second == first and between == " / " else f"{first}{between}{second}"
+
+
+def _context(config: ModelConfig) -> str:
+    return "any" if config.position.max_length is None else f"{config.position.max_length:,}"
+
+
+def markdown(table: list[tuple[str, ...]]) -> str:
+    """The table as a page."""
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *table]
+    return f"# The zoo\n\n{LEGEND}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def text(table: list[tuple[str, ...]]) -> str:
+    """The table in columns, for a terminal."""
+    table = [tuple(COLUMNS), *table]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in table) + f"\n{LEGEND}\n"
+
+
+def main() -> None:
+    from absl import flags
+
+    from pretrainax import cli  # defines flags, and stands above the zoo
+
+    only = flags.DEFINE_string("only", "", "Start of the names of the rows to print: gemma, t5_v1_0")
+    as_markdown = flags.DEFINE_bool("markdown", False, "Print docs/zoo.md")
+
+    def run() -> int:
+        table = list(rows(only.value))
+        if not table:
+            raise UserError(f"--only={only.value}: no row has a name that starts so")
+        print((markdown if as_markdown.value else text)(table), end="")
+        return 0
+
+    cli.run(run)
+
+
+if __name__ == "__main__":
+    main()
