@@ -68,9 +68,7 @@ class HuggingFace:
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value:
-                raise UserError(
-                    f"config.json has {key} {json[key]!r}; of {self.model_type!r} models only {value!r} runs"
-                )
+                raise UserError(f"config.json has {key} {json[key]!r}; only {value!r} is known for {self.model_type!r}")
         for key, path in self.fields.items():
             if key in json:
                 _assign(config, path, _ours(path, key, json[key]))
