@@ -51,6 +51,7 @@ def config_of(name: str, size: str) -> ModelConfig:
         if isinstance(config.position, LearnedPositions):
             config.position = LearnedPositions(256)
     config.dropout_rate = 0.0
+    config.pair_head = False  # BERT's masked LM alone, as BertForMaskedLM
     return config
 
 

@@ -148,6 +148,15 @@ class RelativePositionBuckets(Position):
 
 
 @dataclasses.dataclass
+class DisentangledPositions(Position):
+    """Relative positions that contents attend to, and that attend to contents (He et al. 2020, section 3.1)."""
+
+    num_buckets: int = 256  # of each direction; half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 512  # from here on, all share the last bucket
+    max_length: int = 512  # the context the model is made for, and the absolute positions that a mask decoder knows
+
+
+@dataclasses.dataclass
 class Generator:
     """ELECTRA's generator: a masked LM that proposes replacements, built as the model but for these sizes."""
 
@@ -194,9 +203,12 @@ class ModelConfig:
     attention_scale: Optional[float] = None  # of attention logits; None: 1/sqrt(head_dim) (T5: 1, it is in the init)
     attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
     final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)
+    input_convolution: Optional[int] = None  # width of a convolution beside the first block (DeBERTa v2: 3)
     masked_lm_head: bool = False  # dense, activation, norm before the output matrix, and an output bias (BERT)
+    enhanced_mask_decoder: bool = False  # absolute positions, which the last block alone sees (DeBERTa)
     pair_head: bool = False  # how two segments belong together, from the first token (BERT: NSP, ALBERT: SOP)
     replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
+    replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
     generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
     dropout_rate: float = 0.0
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from pretrainax import flops, models, sharding, train_step
-from pretrainax.config import Experiment, RelativePositionBuckets
+from pretrainax.config import DisentangledPositions, Experiment, RelativePositionBuckets
 from pretrainax.data.objectives import Lengths
 from pretrainax.data.pipeline import Batches
 from pretrainax.host import compute_for, for_this_machine
@@ -98,7 +98,7 @@ class Job:
     def _attentions(self) -> Iterator[tuple[str, Optional[str]]]:
         """(implementation, warning) of each attention of the model."""
         model, lengths = self.experiment.model, self.lengths
-        has_bias = isinstance(model.position, RelativePositionBuckets)
+        has_bias = isinstance(model.position, (RelativePositionBuckets, DisentangledPositions))
         kinds = [(lengths.inputs, lengths.inputs, has_bias)]
         if model.family == "encoder_decoder":
             kinds += [(lengths.targets, lengths.targets, has_bias), (lengths.targets, lengths.inputs, False)]

@@ -108,6 +108,24 @@ class WarmupConstant(Schedule):
         return jnp.ones_like(step)
 
 
+@dataclasses.dataclass
+class WarmupStableDecay(Schedule):
+    """The peak until decay_steps before the end, then down to final_fraction of it, by 1 - sqrt (Hägele et al. 2024,
+    arXiv 2405.18392, section 4). Runs of several lengths share all but their decay."""
+
+    decay_steps: int = 1000
+    final_fraction: float = 0.0
+
+    def after(self, step, steps):
+        progress = jnp.clip((step - (steps - self.decay_steps)) / max(self.decay_steps, 1), 0.0, 1.0)
+        return 1.0 - (1.0 - self.final_fraction) * jnp.sqrt(progress)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.decay_steps < 0:
+            yield f"config.schedule.decay_steps is {self.decay_steps}, it must be at least 0"
+
+
 # --- optimizers ----------------------------------------------------------------------------------------------------
 
 
@@ -141,7 +159,7 @@ class AdamW(Optimizer):
         return optax.chain(
             optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity(),
             optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=jnp.float32),
-            _scale_by_parameter_rms() if self.scale_by_parameter_rms else optax.identity(),
+            _scale_by_size(_relative_to_the_matrix) if self.scale_by_parameter_rms else optax.identity(),
             optax.add_decayed_weights(self.weight_decay, decay_mask(params_shape)),
             _scale_by_rate_of_step(schedule),
         )
@@ -158,16 +176,59 @@ class AdamW(Optimizer):
             yield f"config.optimizer.weight_decay is {self.weight_decay}, it must be at least 0"
 
 
-def _scale_by_parameter_rms(smallest: float = 1e-3) -> optax.GradientTransformation:
-    """Update × max(smallest, RMS(parameter)), as Adafactor's relative steps (Shazeer and Stern 2018, section 8).
+@dataclasses.dataclass
+class Lamb(Optimizer):
+    """AdamW with the step of each matrix as long as the matrix is, for large batches (You et al. 2019, arXiv
+    1904.00962, algorithm 2).
 
-    Layers stacked in one array are matrices of their own: each is scaled by its own RMS.
+        u = m̂ / (sqrt(v̂) + epsilon) + weight_decay · w
+        w -= rate(step) · |w| / |u| · u
+
+    NOTE Biases and norms, which do not decay, get Adam's step as it is: so in ALBERT's code, not in the algorithm.
+    """
+
+    learning_rate: float = 1e-3  # peak of the schedule
+    b1: float = 0.9  # memory of the mean of gradients
+    b2: float = 0.999  # memory of the mean of their squares
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
+
+    problems = AdamW.problems
+
+    def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
+        """As AdamW's."""
+        decays = decay_mask(params_shape)
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity(),
+            optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=jnp.float32),
+            optax.add_decayed_weights(self.weight_decay, decays),
+            optax.masked(_scale_by_size(_as_long_as_the_matrix), decays),
+            _scale_by_rate_of_step(schedule),
+        )
+
+
+def _as_long_as_the_matrix(size: jax.Array, update_size: jax.Array) -> jax.Array:
+    """|w| / |u|; 1 where one of them is zero, as a matrix that starts there would stay there."""
+    return jnp.where((size > 0.0) & (update_size > 0.0), size / jnp.maximum(update_size, 1e-30), 1.0)
+
+
+def _relative_to_the_matrix(size: jax.Array, update_size: jax.Array) -> jax.Array:
+    """max(1e-3, RMS(parameter)), as Adafactor's relative steps (Shazeer and Stern 2018, section 8)."""
+    del update_size
+    return jnp.maximum(1e-3, size)
+
+
+def _scale_by_size(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
+    """Update × factor(RMS of the parameter, RMS of the update).
+
+    Layers stacked in one array are matrices of their own: each has its own RMS.
     """
 
     def scale(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
         axes = tuple(range("blocks/" in name, param.ndim))  # [L, …] -> [L, 1, …], or [] -> [1, …]
-        rms = jnp.sqrt(jnp.mean(jnp.square(param), axis=axes, keepdims=True))
-        return update * jnp.maximum(smallest, rms)
+        size, update_size = (jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True)) for x in (param, update))
+        return update * factor(size, update_size)
 
     def update(updates, state, params):
         names = jax.tree.unflatten(jax.tree.structure(params), parameter_names(params))

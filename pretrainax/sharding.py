@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.config import Experiment, Generator, MeshConfig, UserError
 from pretrainax.paths import look_up, parameter_names
 
 AXES = ("data", "fsdp", "sequence", "tensor")
@@ -24,7 +24,7 @@ BATCH = ("data", "fsdp")  # the axes that split the rows of a batch
 # name is the field of config.model that has to divide. First match wins. Vectors [D] are copied: they are small.
 TABLE = (
     (r"token_embedding/embedding", "vocab_size:tensor d_model:fsdp"),
-    (r"(decoder_)?(position|token_type)_embedding/embedding", "rows d_model:fsdp"),
+    (r"((decoder_)?position|token_type|relative)_embedding/embedding", "rows d_model:fsdp"),
     (r"embedding_projection/kernel", "embedding_dim d_model:fsdp"),
     (r"relative_bias/embedding", "buckets num_heads:tensor"),
     (r"blocks/\w+_attention/query/kernel", "layers d_model:fsdp num_heads:tensor head_dim"),
@@ -38,7 +38,10 @@ TABLE = (
     (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers d_model"),
     (r"blocks/self_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
     (r"blocks/\w+_norm/(scale|bias)", "layers d_model"),
-    (r"((decoder_)?embedding_norm|final_norm|masked_lm_head/norm)/(scale|bias)", "d_model"),
+    (r"((decoder_)?embedding_norm|final_norm|(relative_embedding|masked_lm_head)/norm)/(scale|bias)", "d_model"),
+    (r"convolution/kernel", "tokens d_model:fsdp d_model"),
+    (r"convolution/(bias|norm/scale|norm/bias)", "d_model"),
+    (r"replaced_token_head/norm/(scale|bias)", "d_model"),
     (r"(pair|replaced_token)_head/dense/kernel", "d_model:fsdp d_model"),
     (r"(pair|replaced_token)_head/output/kernel", "d_model:fsdp labels"),
     (r"(pair|replaced_token)_head/(dense|output)/bias", "features"),
@@ -104,10 +107,11 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
       UserError: an axis that the mesh does not divide; lists every field of config.model at fault.
     """
     problems = {}
-    for leaf, row in zip(jax.tree.leaves(tree), jax.tree.leaves(_rows(tree)), strict=True):
+    for path, leaf, row in zip(parameter_names(tree), *map(jax.tree.leaves, (tree, _rows(tree))), strict=True):
         for size, field, axis in zip(leaf.shape, row.fields, row.spec, strict=True):
             parts = mesh.shape[axis] if axis else 1
             if size % parts:
+                field = f"generator.{field}" if "generator/" in path and hasattr(Generator, field) else field
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
                 problems[field, axis] = (
                     f"config.model.{field} {size} is not a multiple of config.mesh.{axis} {parts}{hint}"

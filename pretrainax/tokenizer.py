@@ -13,7 +13,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from pretrainax.config import Choice, UserError
+from pretrainax.config import Choice, UserError, nearest
+from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.vocabulary import (
     DESCRIPTION,
     CharacterTokenizer,
@@ -168,7 +169,8 @@ def _too_little_text(vocab_size: int, most: int) -> str:
 
 class _Subword(TokenizerConfig):
     kind = SubwordTokenizer
-    specials: ClassVar[dict[str, str]]  # Vocabulary field -> piece
+    specials: dict[str, str]  # Vocabulary field -> piece
+    hint: ClassVar[str] = ""  # end of the error line where a file lacks some
 
     @property
     def size(self) -> int:
@@ -195,7 +197,9 @@ class _Subword(TokenizerConfig):
         ids = {field: tokenizer.token_to_id(piece) for field, piece in self.specials.items()}
         missing = sorted({piece for field, piece in self.specials.items() if ids[field] is None})
         if missing:
-            raise UserError(f"config.tokenizer.path={self.path} has no {', '.join(missing)}: no {type(self).__name__}")
+            raise UserError(
+                f"config.tokenizer.path={self.path} has no {', '.join(missing)}: no {type(self).__name__}{self.hint}"
+            )
         pieces = {i: self.specials[field] for field, i in ids.items()}
         return SubwordTokenizer(model, Vocabulary(tokenizer.get_vocab_size(), **ids), pieces)
 
@@ -249,15 +253,39 @@ class WordPiece(_Subword):
         return sorted(alphabet), sorted(within)
 
 
+# config.tokenizer.special_pieces of a ByteBPE -> its special pieces, in the order of their ids
+_SPECIAL_PIECES = {
+    "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
+    "roberta": {
+        **{"bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>"},
+        **{"unk": "<unk>", "mask": "<mask>"},
+    },
+    "bert": WordPiece.specials,
+}
+
+
 @dataclasses.dataclass
 class ByteBPE(_Subword):
     """GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2), lossless."""
 
-    vocab_size: int = 50_257  # <|endoftext|> included
+    vocab_size: int = 50_257  # special pieces included
     path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
     train_bytes: int = 10_000_000  # of text to learn from
+    special_pieces: str = "gpt2"  # gpt2: <|endoftext|> | roberta: <s> <pad> </s> <unk> <mask> | bert: [PAD] [UNK] …
 
-    specials = {"bos": "<|endoftext|>", "eos": "<|endoftext|>"}
+    hint = "; see config.tokenizer.special_pieces"
+
+    @property
+    def specials(self) -> dict[str, str]:
+        return _SPECIAL_PIECES[self.special_pieces]
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.special_pieces not in _SPECIAL_PIECES:
+            yield (
+                f"config.tokenizer.special_pieces is {self.special_pieces!r}, "
+                f"{nearest(self.special_pieces, _SPECIAL_PIECES)}"
+            )
 
     def build(self, texts: Iterator[str]) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -265,7 +293,7 @@ class ByteBPE(_Subword):
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocab_size,
-            special_tokens=["<|endoftext|>"],
+            special_tokens=list(dict.fromkeys(self.specials.values())),
             initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
             show_progress=False,
         )
@@ -293,3 +321,28 @@ class Characters(TokenizerConfig):
         pieces = {0: "<pad>", 1: "</s>", 2: "<unk>"}
         vocabulary = Vocabulary(len(pieces) + len(json.loads(model)), pad=0, eos=1, unk=2)
         return CharacterTokenizer(model, vocabulary, pieces)
+
+
+@dataclasses.dataclass
+class PretrainedTokenizer(TokenizerConfig):
+    """The tokenizer of a Hugging Face directory: that of RoBERTa, T5, LLaMA 3, …, with the ids of their weights."""
+
+    path: Optional[str] = None  # the directory: a tokenizer.json, or the files of older models
+
+    kind = Tokenizer
+    train_bytes = None
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        if self.path is None:
+            yield "config.tokenizer.path is None, it must be a Hugging Face directory"
+            return
+        try:
+            self.load()
+        except UserError as e:
+            yield str(e)
+
+    def load(self) -> Tokenizer:
+        try:
+            return read_tokenizer(os.path.expanduser(self.path))
+        except UserError as e:
+            raise UserError(f"config.tokenizer.path={self.path}: {e}") from e

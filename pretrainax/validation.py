@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config import Experiment, RotaryPositions, UserError, nearest
+from pretrainax.config import (
+    DisentangledPositions,
+    Experiment,
+    Generator,
+    ModelConfig,
+    RotaryPositions,
+    UserError,
+    nearest,
+)
 
 _ALLOWED = {
     "model.family": ("encoder", "encoder_decoder", "decoder"),
@@ -74,6 +82,11 @@ def _problems(e: Experiment) -> Iterator[str]:
         yield f"config.model.embedding_dim is {m.embedding_dim}, which only a model with a masked_lm_head can have"
     if (m.pair_head or m.replaced_token_head) and m.family != "encoder":
         yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
+    if m.replaced_token_head != (m.generator is not None):
+        yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
+    if m.generator is not None:
+        yield from _generator_problems(m.generator)
+    yield from _disentangled_problems(m)
     if isinstance(m.position, RotaryPositions) and m.dim_per_head % 2:
         yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
     if not 0 <= m.dropout_rate < 1:
@@ -91,3 +104,41 @@ def _problems(e: Experiment) -> Iterator[str]:
             yield from choice.problems(e)
         else:
             yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"
+
+
+def _disentangled_problems(m: ModelConfig) -> Iterator[str]:
+    if m.input_convolution is not None and (m.input_convolution < 1 or m.input_convolution % 2 == 0):
+        yield f"config.model.input_convolution is {m.input_convolution}, it must be odd"
+    if m.input_convolution is not None and m.family != "encoder":
+        yield f"config.model.input_convolution is for an encoder, config.model.family is {m.family!r}"
+    if m.replaced_token_context and not m.replaced_token_head:
+        yield "config.model.replaced_token_context is of a replaced_token_head, which this model does not have"
+    if not isinstance(m.position, DisentangledPositions):
+        if m.enhanced_mask_decoder:
+            kind = type(m.position).__name__
+            yield f"config.model.enhanced_mask_decoder needs DisentangledPositions, config.model.position is {kind}"
+        return
+    buckets, farthest = m.position.num_buckets, m.position.max_distance
+    if buckets < 2:
+        yield f"config.model.position.num_buckets is {buckets}, it must be at least 2"
+    elif farthest < buckets // 2 + 2:
+        yield f"config.model.position.max_distance is {farthest}, it must be at least {buckets // 2 + 2}"
+    if m.kv_heads != m.num_heads:
+        yield f"DisentangledPositions need as many key heads as heads, config.model.num_kv_heads is {m.num_kv_heads}"
+    if m.enhanced_mask_decoder and (m.family != "encoder" or m.norm_at != "post" or m.num_layers < 2):
+        yield "config.model.enhanced_mask_decoder needs an encoder with norm_at='post' and at least 2 layers"
+    if m.enhanced_mask_decoder and not (m.masked_lm_head or m.generator):
+        yield "config.model.enhanced_mask_decoder needs a masked_lm_head or a generator"
+
+
+def _generator_problems(generator: Generator) -> Iterator[str]:
+    path, sharing, allowed = "config.model.generator", generator.share_embeddings, ("all", "gradient_disentangled")
+    for name in ("num_layers", "d_model", "d_ff", "num_heads"):
+        if getattr(generator, name) < 1:
+            yield f"{path}.{name} is {getattr(generator, name)}, it must be at least 1"
+    if generator.num_heads > 0 and generator.d_model % generator.num_heads:
+        yield f"{path}.d_model {generator.d_model} is not a multiple of {path}.num_heads {generator.num_heads}"
+    if sharing not in allowed:
+        yield f"{path}.share_embeddings is {sharing!r}, {nearest(sharing, allowed)}"
+    if generator.loss_weight <= 0:
+        yield f"{path}.loss_weight is {generator.loss_weight}, it must be greater than 0"

@@ -1,5 +1,6 @@
 """The vocabulary of a model, and the tokenizers that turn text into its ids and back: SentencePiece, tokenizers
-(WordPiece, byte-level BPE), plain characters. `pretrainax.tokenizer` trains them.
+(WordPiece, byte-level BPE, all that has a tokenizer.json), plain characters. `pretrainax.tokenizer` trains them,
+`pretrainax.huggingface_tokenizer` reads and writes those of others.
 
 Text never turns into a special id, whatever it says: a document about `<extra_id_0>` is a document, not a mask.
 """
@@ -21,7 +22,7 @@ from tokenizers import models
 from pretrainax.config import UserError
 
 DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
-_SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
+SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,41 +59,68 @@ class Tokenizer:
     file: ClassVar[str]  # name of the model in a saved directory
     _between: ClassVar[str] = ""  # put between text and special pieces when decoding
 
-    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        self.vocabulary, self._model, self._special_pieces = vocabulary, model, special_pieces
+    def __init__(
+        self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str], decisive: Optional[bytes] = None
+    ):
+        """special_pieces: how the special ids are written; decisive: what of `model` the ids follow from, if not all"""
+        self.vocabulary, self.special_pieces, self.model = vocabulary, special_pieces, model
         self._text = self._describe()
-        self.fingerprint = hashlib.blake2b(self._text.encode() + model, digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(self._text.encode() + (decisive or model), digest_size=16).hexdigest()
+        self._is_special = np.zeros(vocabulary.size, bool)
+        self._is_special[list(vocabulary.special_ids - {vocabulary.unk})] = True
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [tokens], no special ids added."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [self._spelled(ids) if self._is_special[ids].any() else ids for ids in self._encode_batch(texts)]
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         raise NotImplementedError
+
+    def _spelled(self, ids: np.ndarray) -> np.ndarray:
+        """The ids of a text in which a special piece was taken for one: that piece in two parts.
+
+        The unigram models of tokenizers and of mT5 have their special pieces among the ordinary ones.
+        """
+        parts = [self._in_two(self.special_pieces[i]) if self._is_special[i] else [i] for i in ids.tolist()]
+        return np.array(list(itertools.chain.from_iterable(parts)), np.int32)
+
+    def _in_two(self, piece: str) -> list[int]:
+        for place in range(1, len(piece)):
+            ids = self._encode_part(piece[:place]) + self._encode_part(piece[place:])
+            if not self._is_special[ids].any():
+                return ids
+        return [] if self.vocabulary.unk is None else [self.vocabulary.unk]
+
+    def _encode_part(self, part: str) -> list[int]:
+        """The ids of a part of a word."""
+        return self._encode_batch([part])[0].tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids, for people to read: special ids as their pieces, ids past the vocabulary as U+FFFD."""
         parts = []
         for is_text, run in itertools.groupby(map(int, ids), self._is_text):
             run = list(run)
-            parts += [self._decode(run)] if is_text else [self._special_pieces.get(i, "\ufffd") for i in run]
+            parts += [self._decode(run)] if is_text else [self.special_pieces.get(i, "\ufffd") for i in run]
         return self._between.join(parts)
 
     def save(self, directory: str) -> None:
         os.makedirs(directory, exist_ok=True)
-        for name, content in ((self.file, self._model), (DESCRIPTION, self._text.encode())):
+        for name, content in ((self.file, self.model), (DESCRIPTION, self._text.encode())):
             with open(os.path.join(directory, name), "wb") as f:
                 f.write(content)
 
     def _is_text(self, i: int) -> bool:
-        return 0 <= i < self.vocabulary.size and i not in self._special_pieces
+        return 0 <= i < self.vocabulary.size and i not in self.special_pieces
 
     def _decode(self, ids: list[int]) -> str:
         raise NotImplementedError
 
     def _describe(self) -> str:
         description = {"kind": type(self).__name__, "vocabulary": dataclasses.asdict(self.vocabulary)}
-        return json.dumps(description | {"special_pieces": self._special_pieces}, indent=2) + "\n"
+        return json.dumps(description | {"special_pieces": self.special_pieces}, indent=2) + "\n"
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -103,25 +131,30 @@ class SentencePieceTokenizer(Tokenizer):
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._mark_ids = self._ids_of_mark()
 
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+    @property
+    def encodes_marks(self) -> bool:
+        """U+2581 in a text is other ids than a space."""
+        return bool(self._mark_ids)
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         encoded = self._processor.encode(texts, out_type=int, num_threads=1)
         if self._mark_ids:
             for i, text in enumerate(texts):
-                if _SPACE_MARK in text:
+                if SPACE_MARK in text:
                     encoded[i] = self._encode_around_marks(text)
         return [np.array(ids, np.int32) for ids in encoded]
 
     def _encode_around_marks(self, text: str) -> list[int]:
         ids = []
-        for part in self._processor.encode(text.split(_SPACE_MARK), out_type=int):
+        for part in self._processor.encode(text.split(SPACE_MARK), out_type=int):
             ids += part + self._mark_ids
         return ids[: -len(self._mark_ids)]
 
     def _ids_of_mark(self) -> list[int]:
         """U+2581 as three byte pieces, where the model has them and leaves the start of a text alone."""
         processor = self._processor
-        ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in _SPACE_MARK.encode()]
-        adds_a_space = processor.encode("a", out_type=str)[0].startswith(_SPACE_MARK)
+        ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
+        adds_a_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
         return ids if all(map(processor.is_byte, ids)) and not adds_a_space else []
 
     def _decode(self, ids: list[int]) -> str:
@@ -129,21 +162,26 @@ class SentencePieceTokenizer(Tokenizer):
 
 
 class SubwordTokenizer(Tokenizer):
-    """A tokenizers file: WordPiece or byte-level BPE."""
+    """A tokenizers file: WordPiece, byte-level BPE, Unigram, …"""
 
     file = "tokenizer.json"
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        super().__init__(model, vocabulary, special_pieces)
-        self._tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        description = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
+        for token in description["added_tokens"]:
+            token["special"] |= token["id"] in vocabulary.special_ids
+        decisive = json.dumps(description, ensure_ascii=False)
+        super().__init__(model, vocabulary, special_pieces, decisive.encode())
+        self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
         self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
 
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in encoded]
+
+    def _encode_part(self, part: str) -> list[int]:
+        return [token.id for token in self._tokenizer.model.tokenize(part)]
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -160,7 +198,7 @@ class CharacterTokenizer(Tokenizer):
         self._first = vocabulary.size - len(self._characters)
         self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
 
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [self._encode(text) for text in texts]
 
     def _encode(self, text: str) -> np.ndarray:

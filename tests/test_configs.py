@@ -1,5 +1,6 @@
 """Every config that ships loads, is sound, and trains two steps when shrunk."""
 
+import dataclasses
 import glob
 import json
 import os
@@ -16,10 +17,23 @@ from pretrainax.validation import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
 VARIANTS = {
+    "albert_base": [f"{v}{size}" for v in ("", "v1_") for size in ("base", "large", "xlarge", "xxlarge")],
     "bert_base": ("base", "large"),
+    "deberta_v3_base": ("xsmall", "small", "base", "large"),
+    "electra_base": ("base", "large"),
+    "electra_small": ("small",),
+    "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),
     "gpt2": ("124m", "355m", "774m", "1558m"),
+    "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),
     "llama": "1_7b 1_13b 1_33b 1_65b 2_7b 2_13b 2_70b 3_8b 3_70b 3_1_8b 3_1_70b 3_1_405b".split(),
+    "mistral": ("7b", "7b_v0_3"),
+    "modernbert_base": ("base", "large"),
     "quickstart": ("",),
+    "qwen": (
+        "2_0_5b 2_1_5b 2_7b 2_72b 2_5_0_5b 2_5_1_5b 2_5_3b 2_5_7b 2_5_14b 2_5_32b 2_5_72b "
+        "3_0_6b 3_1_7b 3_4b 3_8b 3_14b 3_32b"
+    ).split(),
+    "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
     "t5_base": [f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b")],
 }
@@ -53,8 +67,13 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     """Same mechanisms, small sizes."""
     model = experiment.model
     model.num_layers, model.d_model, model.d_ff, model.num_heads, model.vocab_size = 2, 32, 64, 4, 512
+    model.embedding_dim = model.embedding_dim and 16
+    if model.generator is not None:
+        model.generator = dataclasses.replace(model.generator, num_layers=2, d_model=16, d_ff=32, num_heads=2)
     model.num_kv_heads = model.num_kv_heads and 2
     model.head_dim = model.head_dim and 8
+    model.layer_pattern = tuple(dict.fromkeys(model.layer_pattern))  # one layer of each kind
+    model.window = model.window and 8
     experiment.tokenizer.path = None
     if hasattr(experiment.tokenizer, "vocab_size"):
         experiment.tokenizer.vocab_size = 400

@@ -10,7 +10,9 @@ from pretrainax.config import LearnedPositions
 from pretrainax.data.objectives import Lengths
 from pretrainax.flops import flops_per_step, peak_flops
 from pretrainax.layers.compute import Compute
+from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.zoo.bert import bert
+from pretrainax.zoo.electra import electra
 from pretrainax.zoo.gpt import gpt2
 from pretrainax.zoo.llama import llama
 from pretrainax.zoo.t5 import t5
@@ -18,6 +20,7 @@ from pretrainax.zoo.t5 import t5
 SMALL = dict(num_layers=2, d_model=256, d_ff=1024, num_heads=4, vocab_size=2048)
 CASES = {
     "bert": (bert("base"), Lengths(62, 64, 10), {}),
+    "electra": (discriminator_config(electra("small")), Lengths(62, 64, 10), {}),
     "gpt2": (gpt2("124m"), Lengths(65, 64, 64), {}),
     "llama": (llama("3_8b"), Lengths(65, 64, 64), dict(num_kv_heads=2)),
     "t5": (t5("base"), Lengths(70, 64, 24), {}),
@@ -38,12 +41,21 @@ def test_agrees_with_xla(name):
 
     def loss(params, batch):
         # not a plain sum: XLA would see through the product with a gradient of ones
-        return jnp.sum(jnp.square(model.apply({"params": params}, batch, deterministic=True).logits()))
+        outputs = model.apply({"params": params}, batch, deterministic=True)
+        logits = outputs.logits() if outputs.replaced_logits is None else outputs.replaced_logits
+        return jnp.sum(jnp.square(logits))
 
     lowered = jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch)
     counted = lowered.compile().cost_analysis()["flops"]
     # XLA counts norms, activations and softmax too, which at this width are a few percent
     assert 1.0 <= counted / flops_per_step(config, 4, lengths) < 1.08
+
+
+def test_a_generator_is_counted_too():
+    config, lengths = electra("base"), Lengths(510, 512, 77)
+    total = flops_per_step(config, 4, lengths)
+    kept, generator = (flops_per_step(part(config), 4, lengths) for part in (discriminator_config, generator_config))
+    assert total == kept + generator and 0.1 < generator / kept < 0.2  # a third as wide, and as deep
 
 
 def test_gpt2_costs_what_is_published():

@@ -56,11 +56,25 @@ def test_constant_stays_at_the_peak():
     np.testing.assert_allclose(rates(optim.WarmupConstant(2), 4, peak=3.0), [1.5, 3.0, 3.0, 3.0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "schedule", [optim.WarmupCosine, optim.WarmupLinear, optim.WarmupInverseSquareRoot, optim.WarmupConstant]
+def test_stable_decay_falls_by_one_minus_the_square_root():
+    # rise 1/2, 1; the peak; then 0.2 + 0.8 (1 - sqrt(k / 4)) for k = 0 … 3
+    expected = [0.5, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2 + 0.8 * (1 - 0.5**0.5), 0.2 + 0.8 * (1 - 0.75**0.5)]
+    np.testing.assert_allclose(rates(optim.WarmupStableDecay(2, 4, 0.2), 8), expected, rtol=1e-6)
+
+
+def test_stable_decay_without_a_decay_stays_at_the_peak():
+    assert rates(optim.WarmupStableDecay(0, 0), 4) == [1.0] * 4
+
+
+SCHEDULES = (
+    *(optim.WarmupCosine, optim.WarmupLinear, optim.WarmupInverseSquareRoot, optim.WarmupConstant),
+    optim.WarmupStableDecay,
 )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
-    assert rates(schedule(warmup_steps=0), 3)[0] == 1.0
+    assert rates(schedule(warmup_steps=0), 2000)[0] == 1.0
 
 
 def test_a_run_shorter_than_its_warmup_only_rises():
@@ -134,6 +148,48 @@ def test_rms_scaling_takes_an_unstacked_matrix_whole():
     np.testing.assert_allclose(moved, np.full((4, 1), 2.5), rtol=1e-6)  # float32 rounding
 
 
+# --- LAMB ----------------------------------------------------------------------------------------------------------
+
+
+def lamb(**fields):
+    return optim.Lamb(b1=0.5, b2=0.75, clip_norm=None, **fields)
+
+
+def test_a_step_of_lamb_by_hand():
+    # g = (3, -4): m̂ / (sqrt(v̂) + 1) = (3/4, -4/5), + 0.5 w = (2.25, 1.2), norm 2.55; |w| = 5; w - 0.1 · 5 / 2.55 · that
+    optimizer = lamb(learning_rate=0.1, epsilon=1.0, weight_decay=0.5)
+    params, _ = trained(optimizer, {"kernel": jnp.array([3.0, 4.0])}, [{"kernel": jnp.array([3.0, -4.0])}])
+    np.testing.assert_allclose(params["kernel"], [3 - 0.5 / 2.55 * 2.25, 4 - 0.5 / 2.55 * 1.2], rtol=1e-6)
+
+
+def test_lamb_takes_each_stacked_layer_for_itself():
+    kernel = jnp.stack([jnp.full((2, 2), 4.0), jnp.full((2, 2), 0.5), jnp.zeros((2, 2))])  # the last one: a plain step
+    params = {"encoder": {"blocks": {"mlp": {"up": {"kernel": kernel}}}}}
+    optimizer = lamb(learning_rate=0.1, weight_decay=0.0)
+    new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    moved = (kernel - new["encoder"]["blocks"]["mlp"]["up"]["kernel"])[:, 0, 0]
+    # epsilon is 1e-6; 4 - 0.4 in float32 rounds to 2e-7, of a difference of 0.4
+    np.testing.assert_allclose(moved, [0.4, 0.05, 0.1], rtol=3e-6)
+
+
+def test_lamb_gives_norms_and_biases_the_step_of_adam():
+    params = {"norm": {"scale": jnp.full(3, 5.0)}, "bias": jnp.full(3, 5.0)}
+    gradients = [params, jax.tree.map(lambda x: -2.0 * x, params)]
+    fields = dict(learning_rate=0.1, epsilon=1e-6, weight_decay=0.5)
+    new, _ = trained(lamb(**fields), params, gradients)
+    expected, _ = trained(adamw(clip_norm=None, **fields), params, gradients)
+    jax.tree.map(np.testing.assert_array_equal, new, expected)
+
+
+@pytest.mark.parametrize("field, value", [("b1", 1.0), ("learning_rate", 0.0), ("weight_decay", -1.0)])
+def test_an_impossible_field_of_lamb_is_named(field, value):
+    (problem,) = dataclasses.replace(optim.Lamb(), **{field: value}).problems(None)
+    assert problem.startswith(f"config.optimizer.{field} is {value}, ")
+
+
+# --- state ---------------------------------------------------------------------------------------------------------
+
+
 def test_moments_are_float32():
     _, state = trained(optim.AdamW(), {"kernel": jnp.ones(2)}, [{"kernel": jnp.ones(2)}])
     assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
@@ -175,6 +231,11 @@ def test_an_impossible_optimizer_field_is_named(field, value):
 def test_an_impossible_schedule_field_is_named():
     problems = list(optim.WarmupCosine(warmup_steps=-1, final_fraction=2.0).problems(None))
     assert [p.split(" is ")[0] for p in problems] == ["config.schedule.warmup_steps", "config.schedule.final_fraction"]
+
+
+def test_an_impossible_decay_is_named():
+    problems = list(optim.WarmupStableDecay(decay_steps=-1, final_fraction=2.0).problems(None))
+    assert [p.split(" is ")[0] for p in problems] == ["config.schedule.final_fraction", "config.schedule.decay_steps"]
 
 
 def test_json_names_an_optimizer_by_its_class():

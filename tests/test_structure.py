@@ -23,6 +23,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LAYERS = [
     "config paths",
     "validation vocabulary sharding curves",
+    "spiece",
+    "huggingface_tokenizer",
     "tokenizer",
     "data",
     "layers",
@@ -90,7 +92,9 @@ def test_imports_go_one_way(file):
 
 def test_a_loader_worker_imports_no_jax():
     light = [
-        module_of(f) for f in FILES if part_of(f) in ("config", "vocabulary", "tokenizer", "data", "prepare", "cli")
+        module_of(f)
+        for f in FILES
+        if part_of(f) in ("config", "vocabulary", "huggingface_tokenizer", "tokenizer", "data", "prepare", "cli")
     ]
     code = f"import sys, {', '.join(light)}; print([m for m in ('jax', 'flax', 'optax') if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

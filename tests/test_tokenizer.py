@@ -1,5 +1,6 @@
 """Each tokenizer is exact where it says so, keeps text and special ids apart, and says what does not fit."""
 
+import dataclasses
 import functools
 import os
 import random
@@ -26,9 +27,10 @@ CONFIGS = {
     "unigram": Unigram(vocab_size=500, num_sentinels=5),
     "wordpiece": WordPiece(vocab_size=300),
     "bpe": ByteBPE(vocab_size=400),
+    "masked_bpe": ByteBPE(vocab_size=400, special_pieces="roberta"),
     "characters": Characters(),
 }
-LOSSLESS = ("unigram", "bpe")
+LOSSLESS = ("unigram", "bpe", "masked_bpe")
 SPECIAL_TEXT = "a [MASK] [UNK] </s> <unk> <pad> <extra_id_0> <|endoftext|> z"
 
 
@@ -130,6 +132,25 @@ def test_bpe_ends_and_starts_with_the_same_id():
     assert vocabulary.eos == vocabulary.bos == 0 and vocabulary.pad is None
 
 
+@pytest.mark.parametrize(
+    "pieces, ids",
+    [
+        ("roberta", {"bos": 0, "cls": 0, "pad": 1, "eos": 2, "sep": 2, "unk": 3, "mask": 4}),
+        ("bert", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
+    ],
+)
+def test_bpe_takes_the_special_pieces_of_others(pieces, ids):
+    tokenizer = ByteBPE(vocab_size=300, special_pieces=pieces).build(iter(text()))
+    vocabulary = tokenizer.vocabulary
+    assert {field: getattr(vocabulary, field) for field in ids} == ids
+    assert vocabulary.special_ids == set(range(5)) and vocabulary.size == 300
+
+
+def test_unknown_special_pieces_are_a_problem():
+    (problem,) = ByteBPE(vocab_size=300, special_pieces="robert").problems(experiment(300))
+    assert problem == "config.tokenizer.special_pieces is 'robert', did you mean 'roberta' or 'bert'?"
+
+
 @every
 def test_separator_is_eos_or_else_sep(name):
     vocabulary = trained(name).vocabulary
@@ -145,6 +166,7 @@ DECODED = {
     "unigram": (["eos", "sentinels", "pad"], "ab</s><extra_id_0><pad>ab"),
     "wordpiece": (["mask", "sep"], "ab [MASK] [SEP] ab"),
     "bpe": (["eos"], "ab<|endoftext|>ab"),
+    "masked_bpe": (["mask", "sep", "pad"], "ab<mask></s><pad>ab"),
     "characters": (["eos", "unk"], "ab</s><unk>ab"),
 }
 
@@ -180,13 +202,11 @@ def test_path_takes_a_saved_directory(name, tmp_path):
     assert type(CONFIGS[name])(path=str(tmp_path)).load().fingerprint == trained(name).fingerprint
 
 
-@pytest.mark.parametrize("name", ["unigram", "wordpiece", "bpe"])
+@pytest.mark.parametrize("name", ["unigram", "wordpiece", "bpe", "masked_bpe"])
 def test_path_takes_the_file_of_the_library(name, tmp_path):
     trained(name).save(str(tmp_path))
     os.remove(tmp_path / "vocabulary.json")
-    config = type(CONFIGS[name])(path=str(tmp_path / trained(name).file))
-    if name == "unigram":
-        config.num_sentinels = 5
+    config = dataclasses.replace(CONFIGS[name], path=str(tmp_path / trained(name).file))
     assert config.load().fingerprint == trained(name).fingerprint
 
 
@@ -207,6 +227,12 @@ def test_path_without_the_special_pieces_is_refused(tmp_path):
     trained("bpe").save(str(tmp_path))
     with pytest.raises(UserError, match=r"has no \[CLS\], \[MASK\], \[PAD\], \[SEP\], \[UNK\]: no WordPiece"):
         WordPiece(path=str(tmp_path / "tokenizer.json")).load()
+
+
+def test_path_with_other_special_pieces_is_refused(tmp_path):
+    trained("bpe").save(str(tmp_path))
+    with pytest.raises(UserError, match="<pad>, <s>, <unk>: no ByteBPE; see config.tokenizer.special_pieces"):
+        ByteBPE(path=str(tmp_path / "tokenizer.json"), special_pieces="roberta").load()
 
 
 def test_directory_without_a_tokenizer_is_refused(tmp_path):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.convolution import Branch
 from pretrainax.layers.mlp import MLP
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
@@ -26,6 +27,10 @@ class Context:
     bias: Optional[jax.Array] = None  # [1, H, T, T], on the logits of self-attention
     rotary: Optional[Rotary] = None
     local_rotary: Optional[Rotary] = None  # of local layers, where they have their own
+    relative: Optional[jax.Array] = None  # [R, D], the vectors of disentangled positions
+    branch: Optional[Branch] = None  # what the first block's output is joined with
+    absolute: Optional[jax.Array] = None  # [B, T, D], what only the queries of a mask decoder know
+    source: Optional[jax.Array] = None  # [B, T, D], what self-attention reads; None: the residual stream
     encoded: Optional[jax.Array] = None  # [B, S, D], what cross-attention reads
     cross_mask: Optional[Mask] = None
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # no dropout
@@ -36,6 +41,7 @@ class Layer:
     """What tells a block from the others of its stack; each [] bool, or [L] for the whole stack."""
 
     is_first: jax.Array
+    is_last: jax.Array
     is_local: jax.Array
 
 
@@ -63,17 +69,25 @@ class Block(nn.Module):
             y = function(y)
             return x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y)
 
-        mask, rotary = context.mask, context.rotary
+        mask, rotary, relative, source = context.mask, context.rotary, context.relative, context.source
         if len(set(config.layer_pattern)) > 1:
             mask = mask.replace(windowed=layer.is_local)
         if context.local_rotary is not None:
             rotary = jax.tree.map(lambda near, far: jnp.where(layer.is_local, near, far), context.local_rotary, rotary)
+        if relative is not None:
+            relative = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)(relative)
         x = constrain(x)
         attend = MultiHeadAttention(config, self.compute, name="self_attention")
-        x = sublayer("self_attention", x, lambda y: attend(y, y, mask, context.bias, rotary))
+        x = sublayer(
+            "self_attention",
+            x,
+            lambda y: attend(y, y if source is None else source, mask, context.bias, rotary, relative),
+        )
         if context.encoded is not None:
             read = MultiHeadAttention(config, self.compute, name="cross_attention")
             x = sublayer("cross_attention", x, lambda y: read(y, context.encoded, context.cross_mask))
         x = constrain(sublayer("mlp", x, MLP(config, name="mlp")))
+        if context.branch is not None:
+            x = jnp.where(layer.is_first, context.branch.join(x, config), x)
         self.sow("intermediates", "hidden", x)  # kept for who asks: model.apply(…, mutable=["intermediates"])
         return x, None

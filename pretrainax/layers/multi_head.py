@@ -8,6 +8,7 @@ import jax
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary, rotate
@@ -30,24 +31,30 @@ class MultiHeadAttention(nn.Module):
         mask: Mask,
         bias: Optional[jax.Array] = None,
         rotary: Optional[Rotary] = None,
+        relative: Optional[jax.Array] = None,
     ) -> jax.Array:
         """Queries from x [B, T, D], keys and values from source [B, S, D] -> [B, T, D].
 
-        `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`.
+        `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`;
+        `relative` [R, D] are the vectors of a RelativeTable.
         """
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
-        def heads(name, inputs, count, gain=1.0):  # [B, T, D] -> [B, T, H, K]
+        def heads(name, count, gain=1.0):  # [B, T, D] -> [B, T, H, K]
             init = normal_init(config, config.d_model, gain)
             axes = ("d_model", "heads", "head_dim")
-            return Linear((count, head_dim), axes, init, qkv_bias, name=name)(inputs)
+            return Linear((count, head_dim), axes, init, qkv_bias, name=name)
 
         # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
-        scale = head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        q = heads("query", x, config.num_heads, gain=head_dim**-0.5 / scale)
-        k = heads("key", source, config.kv_heads)
-        v = heads("value", source, config.kv_heads)
+        terms = 1 if relative is None else 3  # of a logit, each of the size of q · k (He et al. 2020, equation 4)
+        scale = (terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
+        to_query = heads("query", config.num_heads, gain=head_dim**-0.5 / scale)
+        to_key = heads("key", config.kv_heads)
+        q, k, v = to_query(x), to_key(source), heads("value", config.kv_heads)(source)
+        if relative is not None:
+            _, which = rows_by_distance(config, q.shape[1])
+            bias = scale * disentangled_bias(q, k, to_query(relative)[which], to_key(relative)[which])
         if config.qk_norm:
             q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
         if rotary is not None:

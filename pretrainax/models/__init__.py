@@ -14,6 +14,7 @@ from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.layers.compute import Compute
 from pretrainax.models.base import Model
 from pretrainax.models.decoder import Decoder
+from pretrainax.models.electra import Electra
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.encoder_decoder import EncoderDecoder
 from pretrainax.models.outputs import Outputs
@@ -27,7 +28,7 @@ def build(config: ModelConfig, compute: Compute) -> Model:
     """The model of `config.family`. It reads `config` at each call: do not change it afterwards."""
     if config.family not in FAMILIES:
         raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, FAMILIES)}")
-    return FAMILIES[config.family](config, compute)
+    return (FAMILIES[config.family] if config.generator is None else Electra)(config, compute)
 
 
 def abstract_params(config: ModelConfig) -> Any:

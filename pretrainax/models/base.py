@@ -56,16 +56,26 @@ class PairHead(nn.Module):
 
 class ReplacedTokenHead(nn.Module):
     """Was the token replaced? [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer before the last is
-    in the released code)."""
+    in the released code, and so is DeBERTa v3's sum with the first token of the segment)."""
 
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         config, init = self.config, normal_init(self.config, self.config.d_model)
+        if config.replaced_token_context:
+            x = Norm(config, name="norm")(x + _first_of_segment(x, segment_ids))
         x = Linear((config.d_model,), ("d_model", "features"), init, name="dense")(x)
         x = Linear((1,), ("d_model", "labels"), init, name="output")(ACTIVATIONS[config.activation](x))
         return x[..., 0].astype(jnp.float32)  # [B, T, 1] -> [B, T]
+
+
+def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """out[b, t] is x of the first token of t's segment, [B, T, D] -> [B, T, D]."""
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
+    # A product and no lookup, whose gradient would add a whole segment up in one place, token by token.
+    return jnp.einsum("BTS,BSD->BTD", jax.nn.one_hot(first, x.shape[1], dtype=x.dtype), x)
 
 
 class Unembedding(nn.Module):
@@ -99,6 +109,8 @@ class Model(nn.Module):
         self.token_embedding = self.table(config.vocab_size, rows_split_by="tensor")
         if isinstance(config.position, LearnedPositions):
             self.position_embedding = self.table(config.position.max_length + config.position.offset)
+        if config.enhanced_mask_decoder:
+            self.position_embedding = self.table(config.position.max_length)
         if config.num_token_types:
             self.token_type_embedding = self.table(config.num_token_types)
         if config.embedding_norm:
@@ -142,6 +154,12 @@ class Model(nn.Module):
         x = self.dropout(constrain(x).astype(self.compute.dtype), deterministic=deterministic)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if config.embedding_dim else x
+
+    def absolute(self, positions: jax.Array) -> jax.Array:
+        """What a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
+        x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
+        # [B, T, E] -> [B, T, D]
+        return self.embedding_projection(x) if self.config.embedding_dim else x
 
     def predict(self, features: jax.Array) -> Outputs:
         """[B, N, D] -> what gives the logits over the vocabulary."""

@@ -21,10 +21,11 @@ class Encoder(Model):
         """Logits at masked_positions [B, K] where the batch has them (15 % of the head's work), else everywhere."""
         config = self.config
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
-        x = self.encoder(x, batch["positions"], batch["segment_ids"], deterministic=deterministic)
+        absolute = self.absolute(batch["positions"]) if config.enhanced_mask_decoder else None
+        x = self.encoder(x, batch["positions"], batch["segment_ids"], absolute=absolute, deterministic=deterministic)
         pair_logits = self.pair_head(x) if config.pair_head else None
         if config.replaced_token_head:
-            return Outputs(pair_logits=pair_logits, replaced_logits=self.replaced_token_head(x))
+            return Outputs(pair_logits=pair_logits, replaced_logits=self.replaced_token_head(x, batch["segment_ids"]))
         if "masked_positions" in batch:
             # [B, T, D] -> [B, K, D]
             x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")

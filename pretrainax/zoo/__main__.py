@@ -13,6 +13,7 @@ import jax
 
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.models.electra import discriminator_config
 
 COLUMNS = "family row parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
@@ -45,7 +46,8 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
 
 
 def count(config: ModelConfig) -> int:
-    """Trained numbers of a model."""
+    """Trained numbers of a model; of one with a generator those that are kept, as papers count them."""
+    config = discriminator_config(config) if config.generator else config
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
 

@@ -1,28 +1,66 @@
-"""BERT (Devlin et al. 2018, arXiv 1810.04805)."""
+"""BERT (Devlin et al. 2018, arXiv 1810.04805), MacBERT (Cui et al. 2020, arXiv 2004.13922) and DistilBERT (Sanh et al.
+2019, arXiv 1910.01108)."""
 
-from pretrainax.config import LearnedPositions, ModelConfig
-from pretrainax.zoo.family import Row, layer_norm, linear
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
+# variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide. Vocabularies: the
+# released vocab.txt
 SIZES = {
     # Turc et al. 2019 (arXiv 1908.08962), table 1
-    "tiny": (2, 128, 2),
-    "mini": (4, 256, 4),
-    "small": (4, 512, 8),
-    "medium": (8, 512, 8),
-    # Devlin et al. 2018, section 3
-    "base": (12, 768, 12),
-    "large": (24, 1024, 16),
+    "tiny": (2, 128, 2, 30_522),
+    "mini": (4, 256, 4, 30_522),
+    "small": (4, 512, 8, 30_522),
+    "medium": (8, 512, 8, 30_522),
+    # Devlin et al. 2018, section 3; the others: google-research/bert, README.md and multilingual.md
+    "base": (12, 768, 12, 30_522),
+    "large": (24, 1024, 16, 30_522),
+    "base_cased": (12, 768, 12, 28_996),
+    "large_cased": (24, 1024, 16, 28_996),
+    "base_multilingual": (12, 768, 12, 105_879),
+    "base_multilingual_cased": (12, 768, 12, 119_547),
+    "base_chinese": (12, 768, 12, 21_128),
+}
+
+# Cui et al. 2020, section 4.1: BERT's sizes, and its Chinese vocabulary
+MACBERT_SIZES = {
+    "base": (12, 768, 12, 21_128),
+    "large": (24, 1024, 16, 21_128),
+}
+
+# Sanh et al. 2019, section 3: every other layer of BERT base; the others: transformers' released models
+DISTILBERT_SIZES = {
+    "base": (6, 768, 12, 30_522),
+    "base_cased": (6, 768, 12, 28_996),
+    "base_multilingual_cased": (6, 768, 12, 119_547),
 }
 
 
 def bert(variant: str = "base") -> ModelConfig:
-    """BERT, uncased, with the masked LM head; UserError for an unknown variant."""
-    num_layers, d_model, num_heads = pick("bert", variant, SIZES)
+    """BERT with both of its heads, the masked LM and the pair of sentences; UserError for an unknown variant."""
+    return _encoder(*pick("bert", variant, SIZES))
+
+
+def macbert(variant: str = "base") -> ModelConfig:
+    """MacBERT, which is BERT pretrained in another way; UserError for an unknown variant."""
+    return _encoder(*pick("macbert", variant, MACBERT_SIZES))
+
+
+def distilbert(variant: str = "base") -> ModelConfig:
+    """DistilBERT, without token types and pair head; UserError for an unknown variant."""
+    config = _encoder(*pick("distilbert", variant, DISTILBERT_SIZES))
+    config.num_token_types, config.pair_head = 0, False
+    return config
+
+
+def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> ModelConfig:
     return ModelConfig(
         family="encoder",
-        vocab_size=30_522,
+        vocab_size=vocab_size,
         num_layers=num_layers,
         d_model=d_model,
         d_ff=4 * d_model,
@@ -35,19 +73,19 @@ def bert(variant: str = "base") -> ModelConfig:
         embedding_norm=True,
         num_token_types=2,
         masked_lm_head=True,
+        pair_head=True,
         dropout_rate=0.1,
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' BertForMaskedLM."""
-    del config  # the same for all
-    block, layer = "encoder/blocks", "bert.encoder.layer.{layer}"
+def encoder_names(prefix: str) -> list[Row]:
+    """Embeddings and blocks of the classes that transformers made after BertModel."""
+    block, layer = "encoder/blocks", f"{prefix}.encoder.layer.{{layer}}"
     return [
-        Row("token_embedding/embedding", "bert.embeddings.word_embeddings.weight"),
-        Row("position_embedding/embedding", "bert.embeddings.position_embeddings.weight"),
-        Row("token_type_embedding/embedding", "bert.embeddings.token_type_embeddings.weight"),
-        *layer_norm("embedding_norm", "bert.embeddings.LayerNorm"),
+        Row("token_embedding/embedding", f"{prefix}.embeddings.word_embeddings.weight"),
+        Row("position_embedding/embedding", f"{prefix}.embeddings.position_embeddings.weight"),
+        Row("token_type_embedding/embedding", f"{prefix}.embeddings.token_type_embeddings.weight"),
+        *layer_norm("embedding_norm", f"{prefix}.embeddings.LayerNorm"),
         *linear(f"{block}/self_attention/query", f"{layer}.attention.self.query", bias=True),
         *linear(f"{block}/self_attention/key", f"{layer}.attention.self.key", bias=True),
         *linear(f"{block}/self_attention/value", f"{layer}.attention.self.value", bias=True),
@@ -56,7 +94,142 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         *linear(f"{block}/mlp/up", f"{layer}.intermediate.dense", bias=True),
         *linear(f"{block}/mlp/down", f"{layer}.output.dense", bias=True),
         *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
+    ]
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' BertForPreTraining, or of BertForMaskedLM for a config without a pair_head."""
+    rows = [
+        *encoder_names("bert"),
         *linear("masked_lm_head/dense", "cls.predictions.transform.dense", bias=True),
         *layer_norm("masked_lm_head/norm", "cls.predictions.transform.LayerNorm"),
         Row("unembedding/bias", "cls.predictions.bias"),
     ]
+    if config.pair_head:
+        rows += linear("pair_head/dense", "bert.pooler.dense", bias=True)
+        rows += linear("pair_head/output", "cls.seq_relationship", bias=True)
+    return rows
+
+
+def distilbert_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' DistilBertForMaskedLM."""
+    del config  # the same for all
+    block, layer = "encoder/blocks", "distilbert.transformer.layer.{layer}"
+    return [
+        Row("token_embedding/embedding", "distilbert.embeddings.word_embeddings.weight"),
+        Row("position_embedding/embedding", "distilbert.embeddings.position_embeddings.weight"),
+        *layer_norm("embedding_norm", "distilbert.embeddings.LayerNorm"),
+        *linear(f"{block}/self_attention/query", f"{layer}.attention.q_lin", bias=True),
+        *linear(f"{block}/self_attention/key", f"{layer}.attention.k_lin", bias=True),
+        *linear(f"{block}/self_attention/value", f"{layer}.attention.v_lin", bias=True),
+        *linear(f"{block}/self_attention/out", f"{layer}.attention.out_lin", bias=True),
+        *layer_norm(f"{block}/self_attention_norm", f"{layer}.sa_layer_norm"),
+        *linear(f"{block}/mlp/up", f"{layer}.ffn.lin1", bias=True),
+        *linear(f"{block}/mlp/down", f"{layer}.ffn.lin2", bias=True),
+        *layer_norm(f"{block}/mlp_norm", f"{layer}.output_layer_norm"),
+        *linear("masked_lm_head/dense", "vocab_transform", bias=True),
+        *layer_norm("masked_lm_head/norm", "vocab_layer_norm"),
+        Row("unembedding/bias", "vocab_projector.bias"),
+    ]
+
+
+def read_pair_head(pretraining: str, masked_lm: str) -> Any:
+    """A `HuggingFace.read`: which of two classes config.json is of; of the first, with both heads, if it is silent."""
+
+    def read(json: Mapping[str, Any], config: ModelConfig) -> None:
+        architecture = (json.get("architectures") or [pretraining])[0]
+        if architecture not in (pretraining, masked_lm):
+            raise UserError(f"config.json has architectures {[architecture]}; known: {pretraining}, {masked_lm}")
+        config.pair_head = architecture == pretraining
+
+    return read
+
+
+FIELDS = {  # of the config.json of BERT and of those made after it
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "intermediate_size": "d_ff",
+    "hidden_act": "activation",
+    "hidden_dropout_prob": "dropout_rate",
+    "initializer_range": "init_stddev",
+    "layer_norm_eps": "norm_epsilon",
+    "max_position_embeddings": "position.max_length",
+    "type_vocab_size": "num_token_types",
+}
+CONSTANTS = {
+    "is_decoder": False,
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+    "tie_word_embeddings": True,
+}
+
+HUGGINGFACE = HuggingFace(
+    model_type="bert",
+    architecture=lambda config: "BertForPreTraining" if config.pair_head else "BertForMaskedLM",
+    base=bert,
+    fields=FIELDS,
+    names=huggingface_names,
+    constants=CONSTANTS,
+    read=read_pair_head("BertForPreTraining", "BertForMaskedLM"),
+    write=lambda config: {"attention_probs_dropout_prob": config.dropout_rate},
+    tied=lambda config: {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    # The file of a masked LM may hold the pair head that it was pretrained with.
+    ignored=(r"bert\.embeddings\.position_ids", r"bert\.pooler\.dense\..*", r"cls\.seq_relationship\..*"),
+)
+
+DISTILBERT_HUGGINGFACE = HuggingFace(
+    model_type="distilbert",
+    architecture="DistilBertForMaskedLM",
+    base=distilbert,
+    fields={
+        "vocab_size": "vocab_size",
+        "dim": "d_model",
+        "n_layers": "num_layers",
+        "n_heads": "num_heads",
+        "hidden_dim": "d_ff",
+        "activation": "activation",
+        "dropout": "dropout_rate",
+        "initializer_range": "init_stddev",
+        "max_position_embeddings": "position.max_length",
+    },
+    names=distilbert_names,
+    constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
+    write=lambda config: {"attention_dropout": config.dropout_rate},
+    tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
+    ignored=(r"distilbert\.embeddings\.position_ids",),
+)
+
+FAMILIES = (
+    Family(
+        name="BERT",
+        prefix="bert_",
+        preset=bert,
+        sizes=SIZES,
+        paper="Devlin et al. 2018, arXiv 1810.04805",
+        objective="masked language modelling, next sentence prediction",
+        huggingface=HUGGINGFACE,
+    ),
+    Family(
+        name="MacBERT",
+        prefix="macbert_",
+        preset=macbert,
+        sizes=MACBERT_SIZES,
+        paper="Cui et al. 2020, arXiv 2004.13922",
+        objective="masked language modelling as correction, sentence order",
+        huggingface=HUGGINGFACE,
+    ),
+    Family(
+        name="DistilBERT",
+        prefix="distilbert_",
+        preset=distilbert,
+        sizes=DISTILBERT_SIZES,
+        paper="Sanh et al. 2019, arXiv 1910.01108",
+        objective="distillation of BERT, masked language modelling",
+        huggingface=DISTILBERT_HUGGINGFACE,
+    ),
+)

@@ -1,21 +1,73 @@
-"""GPT-2 (Radford et al. 2019)."""
+"""GPT-1 (Radford et al. 2018), GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, arXiv 2005.14165) and GPT-Neo
+(Black et al. 2021)."""
 
-from pretrainax.config import LearnedPositions, ModelConfig
-from pretrainax.zoo.family import Row, layer_norm
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.patterns import kinds, pattern
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads), table 2; named by the parameters of the released files (the paper's counts are off)
-SIZES = {
+# variant -> (layers, width, heads); the feed-forward is 4 x the width
+GPT1_SIZES = {"117m": (12, 768, 12)}  # section 4.1
+GPT2_SIZES = {  # table 2; named by the parameters of the released files (the paper's counts are off)
     "124m": (12, 768, 12),
     "355m": (24, 1024, 16),
     "774m": (36, 1280, 20),
     "1558m": (48, 1600, 25),
 }
+# NOTE Table 2.1 gives 1_3b 24 heads of 128 for a width of 2,048, and 13b a width of 5,140 for 40 heads of 128. Here, as
+# in GPT-Neo and others after it, they are 16 heads and a width of 5,120, which give the parameters of the table.
+GPT3_SIZES = {
+    "125m": (12, 768, 12),
+    "350m": (24, 1024, 16),
+    "760m": (24, 1536, 16),
+    "1_3b": (24, 2048, 16),
+    "2_7b": (32, 2560, 32),
+    "6_7b": (32, 4096, 32),
+    "13b": (40, 5120, 40),
+    "175b": (96, 12288, 96),
+}
+GPT_NEO_SIZES = {  # the released config.json
+    "125m": (12, 768, 12),
+    "1_3b": (24, 2048, 16),
+    "2_7b": (32, 2560, 20),
+}
+
+
+def gpt1(variant: str = "117m") -> ModelConfig:
+    """GPT-1, whose norms come after the residual sum; UserError for an unknown variant."""
+    config = _decoder(*pick("gpt1", variant, GPT1_SIZES), context=512)
+    config.vocab_size, config.norm_at, config.scale_residual_init = 40_478, "post", False
+    return config
 
 
 def gpt2(variant: str = "124m") -> ModelConfig:
     """GPT-2; UserError for an unknown variant."""
-    num_layers, d_model, num_heads = pick("gpt2", variant, SIZES)
+    return _decoder(*pick("gpt2", variant, GPT2_SIZES), context=1024)
+
+
+def gpt3(variant: str = "125m") -> ModelConfig:
+    """GPT-3: GPT-2 with every other layer local (section 2.1); UserError for an unknown variant.
+
+    NOTE The paper says "locally banded sparse", as in the Sparse Transformer (Child et al. 2019), and gives neither the
+    band's width nor which layers have one. Both are GPT-Neo's here: the odd layers, 256 tokens.
+    """
+    config = _decoder(*pick("gpt3", variant, GPT3_SIZES), context=2048)
+    config.layer_pattern, config.window, config.dropout_rate = ("global", "local"), 256, 0.0
+    return config
+
+
+def gpt_neo(variant: str = "125m") -> ModelConfig:
+    """GPT-Neo, which does not scale attention logits; UserError for an unknown variant."""
+    config = _decoder(*pick("gpt_neo", variant, GPT_NEO_SIZES), context=2048)
+    config.layer_pattern, config.window, config.dropout_rate = ("global", "local"), 256, 0.0
+    config.attention_scale, config.qkv_bias = 1.0, False
+    return config
+
+
+def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> ModelConfig:
     return ModelConfig(
         family="decoder",
         vocab_size=50_257,
@@ -23,7 +75,7 @@ def gpt2(variant: str = "124m") -> ModelConfig:
         d_model=d_model,
         d_ff=4 * d_model,
         num_heads=num_heads,
-        position=LearnedPositions(1024),
+        position=LearnedPositions(context),
         norm="layer",
         norm_at="pre",
         norm_epsilon=1e-5,
@@ -33,24 +85,218 @@ def gpt2(variant: str = "124m") -> ModelConfig:
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' GPT2LMHeadModel, whose Conv1D kernels are [in, out] as ours."""
-    del config  # the same for all
+# --- Hugging Face --------------------------------------------------------------------------------------------------
+
+
+def _conv(path: str, name: str, part: tuple[int, int] | None = None) -> list[Row]:
+    """The rows of transformers' Conv1D, whose kernel is [in, out] as ours."""
+    return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
+
+
+def _conv_block() -> list[Row]:
+    """Of GPT-1 and GPT-2."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
+    return [
+        *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
+        *_conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=(0, 3)),
+        *_conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=(1, 3)),
+        *_conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=(2, 3)),
+        *_conv(f"{block}/self_attention/out", f"{layer}.attn.c_proj"),
+        *layer_norm(f"{block}/mlp_norm", f"{layer}.ln_2"),
+        *_conv(f"{block}/mlp/up", f"{layer}.mlp.c_fc"),
+        *_conv(f"{block}/mlp/down", f"{layer}.mlp.c_proj"),
+    ]
 
-    def conv(path, name, part=None):
-        return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
 
+def _output(config: ModelConfig) -> list[Row]:
+    return [] if config.tie_embeddings else linear("unembedding", "lm_head", bias=False)
+
+
+def gpt1_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' OpenAIGPTLMHeadModel."""
+    return [
+        Row("token_embedding/embedding", "transformer.tokens_embed.weight"),
+        Row("position_embedding/embedding", "transformer.positions_embed.weight"),
+        *_conv_block(),
+        *_output(config),
+    ]
+
+
+def gpt2_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' GPT2LMHeadModel."""
+    return [
+        Row("token_embedding/embedding", "transformer.wte.weight"),
+        Row("position_embedding/embedding", "transformer.wpe.weight"),
+        *_conv_block(),
+        *layer_norm("decoder/final_norm", "transformer.ln_f"),
+        *_output(config),
+    ]
+
+
+def gpt_neo_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' GPTNeoForCausalLM."""
+    block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         Row("token_embedding/embedding", "transformer.wte.weight"),
         Row("position_embedding/embedding", "transformer.wpe.weight"),
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
-        *conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=(0, 3)),
-        *conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=(1, 3)),
-        *conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=(2, 3)),
-        *conv(f"{block}/self_attention/out", f"{layer}.attn.c_proj"),
+        *linear(f"{block}/self_attention/query", f"{layer}.attn.attention.q_proj", bias=False),
+        *linear(f"{block}/self_attention/key", f"{layer}.attn.attention.k_proj", bias=False),
+        *linear(f"{block}/self_attention/value", f"{layer}.attn.attention.v_proj", bias=False),
+        *linear(f"{block}/self_attention/out", f"{layer}.attn.attention.out_proj", bias=True),
         *layer_norm(f"{block}/mlp_norm", f"{layer}.ln_2"),
-        *conv(f"{block}/mlp/up", f"{layer}.mlp.c_fc"),
-        *conv(f"{block}/mlp/down", f"{layer}.mlp.c_proj"),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.c_fc", bias=True),
+        *linear(f"{block}/mlp/down", f"{layer}.mlp.c_proj", bias=True),
         *layer_norm("decoder/final_norm", "transformer.ln_f"),
+        *_output(config),
     ]
+
+
+_FIELDS = {  # of GPT-1 and GPT-2
+    "vocab_size": "vocab_size",
+    "n_embd": "d_model",
+    "n_layer": "num_layers",
+    "n_head": "num_heads",
+    "n_positions": "position.max_length",
+    "resid_pdrop": "dropout_rate",
+    "layer_norm_epsilon": "norm_epsilon",
+    "initializer_range": "init_stddev",
+    "tie_word_embeddings": "tie_embeddings",
+}
+_GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # theirs -> ours
+
+
+def _tied(token_embedding: str) -> Any:
+    return lambda config: {"lm_head.weight": token_embedding} if config.tie_embeddings else {}
+
+
+def _dropout(config: ModelConfig) -> dict[str, Any]:
+    return {"embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
+
+
+def _read_gpt1(json: Mapping[str, Any], config: ModelConfig) -> None:
+    config.d_ff = 4 * config.d_model  # config.json has no key for it
+    if "afn" in json:
+        if json["afn"] not in _GPT1_ACTIVATIONS:
+            raise UserError(f"config.json has afn {json['afn']!r}; known: {', '.join(_GPT1_ACTIVATIONS)}")
+        config.activation = _GPT1_ACTIVATIONS[json["afn"]]
+
+
+def _write_gpt1(config: ModelConfig) -> dict[str, Any]:
+    theirs = {"gelu_tanh": "gelu"}  # the exact one, which it has not, is read back as another, and refused
+    return {"afn": theirs.get(config.activation, config.activation), **_dropout(config)}
+
+
+def _read_gpt2(json: Mapping[str, Any], config: ModelConfig) -> None:
+    config.d_ff = json.get("n_inner") or 4 * config.d_model
+
+
+def _read_gpt_neo(json: Mapping[str, Any], config: ModelConfig) -> None:
+    config.d_ff = json.get("intermediate_size") or 4 * config.d_model
+    types = json.get("attention_types") or [[["global", "local"], 12]]
+    said = [kind for period, times in types for kind in period * times]
+    if len(said) != config.num_layers or set(said) - {"global", "local"}:
+        raise UserError(f"config.json has attention_types {types}: not {config.num_layers} layers, 'global' or 'local'")
+    config.layer_pattern = pattern(said, usual=config.layer_pattern)
+    config.window = json.get("window_size", 256) if "local" in said else None
+
+
+def _write_gpt_neo(config: ModelConfig) -> dict[str, Any]:
+    period = list(config.layer_pattern)
+    times, rest = divmod(config.num_layers, len(period))
+    json = {
+        "intermediate_size": config.d_ff,
+        "attention_types": [[kinds(config), 1]] if rest else [[period, times]],
+        "attention_layers": kinds(config),
+        "embed_dropout": config.dropout_rate,
+        "attention_dropout": config.dropout_rate,
+    }
+    return json if config.window is None else json | {"window_size": config.window}
+
+
+FAMILIES = (
+    Family(
+        name="GPT-1",
+        prefix="gpt1_",
+        preset=gpt1,
+        sizes=GPT1_SIZES,
+        paper="Radford et al. 2018",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="openai-gpt",
+            architecture="OpenAIGPTLMHeadModel",
+            base=gpt1,
+            fields=_FIELDS,
+            names=gpt1_names,
+            read=_read_gpt1,
+            write=_write_gpt1,
+            tied=_tied("transformer.tokens_embed.weight"),
+            ignored=(r"transformer\.h\.\d+\.attn\.bias", r"transformer\.position_ids"),
+        ),
+    ),
+    Family(
+        name="GPT-2",
+        prefix="gpt2_",
+        preset=gpt2,
+        sizes=GPT2_SIZES,
+        paper="Radford et al. 2019",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="gpt2",
+            architecture="GPT2LMHeadModel",
+            base=gpt2,
+            fields=_FIELDS | {"activation_function": "activation"},
+            names=gpt2_names,
+            constants={
+                "scale_attn_weights": True,
+                "scale_attn_by_inverse_layer_idx": False,
+                "add_cross_attention": False,
+            },
+            read=_read_gpt2,
+            write=lambda config: {"n_inner": config.d_ff, **_dropout(config)},
+            tied=_tied("transformer.wte.weight"),
+            ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+        ),
+    ),
+    Family(
+        name="GPT-3",
+        prefix="gpt3_",
+        preset=gpt3,
+        sizes=GPT3_SIZES,
+        paper="Brown et al. 2020, arXiv 2005.14165",
+        objective="causal language modelling",
+        # GPT-2 of transformers has no local layers; GPT-Neo has, and neither biases of queries, keys and values nor
+        # scaled logits.
+        huggingface=None,
+    ),
+    Family(
+        name="GPT-Neo",
+        prefix="gpt_neo_",
+        preset=gpt_neo,
+        sizes=GPT_NEO_SIZES,
+        paper="Black et al. 2021, 10.5281/zenodo.5297715",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="gpt_neo",
+            architecture="GPTNeoForCausalLM",
+            base=lambda: gpt_neo("1_3b"),
+            fields={
+                "vocab_size": "vocab_size",
+                "hidden_size": "d_model",
+                "num_layers": "num_layers",
+                "num_heads": "num_heads",
+                "max_position_embeddings": "position.max_length",
+                "activation_function": "activation",
+                "resid_dropout": "dropout_rate",
+                "layer_norm_epsilon": "norm_epsilon",
+                "initializer_range": "init_stddev",
+                "tie_word_embeddings": "tie_embeddings",
+            },
+            names=gpt_neo_names,
+            read=_read_gpt_neo,
+            write=_write_gpt_neo,
+            tied=_tied("transformer.wte.weight"),
+            ignored=(r"transformer\.h\.\d+\.attn\.attention\.(masked_)?bias",),
+        ),
+    ),
+)

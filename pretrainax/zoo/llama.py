@@ -1,10 +1,21 @@
-"""LLaMA 1, 2, 3 and 3.1 (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024,
-arXiv 2407.21783)."""
+"""LLaMA 1, 2, 3, 3.1 and 3.2 (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024,
+arXiv 2407.21783), and what config.json of the decoders made after it has in common."""
 
 import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
-from pretrainax.config import LongContextScaling, ModelConfig, RotaryPositions
-from pretrainax.zoo.family import Row, linear
+from pretrainax.config import (
+    LinearScaling,
+    LongContextScaling,
+    ModelConfig,
+    RotaryPositions,
+    RotaryScaling,
+    UserError,
+    nearest,
+)
+from pretrainax.zoo.family import Family, HuggingFace, Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -24,65 +35,195 @@ SIZES = {
     "3_1_8b": (32, 4096, 14336, 32, 8),
     "3_1_70b": (80, 8192, 28672, 64, 8),
     "3_1_405b": (126, 16384, 53248, 128, 8),
+    # the released config.json: pruned and distilled from 3.1
+    "3_2_1b": (16, 2048, 8192, 32, 8),
+    "3_2_3b": (28, 3072, 8192, 24, 8),
 }
 
+_LONG = RotaryPositions(131_072, theta=500_000.0, scaling=LongContextScaling(8.0, 1.0, 4.0, original_length=8192))
 # release -> (vocabulary, epsilon of the norm, positions)
 RELEASES = {
-    "1": (32_000, 1e-6, RotaryPositions(max_length=2048)),
-    "2": (32_000, 1e-5, RotaryPositions(max_length=4096)),
-    "3": (128_256, 1e-5, RotaryPositions(max_length=8192, theta=500_000.0)),
-    "3_1": (
-        128_256,
-        1e-5,
-        RotaryPositions(
-            max_length=131_072,
-            theta=500_000.0,
-            scaling=LongContextScaling(
-                factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=8192
-            ),
-        ),
-    ),
+    "1": (32_000, 1e-6, RotaryPositions(2048)),
+    "2": (32_000, 1e-5, RotaryPositions(4096)),
+    "3": (128_256, 1e-5, RotaryPositions(8192, theta=500_000.0)),
+    "3_1": (128_256, 1e-5, _LONG),
+    "3_2": (128_256, 1e-5, dataclasses.replace(_LONG, scaling=dataclasses.replace(_LONG.scaling, factor=32.0))),
 }
 
 
 def llama(variant: str = "3_8b") -> ModelConfig:
     """LLaMA, `release_size`; UserError for an unknown variant."""
-    num_layers, d_model, d_ff, num_heads, num_kv_heads = pick("llama", variant, SIZES)
-    vocab_size, epsilon, position = RELEASES[variant.rpartition("_")[0]]
+    sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
+    vocab_size, epsilon, position = RELEASES[release]
+    return decoder(
+        *sizes,
+        vocab_size=vocab_size,
+        norm_epsilon=epsilon,
+        position=copy.deepcopy(position),
+        tie_embeddings=release == "3_2",
+    )
+
+
+def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int, **fields) -> ModelConfig:
+    """LLaMA's architecture; what Mistral, Qwen and Gemma change of it is in `fields`."""
+    usual = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
     return ModelConfig(
         family="decoder",
-        vocab_size=vocab_size,
         num_layers=num_layers,
         d_model=d_model,
         d_ff=d_ff,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        position=copy.deepcopy(position),
-        norm="rms",
-        norm_at="pre",
-        norm_epsilon=epsilon,
-        activation="silu",
-        gated=True,
-        use_bias=False,
-        tie_embeddings=False,
+        **usual | fields,
     )
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' LlamaForCausalLM, whose rotary planes are ours (Meta's own files pair them differently)."""
-    del config  # the same for all
+    """Of transformers' LlamaForCausalLM and of those made after it.
+
+    Their rotary planes are ours (Meta's own files pair them differently).
+    """
     block, layer = "decoder/blocks", "model.layers.{layer}"
-    return [
+    ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
+    both = config.norm_at == "both"
+    rows = [
         Row("token_embedding/embedding", "model.embed_tokens.weight"),
-        Row(f"{block}/self_attention_norm/scale", f"{layer}.input_layernorm.weight"),
-        *linear(f"{block}/self_attention/query", f"{layer}.self_attn.q_proj", bias=False),
-        *linear(f"{block}/self_attention/key", f"{layer}.self_attn.k_proj", bias=False),
-        *linear(f"{block}/self_attention/value", f"{layer}.self_attn.v_proj", bias=False),
-        *linear(f"{block}/self_attention/out", f"{layer}.self_attn.o_proj", bias=False),
-        Row(f"{block}/mlp_norm/scale", f"{layer}.post_attention_layernorm.weight"),
+        Row(f"{ours}_norm/scale", f"{layer}.input_layernorm.weight"),
+        *linear(f"{ours}/query", f"{theirs}.q_proj", bias=bool(config.qkv_bias)),
+        *linear(f"{ours}/key", f"{theirs}.k_proj", bias=bool(config.qkv_bias)),
+        *linear(f"{ours}/value", f"{theirs}.v_proj", bias=bool(config.qkv_bias)),
+        *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
+        # The same name is of the norm after attention's result where there is one, else of the one before the MLP.
+        Row(
+            f"{block}/mlp_norm/scale",
+            f"{layer}.{'pre_feedforward_layernorm' if both else 'post_attention_layernorm'}.weight",
+        ),
         *linear(f"{block}/mlp/gate", f"{layer}.mlp.gate_proj", bias=False),
         *linear(f"{block}/mlp/up", f"{layer}.mlp.up_proj", bias=False),
         *linear(f"{block}/mlp/down", f"{layer}.mlp.down_proj", bias=False),
         Row("decoder/final_norm/scale", "model.norm.weight"),
-        *linear("unembedding", "lm_head", bias=False),
     ]
+    if config.qk_norm:
+        rows.append(Row(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
+        rows.append(Row(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
+    if both:
+        rows.append(Row(f"{ours}_post_norm/scale", f"{layer}.post_attention_layernorm.weight"))
+        rows.append(Row(f"{block}/mlp_post_norm/scale", f"{layer}.post_feedforward_layernorm.weight"))
+    if not config.tie_embeddings:
+        rows += linear("unembedding", "lm_head", bias=False)
+    return rows
+
+
+def tied(config: ModelConfig) -> dict[str, str]:
+    return {"lm_head.weight": "model.embed_tokens.weight"} if config.tie_embeddings else {}
+
+
+FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "d_ff",
+    "hidden_act": "activation",
+    "initializer_range": "init_stddev",
+    "rms_norm_eps": "norm_epsilon",
+    "max_position_embeddings": "position.max_length",
+    "tie_word_embeddings": "tie_embeddings",
+}
+IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)  # frequencies, in files of 2023
+
+
+def write_heads(config: ModelConfig) -> dict[str, Any]:
+    """What config.json says in full where ours may be None; the model of Qwen 2 reads head_dim, its config has none."""
+    return {"num_key_value_heads": config.kv_heads, "head_dim": config.dim_per_head}
+
+
+# --- rotary positions ----------------------------------------------------------------------------------------------
+
+_SCALINGS = {  # their rope_type -> our class, and their names of its fields
+    "linear": (LinearScaling, {"factor": "factor"}),
+    "llama3": (
+        LongContextScaling,
+        {
+            "factor": "factor",
+            "low_freq_factor": "low_frequency_factor",
+            "high_freq_factor": "high_frequency_factor",
+            "original_max_position_embeddings": "original_length",
+        },
+    ),
+}
+
+
+def read_rotary(json: Mapping[str, Any], config: ModelConfig) -> None:
+    """`rope_theta` and `rope_scaling`, or what transformers writes since version 5, `rope_parameters`."""
+    parameters = json.get("rope_scaling") or json.get("rope_parameters") or {}
+    position = config.position
+    position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
+    position.scaling = read_scaling(json, parameters, position.max_length)
+
+
+def read_scaling(json: Mapping[str, Any], parameters: Mapping[str, Any], max_length: int) -> RotaryScaling | None:
+    """The scaling that the dict `parameters` in `json` describes; UserError for one that we do not compute."""
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; here all layers have one")
+    for rotated in (json.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")):
+        if rotated not in (None, 1.0):
+            raise UserError(
+                f"config.json has partial_rotary_factor {rotated!r}; only heads that rotate in full are known"
+            )
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind not in _SCALINGS:
+        raise UserError(f"config.json has rotary positions of rope_type {kind!r}; {nearest(str(kind), _SCALINGS)}")
+    cls, names = _SCALINGS[kind]
+    said = {"original_max_position_embeddings": max_length, **parameters}
+    if missing := set(names) - set(said):
+        raise UserError(f"config.json has rotary positions of rope_type {kind!r} without {sorted(missing)}")
+    return cls(**{ours: said[theirs] for theirs, ours in names.items()})
+
+
+def write_rotary(config: ModelConfig) -> dict[str, Any]:
+    """As transformers has it up to version 4, which all later ones read."""
+    scaling = config.position.scaling
+    for kind, (cls, names) in _SCALINGS.items():
+        if type(scaling) is cls:
+            described = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
+            return {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
+    return {"rope_theta": config.position.theta, "rope_scaling": None}
+
+
+# --- the family ----------------------------------------------------------------------------------------------------
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent."""
+    config = llama("1_7b")
+    config.num_kv_heads = None
+    return config
+
+
+FAMILIES = (
+    Family(
+        name="LLaMA",
+        prefix="llama",
+        preset=llama,
+        sizes=SIZES,
+        paper="Touvron et al. 2023, arXiv 2302.13971",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="llama",
+            architecture="LlamaForCausalLM",
+            base=_base,
+            fields=FIELDS,
+            names=huggingface_names,
+            constants={"attention_bias": False, "mlp_bias": False},
+            read=read_rotary,
+            write=lambda config: write_heads(config) | write_rotary(config),
+            tied=tied,
+            ignored=IGNORED,
+        ),
+    ),
+)

@@ -41,8 +41,9 @@ def oracle(case: Case) -> Any:
     assert not unexpected, unexpected
     if hasattr(model, "tie_weights"):
         model.tie_weights()
-    trained = dict(model.named_parameters())  # names a tied one once
-    assert not set(missing) & set(trained), set(missing) & set(trained)
+    loaded = {id(p) for name, p in model.named_parameters(remove_duplicate=False) if name not in missing}
+    fresh = [name for name, p in model.named_parameters() if id(p) not in loaded]  # a tied one has several names
+    assert not fresh, fresh
     return model.eval()
 
 
@@ -89,7 +90,8 @@ def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, 
 
 def state_of(case: Case, model: Any, gradients: bool = False) -> Any:
     """The weights of a torch model, or their gradients, as our tree."""
-    tensors = {name: p.grad if gradients else p.detach() for name, p in model.named_parameters()}
+    named = model.named_parameters(remove_duplicate=False)  # the table knows one name of a tied one
+    tensors = {name: p.grad if gradients else p.detach() for name, p in named}
     table = case.family.huggingface.names(case.config)
     return from_huggingface(table, {k: v.numpy() for k, v in tensors.items() if v is not None}, case.config)
 

@@ -87,7 +87,7 @@ def test_three_updates_land_where_torch_does(name):
     model, table = make.oracle(case), case.family.huggingface.names(case.config)
     decays = jax.tree.map(lambda d, x: np.full(x.shape, d), decay_mask(weights(case.config)), weights(case.config))
     decays = to_huggingface(table, decays, case.config)
-    named = dict(model.named_parameters())
+    named = dict(model.named_parameters(remove_duplicate=False))
     groups = [[p for n, p in named.items() if n in decays and bool(decays[n].any()) == d] for d in (True, False)]
     optimizer = torch.optim.AdamW(
         [{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}],

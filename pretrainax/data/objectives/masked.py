@@ -42,7 +42,7 @@ class MaskedLM(Objective):
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
-    tokenizers: ClassVar[str] = "WordPiece"
+    tokenizers: ClassVar[str] = "WordPiece, or ByteBPE with special_pieces roberta or bert"
     shortest: ClassVar[int] = 3  # [CLS], a token, [SEP]
 
     def field_problems(self):

@@ -1,0 +1,383 @@
+"""Tokenizers of Hugging Face directories, both ways.
+
+`read_tokenizer(directory)` gives a `Tokenizer` with the ids that transformers gives; `write_tokenizer(tokenizer,
+directory, model)` writes the files from which transformers loads one with our ids. Reading back what was written gives
+the same ids, vocabulary and fingerprint.
+
+Only JSON, text and SentencePiece models are read; a repository's own code never is.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.spiece import to_tokenizers
+from pretrainax.vocabulary import (
+    DESCRIPTION,
+    CharacterTokenizer,
+    SentencePieceTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+    Vocabulary,
+    load_tokenizer,
+)
+
+_FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+# The special pieces of a directory that names none: the first line whose pieces are all in the vocabulary.
+_CONVENTIONS = (
+    {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},  # BERT, ELECTRA, DeBERTa
+    {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},  # ALBERT
+    {
+        "pad": "<pad>",
+        "unk": "<unk>",
+        "bos": "<s>",
+        "eos": "</s>",
+        "cls": "<s>",
+        "sep": "</s>",
+        "mask": "<mask>",
+    },  # BART
+    {"pad": "<pad>", "unk": "<unk>", "bos": "<bos>", "eos": "<eos>"},  # Gemma
+    {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},  # LLaMA
+    {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"},  # T5
+    {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"},  # LLaMA 3
+    {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},  # GPT-2
+    {"unk": "<unk>"},  # GPT-1
+)
+_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # with the mark of a space in mT5
+_SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model")
+# Classes of transformers (without "Tokenizer", "Fast") that do to a text no more than the named file says. Others split
+# it or lower its case by their own code; their tokenizer.json says how.
+_PLAIN = {
+    "spiece.model": ("T5", "MT5"),
+    "spm.model": ("DebertaV2",),
+    "tokenizer.model": ("Llama", "CodeLlama", "Gemma"),
+    "vocab.txt": ("Bert", "DistilBert", "Electra"),
+    "merges.txt": ("GPT2", "Roberta", "Bart"),
+}
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_tokenizer(directory: str) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory, or of one that `write_tokenizer` or `Tokenizer.save` wrote.
+
+    Raises a UserError where there is none, or one whose ids would not be those of transformers.
+    """
+    if not os.path.isdir(directory):
+        raise UserError(f"{directory} is no directory")
+    has = {name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name))}
+    if DESCRIPTION in has:
+        tokenizer = load_tokenizer(directory)
+        if "tokenizer.json" not in has or _is_of(tokenizer, directory):
+            return tokenizer
+    files = _Files(directory)
+    if "tokenizer.json" in has:
+        return files.tokenizers_file()
+    for name in _SENTENCEPIECE:
+        if name in has:
+            return files.sentencepiece(name)
+    if "vocab.txt" in has:
+        return files.wordpiece()
+    if {"vocab.json", "merges.txt"} <= has:
+        return files.byte_bpe()
+    if files.kind == "ByT5":
+        return files.bytes()
+    raise UserError(
+        f"{directory} holds no tokenizer that can be read: neither tokenizer.json nor {', '.join(_SENTENCEPIECE)}, "
+        "vocab.txt, or vocab.json with merges.txt. In transformers, "
+        "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
+    )
+
+
+class _Files:
+    """What a Hugging Face directory says of its tokenizer."""
+
+    def __init__(self, directory: str):
+        self._directory = directory
+        self._config = self._json("tokenizer_config.json")
+        architecture = self._json("config.json")
+        name = self._config.get("tokenizer_class") or architecture.get("tokenizer_class") or ""
+        self.kind = re.sub("Tokenizer(Fast)?$", "", name)
+        if not self.kind and architecture.get("model_type") == "byt5":
+            self.kind = "ByT5"
+        # special_tokens_map.json is older, tokenizer_config.json has the last word
+        said = self._json("special_tokens_map.json") | self._config
+        self._named = {field: _content(said.get(f"{field}_token")) for field in _FIELDS}
+        self._named = {field: piece for field, piece in self._named.items() if piece}
+        extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+        self._extra = [_content(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
+        self._added = {piece: i for piece, i in self._json("added_tokens.json").items()}
+        decoder = self._config.get("added_tokens_decoder") or {}
+        self._added |= {_content(token): int(i) for i, token in decoder.items()}
+
+    def tokenizers_file(self) -> SubwordTokenizer:
+        """Any tokenizer.json."""
+        model = self._bytes("tokenizer.json")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        except Exception as e:  # the library raises nothing more precise
+            raise self._error(f"tokenizer.json is none of tokenizers {tokenizers.__version__} ({e})") from e
+        description = json.loads(model)
+        for key, part, kind, field in (
+            ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
+            ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
+        ):
+            part = description[part] or {}
+            if part.get("type") == kind and self._config.get(key, part[field]) != part[field]:
+                raise self._error(f"tokenizer_config.json has {key} {self._config[key]}, tokenizer.json {part[field]}")
+        if description["model"].get("dropout"):
+            raise self._error(
+                "tokenizer.json draws its pieces at random (BPE dropout): set model.dropout to null in it"
+            )
+        if missing := [piece for piece, i in self._added.items() if tokenizer.token_to_id(piece) != i]:
+            raise self._error(f"tokenizer_config.json or added_tokens.json adds what tokenizer.json lacks: {missing}")
+        return self._subword(tokenizer, model)
+
+    def wordpiece(self) -> SubwordTokenizer:
+        """BERT's vocab.txt, a piece a line."""
+        self._check_kind("vocab.txt")
+        vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
+        unk = self._named.get("unk", "[UNK]")
+        tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            lowercase=self._config.get("do_lower_case", True),
+            strip_accents=self._config.get("strip_accents"),
+            handle_chinese_chars=self._config.get("tokenize_chinese_chars", True),
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(prefix="##")
+        return self._subword(self._with_added(tokenizer))
+
+    def byte_bpe(self) -> SubwordTokenizer:
+        """vocab.json and merges.txt of GPT-2, RoBERTa, BART."""
+        self._check_kind("merges.txt")
+        vocabulary = self._json("vocab.json")
+        if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
+            raise self._error("vocab.json is none of bytes, as GPT-2's is: a tokenizer.json is needed")
+        lines = self._lines("merges.txt")
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        try:
+            tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+        except Exception as e:
+            raise self._error(f"vocab.json and merges.txt do not fit ({e})") from e
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self._config.get("add_prefix_space", False))
+        tokenizer.decoder = decoders.ByteLevel()
+        return self._subword(self._with_added(tokenizer))
+
+    def bytes(self) -> SubwordTokenizer:
+        """ByT5's tokenizer, which has no file: byte b is id b + 3."""
+        names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
+            259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
+        }
+        vocabulary = {_character(byte): byte + 3 for byte in range(256)} | {piece: i for i, piece in names.items()}
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return self._subword(self._with_added(tokenizer))
+
+    def sentencepiece(self, name: str) -> SentencePieceTokenizer:
+        """T5's, LLaMA's and Gemma's, DeBERTa's model file."""
+        self._check_kind(name)
+        model = self._bytes(name)
+        processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.load_from_serialized_proto(model)
+        except RuntimeError as e:
+            raise self._error(f"{name} is no SentencePiece model (of a tiktoken file, tokenizer.json is needed)") from e
+        pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+        appended = [piece for piece, i in sorted(self._added.items(), key=lambda item: item[1]) if i >= len(pieces)]
+        if name == "spm.model":
+            appended = appended or ["[MASK]"]  # DebertaV2Tokenizer's own
+        elif {"[CLS]", "<cls>"} & set(pieces):
+            raise self._error(
+                f"transformers changes a text before {name} sees it (ALBERT, XLNet): tokenizer.json is needed"
+            )
+        if name == "spiece.model" and not any(map(_SENTINEL.fullmatch, [*pieces, *appended])):
+            appended = [*(f"<extra_id_{n}>" for n in reversed(range(self._num_sentinels(100)))), *appended]
+        vocabulary = {piece: i for i, piece in enumerate([*pieces, *appended])}
+        self._check_added(vocabulary)
+        described, special_pieces = self._special(vocabulary)
+        special_pieces |= {vocabulary[piece]: piece for piece in appended}
+        return SentencePieceTokenizer(model, described, special_pieces)
+
+    # --- what they share
+
+    def _subword(self, tokenizer: tokenizers.Tokenizer, model: Optional[bytes] = None) -> SubwordTokenizer:
+        described, special_pieces = self._special(tokenizer.get_vocab())
+        special_pieces = dict(sorted(special_pieces.items()))
+        if model is None:
+            specials = [tokenizers.AddedToken(p, normalized=False, special=True) for p in special_pieces.values()]
+            tokenizer.add_special_tokens(specials)
+            model = tokenizer.to_str().encode()
+        return SubwordTokenizer(model, described, special_pieces)
+
+    def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
+        """The special ids among the pieces, and what is written for them."""
+        ids = set(vocabulary.values())
+        if missing := sorted(set(range(max(ids) + 1)) - ids):
+            raise self._error(f"the vocabulary has no piece for {len(missing)} of its ids, the first is {missing[0]}")
+        named = self._named
+        if not named:
+            fitting = (pieces for pieces in _CONVENTIONS if set(pieces.values()) <= vocabulary.keys())
+            named = next(fitting, {})
+        if lacking := {f"{field}_token {piece!r}" for field, piece in named.items() if piece not in vocabulary}:
+            raise self._error(f"{', '.join(sorted(lacking))} is not in the vocabulary")
+        special = {field: vocabulary[piece] for field, piece in named.items()}
+        if special.get("unk") in (special.get("bos"), special.get("eos")):
+            special.pop("unk", None)  # GPT-2's <|endoftext|>: of bytes, none is unknown
+        numbered = {int(m[1]): i for piece, i in vocabulary.items() if (m := _SENTINEL.fullmatch(piece))}
+        sentinels = tuple(numbered[n] for n in sorted(numbered))
+        piece_of = {i: piece for piece, i in vocabulary.items()}
+        pieces = {i: piece_of[i] for i in (*special.values(), *sentinels)}
+        return Vocabulary(len(ids), **special, sentinels=sentinels), pieces
+
+    def _with_added(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """With the pieces of added_tokens.json and added_tokens_decoder."""
+        for piece, _ in sorted(self._added.items(), key=lambda item: item[1]):
+            tokenizer.add_tokens([tokenizers.AddedToken(piece, normalized=False)])
+        self._check_added(tokenizer.get_vocab())
+        return tokenizer
+
+    def _check_added(self, vocabulary: Mapping[str, int]) -> None:
+        if wrong := [f"{piece!r} as {i}" for piece, i in self._added.items() if vocabulary.get(piece) != i]:
+            raise self._error(f"its added tokens do not fit the vocabulary: {', '.join(wrong)}")
+
+    def _num_sentinels(self, default: int) -> int:
+        listed = len([piece for piece in self._extra if _SENTINEL.fullmatch(piece)])
+        return self._config.get("extra_ids", listed or default)
+
+    def _check_kind(self, name: str) -> None:
+        if self.kind and self.kind not in _PLAIN[name]:
+            raise self._error(f"how {self.kind}Tokenizer splits a text is not in {name}: tokenizer.json is needed")
+
+    def _bytes(self, name: str) -> bytes:
+        with open(os.path.join(self._directory, name), "rb") as f:
+            return f.read()
+
+    def _lines(self, name: str) -> list[str]:
+        with open(os.path.join(self._directory, name), encoding="utf-8") as f:
+            return [line.removesuffix("\n") for line in f]
+
+    def _json(self, name: str) -> dict[str, Any]:
+        """{} where there is no such file."""
+        try:
+            content = json.loads(self._bytes(name))
+        except FileNotFoundError:
+            return {}
+        except ValueError as e:
+            raise self._error(f"{name} is no JSON ({e})") from e
+        if not isinstance(content, dict):
+            raise self._error(f"{name} is no JSON object")
+        return content
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(f"the tokenizer in {self._directory}: {problem}")
+
+
+def _content(token: Any) -> Any:
+    """The text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _character(byte: int) -> str:
+    """What byte-level BPE writes for a byte (Radford et al. 2019): itself where it can be seen, else from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in seen else chr(0x100 + sorted(set(range(256)) - set(seen)).index(byte))
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) -> None:
+    """The files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
+
+    A tokenizer.json that was read is written as it was. One of ours gets the special tokens around a text that are
+    usual for `model`: [CLS] … [SEP] of an encoder, … </s> of an encoder-decoder, <s> … of a decoder. Qwen 2 is the one
+    `model_type` for which AutoTokenizer puts its own rules in the place of those of the file.
+    """
+    os.makedirs(directory, exist_ok=True)
+    pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
+    named = {f"{field}_token": pieces[i] for field in _FIELDS if (i := getattr(vocabulary, field)) is not None}
+    if vocabulary.sentinels:
+        named["additional_special_tokens"] = [pieces[i] for i in vocabulary.sentinels]
+    types = ["token_type_ids"] if model.num_token_types > 1 else []
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # what takes tokenizer.json as it is
+        "model_input_names": ["input_ids", *types, "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **named,
+    }
+    if model.position.max_length is not None:
+        config["model_max_length"] = model.position.max_length
+    if not isinstance(tokenizer, SubwordTokenizer):
+        tokenizer.save(directory)  # `read_tokenizer` gives this back
+    _write(directory, "tokenizer.json", _with_template(_tokenizer_json(tokenizer), tokenizer, model))
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
+        _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def _write(directory: str, name: str, content: bytes) -> None:
+    with open(os.path.join(directory, name), "wb") as f:
+        f.write(content)
+
+
+def _tokenizer_json(tokenizer: Tokenizer) -> bytes:
+    """What the library tokenizers reads."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        return tokenizer.model
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        converted = to_tokenizers(tokenizer)
+    else:
+        converted = _characters(tokenizer)
+    return converted.to_str().encode()
+
+
+def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
+    """Byte pair encoding without a pair."""
+    specials = sorted(tokenizer.special_pieces.items())
+    ids = {piece: i for i, piece in specials}
+    ids |= {character: len(ids) + i for i, character in enumerate(json.loads(tokenizer.model))}
+    converted = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=tokenizer.special_pieces[tokenizer.vocabulary.unk]))
+    converted.decoder = decoders.Fuse()
+    converted.add_special_tokens([tokenizers.AddedToken(p, normalized=False, special=True) for _, p in specials])
+    return converted
+
+
+def _is_of(tokenizer: Tokenizer, directory: str) -> bool:
+    """Whether the tokenizer.json in `directory` is still what was written for `tokenizer`."""
+    with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
+        there = json.loads(f.read()) | {"post_processor": None}
+    return there == json.loads(_tokenizer_json(tokenizer)) | {"post_processor": None}
+
+
+def _with_template(model: bytes, tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
+    """`model` with what transformers puts around a text, where it says nothing of that."""
+    described, v = json.loads(model), tokenizer.vocabulary
+    if described["post_processor"] is not None:
+        return model
+    if v.cls is not None and v.sep is not None:
+        cls, sep = tokenizer.special_pieces[v.cls], tokenizer.special_pieces[v.sep]
+        single, pair = f"{cls}:0 $A:0 {sep}:0", f" $B:1 {sep}:1"
+        if v.sep == v.eos:  # RoBERTa, BART
+            pair = f" {sep}:0 $B:0 {sep}:0"
+        pair = single + pair
+    elif architecture.family == "encoder_decoder" and v.eos is not None:
+        eos = tokenizer.special_pieces[v.eos]
+        single, pair = f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0"
+    elif v.bos is not None and v.bos != v.eos:
+        bos = tokenizer.special_pieces[v.bos]
+        single, pair = f"{bos}:0 $A:0", f"{bos}:0 $A:0 $B:1"
+    else:
+        return model
+    special = [(piece, i) for i, piece in tokenizer.special_pieces.items()]
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    described["post_processor"] = json.loads(template.__getstate__())
+    return json.dumps(described, ensure_ascii=False).encode()

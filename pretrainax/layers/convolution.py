@@ -1,0 +1,56 @@
+"""A convolution beside the first block, which sees neighbouring tokens together ("n-gram induced input encoding" of
+DeBERTa v2, in the released code)."""
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig
+from pretrainax.layers.linear import normal_init
+from pretrainax.layers.mlp import ACTIVATIONS
+from pretrainax.layers.norm import Norm
+
+
+@flax.struct.dataclass
+class Branch:
+    """What the first block's output is joined with."""
+
+    convolved: jax.Array  # [B, T, D]
+    norm: dict[str, jax.Array]  # parameters of the norm of the sum
+
+    def join(self, x: jax.Array, config: ModelConfig) -> jax.Array:
+        return Norm(config, parent=None).apply({"params": self.norm}, x + self.convolved)
+
+
+class InputConvolution(nn.Module):
+    """activation(convolution(x)) of the embeddings [B, T, D], over config.input_convolution tokens around each.
+
+    The norm of the sum with the first block's output is a parameter of this module, which is why it gives a Branch: the
+    blocks are one scan, in which no other one has a convolution. What is outside a token's segment is 0.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> Branch:
+        config, width, size = self.config, self.config.input_convolution, x.shape[-1]
+        kernel = self.param("kernel", normal_init(config, width * size), (width, size, size), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (size,), jnp.float32)
+        y = jnp.broadcast_to(bias.astype(x.dtype), x.shape)
+        for i in range(width):
+            offset = i - width // 2
+            same = (_shifted(segment_ids, offset) == segment_ids)[..., None]
+            y += jnp.where(same, _shifted(x, offset), 0) @ kernel[i].astype(x.dtype)
+        y = ACTIVATIONS[config.activation](nn.Dropout(config.dropout_rate, deterministic=deterministic)(y))
+        norm = Norm(config, name="norm")
+        if self.is_initializing():
+            norm(y)
+        return Branch(y, norm.variables["params"])
+
+
+def _shifted(x: jax.Array, offset: int) -> jax.Array:
+    """out[:, t] = x[:, t + offset]; -1 where there is none, which is no segment's id."""
+    widths = [(0, 0), (max(-offset, 0), max(offset, 0))] + [(0, 0)] * (x.ndim - 2)
+    padded = jnp.pad(x, widths, constant_values=-1)
+    return padded[:, max(offset, 0) : max(offset, 0) + x.shape[1]]

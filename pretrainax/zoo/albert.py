@@ -1,0 +1,117 @@
+"""ALBERT (Lan et al. 2019, arXiv 1909.11942)."""
+
+from typing import Any
+
+from pretrainax.config import LearnedPositions, ModelConfig
+from pretrainax.zoo.bert import FIELDS, read_pair_head
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, heads, dropout, activation): Lan et al. 2019, table 1; dropout and activation: the released
+# configs. The feed-forward is 4 x the width, embeddings are 128 wide.
+# NOTE The authors' code computes "gelu" by tanh for version 1 too; what transformers released for it says exact gelu.
+SIZES = {
+    "v1_base": (12, 768, 12, 0.1, "gelu"),
+    "v1_large": (24, 1024, 16, 0.1, "gelu"),
+    "v1_xlarge": (24, 2048, 16, 0.1, "gelu"),
+    "v1_xxlarge": (12, 4096, 64, 0.0, "gelu"),
+    # Version 2 (google-research/albert, README.md): no dropout, more data, longer training
+    "base": (12, 768, 12, 0.0, "gelu_tanh"),
+    "large": (24, 1024, 16, 0.0, "gelu_tanh"),
+    "xlarge": (24, 2048, 16, 0.0, "gelu_tanh"),
+    "xxlarge": (12, 4096, 64, 0.0, "gelu_tanh"),
+}
+
+
+def albert(variant: str = "base") -> ModelConfig:
+    """ALBERT 2, or 1 (`v1_…`), with both heads; UserError for an unknown variant."""
+    num_layers, d_model, num_heads, dropout_rate, activation = pick("albert", variant, SIZES)
+    return ModelConfig(
+        family="encoder",
+        vocab_size=30_000,
+        num_layers=num_layers,
+        share_layers=True,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        embedding_dim=128,
+        position=LearnedPositions(512),
+        norm="layer",
+        norm_at="post",
+        norm_epsilon=1e-12,
+        activation=activation,
+        embedding_norm=True,
+        num_token_types=2,
+        masked_lm_head=True,
+        pair_head=True,
+        dropout_rate=dropout_rate,
+    )
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' AlbertForPreTraining, or of AlbertForMaskedLM for a config without a pair_head."""
+    block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # there is one layer
+    rows = [
+        Row("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
+        Row("position_embedding/embedding", "albert.embeddings.position_embeddings.weight"),
+        Row("token_type_embedding/embedding", "albert.embeddings.token_type_embeddings.weight"),
+        *layer_norm("embedding_norm", "albert.embeddings.LayerNorm"),
+        *linear("embedding_projection", "albert.encoder.embedding_hidden_mapping_in", bias=True),
+        *linear(f"{block}/self_attention/query", f"{layer}.attention.query", bias=True),
+        *linear(f"{block}/self_attention/key", f"{layer}.attention.key", bias=True),
+        *linear(f"{block}/self_attention/value", f"{layer}.attention.value", bias=True),
+        *linear(f"{block}/self_attention/out", f"{layer}.attention.dense", bias=True),
+        *layer_norm(f"{block}/self_attention_norm", f"{layer}.attention.LayerNorm"),
+        *linear(f"{block}/mlp/up", f"{layer}.ffn", bias=True),
+        *linear(f"{block}/mlp/down", f"{layer}.ffn_output", bias=True),
+        *layer_norm(f"{block}/mlp_norm", f"{layer}.full_layer_layer_norm"),
+        *linear("masked_lm_head/dense", "predictions.dense", bias=True),
+        *layer_norm("masked_lm_head/norm", "predictions.LayerNorm"),
+        Row("unembedding/bias", "predictions.bias"),
+    ]
+    if config.pair_head:
+        rows += linear("pair_head/dense", "albert.pooler", bias=True)
+        rows += linear("pair_head/output", "sop_classifier.classifier", bias=True)
+    return rows
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent: xxlarge."""
+    return albert("xxlarge")
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return {"attention_probs_dropout_prob": config.dropout_rate}
+
+
+FAMILIES = (
+    Family(
+        name="ALBERT",
+        prefix="albert_",
+        preset=albert,
+        sizes=SIZES,
+        paper="Lan et al. 2019, arXiv 1909.11942",
+        objective="masked language modelling, sentence order prediction",
+        huggingface=HuggingFace(
+            model_type="albert",
+            architecture=lambda config: "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM",
+            base=_base,
+            fields=FIELDS | {"embedding_size": "embedding_dim"},
+            names=huggingface_names,
+            constants={
+                "num_hidden_groups": 1,
+                "inner_group_num": 1,
+                "position_embedding_type": "absolute",
+                "tie_word_embeddings": True,
+            },
+            read=read_pair_head("AlbertForPreTraining", "AlbertForMaskedLM"),
+            write=_write,
+            tied=lambda config: {
+                "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+                "predictions.decoder.bias": "predictions.bias",
+            },
+            # The file of a masked LM may hold the pair head that it was pretrained with.
+            ignored=(r"albert\.embeddings\.position_ids", r"albert\.pooler\..*", r"sop_classifier\..*"),
+        ),
+    ),
+)

@@ -1,0 +1,253 @@
+"""DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
+
+transformers has one model for both: a class for the masked LM, without the mask decoder, and one without heads. The
+authors' files hold more, under the names of their own classes. `architectures` of config.json says which one it is:
+
+    DebertaV2ForMaskedLM         transformers' masked LM
+    DebertaV2Model               no head
+    MaskedLanguageModel          the authors' masked LM: v2, and the generators of v3
+    ReplacedTokenDetectionModel  the authors' discriminator: v3
+
+Where it says nothing, as in the released files, a model with a convolution is v2 and one without is v3. Beside the
+discriminator, released files of v3 hold what goes on with its pretraining: `lm_predictions.*` and position embeddings,
+which the mask decoder has, and `…_embeddings._weight`, the differences to the generator's embeddings, which are added
+in `…_embeddings.weight` already (from the released code, and from lists of the tensors: the files were not at hand).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import DisentangledPositions, Generator, ModelConfig, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
+# The README of github.com/microsoft/DeBERTa, and its experiments/language_model/xxlarge.json
+V2_SIZES = {
+    "xlarge": (24, 1536, 24),
+    "xxlarge": (48, 1536, 24),
+}
+
+# variant -> (layers, width, heads, vocabulary)
+V3_SIZES = {
+    # experiments/language_model/rtd_{xsmall,small,base,large}.json
+    "xsmall": (12, 384, 6, 128_100),
+    "small": (6, 768, 12, 128_100),
+    "base": (12, 768, 12, 128_100),
+    "large": (24, 1024, 16, 128_100),
+    # He et al. 2021, section 5.2; the released config.json
+    "multilingual_base": (12, 768, 12, 251_000),
+}
+
+
+def deberta_v2(variant: str = "xlarge") -> ModelConfig:
+    """DeBERTa v2 with its mask decoder; UserError for an unknown variant."""
+    num_layers, d_model, num_heads = pick("deberta_v2", variant, V2_SIZES)
+    config = _base()
+    config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
+    config.input_convolution = 3
+    config.masked_lm_head = config.enhanced_mask_decoder = True
+    return config
+
+
+def deberta_v3(variant: str = "base") -> ModelConfig:
+    """DeBERTa v3, with its generator: as wide, half as deep (He et al. 2021, section 3.1; rtd_base.json).
+
+    The generator has the mask decoder, the discriminator has none (released code). UserError for an unknown variant.
+    """
+    num_layers, d_model, num_heads, vocab_size = pick("deberta_v3", variant, V3_SIZES)
+    config = _base()
+    config.vocab_size = vocab_size
+    config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
+    config.replaced_token_head = config.replaced_token_context = config.enhanced_mask_decoder = True
+    config.generator = Generator(
+        num_layers=num_layers // 2,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        share_embeddings="gradient_disentangled",
+        loss_weight=50.0,
+    )
+    return config
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent, without a head."""
+    return ModelConfig(
+        family="encoder",
+        vocab_size=128_100,
+        num_layers=24,
+        d_model=1536,
+        d_ff=6144,
+        num_heads=24,
+        position=DisentangledPositions(num_buckets=256, max_distance=512, max_length=512),
+        norm="layer",
+        norm_at="post",
+        norm_epsilon=1e-7,
+        activation="gelu",
+        embedding_norm=True,
+        dropout_rate=0.1,
+    )
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    architecture = _architecture(config)
+    base = "" if architecture == "DebertaV2Model" else "deberta."
+    block, layer = "encoder/blocks", base + "encoder.layer.{layer}"
+    rows = [
+        Row("token_embedding/embedding", f"{base}embeddings.word_embeddings.weight"),
+        *layer_norm("embedding_norm", f"{base}embeddings.LayerNorm"),
+        Row("encoder/relative_embedding/embedding", f"{base}encoder.rel_embeddings.weight"),
+        *layer_norm("encoder/relative_embedding/norm", f"{base}encoder.LayerNorm"),
+        *linear(f"{block}/self_attention/query", f"{layer}.attention.self.query_proj", bias=True),
+        *linear(f"{block}/self_attention/key", f"{layer}.attention.self.key_proj", bias=True),
+        *linear(f"{block}/self_attention/value", f"{layer}.attention.self.value_proj", bias=True),
+        *linear(f"{block}/self_attention/out", f"{layer}.attention.output.dense", bias=True),
+        *layer_norm(f"{block}/self_attention_norm", f"{layer}.attention.output.LayerNorm"),
+        *linear(f"{block}/mlp/up", f"{layer}.intermediate.dense", bias=True),
+        *linear(f"{block}/mlp/down", f"{layer}.output.dense", bias=True),
+        *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
+    ]
+    if config.input_convolution is not None:
+        # [tokens, in, out] is a torch.nn.Conv1d's [out, in, tokens], transposed
+        rows += linear("encoder/convolution", f"{base}encoder.conv.conv", bias=True)
+        rows += layer_norm("encoder/convolution/norm", f"{base}encoder.conv.LayerNorm")
+    if architecture == "ReplacedTokenDetectionModel":
+        rows += linear("replaced_token_head/dense", "mask_predictions.dense", bias=True)
+        rows += layer_norm("replaced_token_head/norm", "mask_predictions.LayerNorm")
+        rows += linear("replaced_token_head/output", "mask_predictions.classifier", bias=True)
+    if architecture == "MaskedLanguageModel":
+        rows.append(Row("position_embedding/embedding", f"{base}embeddings.position_embeddings.weight"))
+    if config.masked_lm_head:
+        ours = architecture == "MaskedLanguageModel"
+        head, dense = ("lm_predictions.lm_head",) * 2 if ours else ("cls.predictions", "cls.predictions.transform")
+        rows += linear("masked_lm_head/dense", f"{dense}.dense", bias=True)
+        rows += layer_norm("masked_lm_head/norm", f"{dense}.LayerNorm")
+        rows.append(Row("unembedding/bias", f"{head}.bias"))
+    return rows
+
+
+def _architecture(config: ModelConfig) -> str:
+    if config.replaced_token_head:
+        return "ReplacedTokenDetectionModel"
+    if config.enhanced_mask_decoder:
+        return "MaskedLanguageModel"
+    return "DebertaV2ForMaskedLM" if config.masked_lm_head else "DebertaV2Model"
+
+
+# What config.json has to say; where it is silent, transformers would compute something else.
+_REQUIRED = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+}
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    for key, value in _REQUIRED.items():
+        if json.get(key) != value:
+            raise UserError(f"config.json has {key} {json.get(key)!r}; of 'deberta-v2' models only {value!r} runs")
+    kinds = json.get("pos_att_type")
+    if not kinds or sorted(kinds.split("|") if isinstance(kinds, str) else kinds) != ["c2p", "p2c"]:
+        raise UserError(f"config.json has pos_att_type {kinds!r}; of 'deberta-v2' models only 'p2c|c2p' runs")
+    position = config.position
+    position.num_buckets = json.get("position_buckets", -1)
+    if position.num_buckets < 1:
+        raise UserError(f"config.json has position_buckets {position.num_buckets}; only models with buckets run")
+    farthest = json.get("max_relative_positions", -1)
+    position.max_distance = position.max_length if farthest < 1 else farthest
+    for key, value in (("embedding_size", config.d_model), ("attention_head_size", config.dim_per_head)):
+        if json.get(key, value) != value:
+            raise UserError(
+                f"config.json has {key} {json[key]!r}; of 'deberta-v2' models only hidden_size's, {value}, runs"
+            )
+    width = json.get("conv_kernel_size", 0)
+    config.input_convolution = width if width > 0 else None
+    if width > 0 and (width % 2 == 0 or json.get("conv_groups", 1) != 1):
+        raise UserError(f"config.json has conv_kernel_size {width}, conv_groups {json.get('conv_groups', 1)}; of "
+                        "'deberta-v2' models only odd sizes with one group run")  # fmt: skip
+    if width > 0 and json.get("conv_act", "tanh") != json.get("hidden_act", "gelu"):
+        raise UserError(f"config.json has conv_act {json.get('conv_act', 'tanh')!r}; only hidden_act's runs")
+    released = "ReplacedTokenDetectionModel" if config.input_convolution is None else "MaskedLanguageModel"
+    architecture = (json.get("architectures") or [released])[0]
+    config.replaced_token_head = config.replaced_token_context = architecture == "ReplacedTokenDetectionModel"
+    config.enhanced_mask_decoder = architecture == "MaskedLanguageModel"
+    config.masked_lm_head = architecture in ("MaskedLanguageModel", "DebertaV2ForMaskedLM")
+    if _architecture(config) != architecture:
+        raise UserError(f"config.json has architectures {[architecture]}, which is none that runs (see zoo/deberta.py)")
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    json = {
+        **_REQUIRED,
+        "pos_att_type": ["p2c", "c2p"],
+        "attention_probs_dropout_prob": config.dropout_rate,
+        "attention_head_size": config.dim_per_head,
+    }
+    if isinstance(config.position, DisentangledPositions):
+        json["position_buckets"] = config.position.num_buckets
+        json["max_relative_positions"] = config.position.max_distance
+    if config.input_convolution is not None:
+        json |= {"conv_kernel_size": config.input_convolution, "conv_act": "gelu"}
+    return json
+
+
+def _tied(config: ModelConfig) -> dict[str, str]:
+    if _architecture(config) != "DebertaV2ForMaskedLM":
+        return {}
+    return {
+        "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    }
+
+
+HUGGINGFACE = HuggingFace(
+    model_type="deberta-v2",
+    architecture=_architecture,
+    base=_base,
+    fields={
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout_rate",
+        "initializer_range": "init_stddev",
+        "layer_norm_eps": "norm_epsilon",
+        "max_position_embeddings": "position.max_length",
+    },
+    names=huggingface_names,
+    constants={"type_vocab_size": 0, "tie_word_embeddings": True, "legacy": True},
+    read=_read,
+    write=_write,
+    tied=_tied,
+    ignored=(
+        r"deberta\.embeddings\.position_ids",
+        r"deberta\.embeddings\.(word|position)_embeddings\._weight",
+        r"deberta\.embeddings\.position_embeddings\.weight",
+        r"(lm|mask)_predictions\..*",
+    ),
+)
+
+FAMILIES = (
+    Family(
+        name="DeBERTa v2",
+        prefix="deberta_v2_",
+        preset=deberta_v2,
+        sizes=V2_SIZES,
+        paper="He et al. 2020, arXiv 2006.03654",
+        objective="masked LM",
+        huggingface=HUGGINGFACE,
+    ),
+    Family(
+        name="DeBERTa v3",
+        prefix="deberta_v3_",
+        preset=deberta_v3,
+        sizes=V3_SIZES,
+        paper="He et al. 2021, arXiv 2111.09543",
+        objective="replaced token detection",
+        huggingface=HUGGINGFACE,
+    ),
+)

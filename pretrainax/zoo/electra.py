@@ -1,0 +1,163 @@
+"""ELECTRA (Clark et al. 2020, arXiv 2003.10555).
+
+A preset is the model that is pretrained: discriminator and generator. transformers has a class for each of the two
+and none for both, so `HUGGINGFACE` is for their own configs, which `models.electra` gives with their parameters:
+
+    config, params = models.electra.discriminator(config, params)   # written as ElectraForPreTraining
+    config, params = models.electra.generator(config, params)       # written as ElectraForMaskedLM
+    params = models.electra.join(config, discriminator_params, generator_params)   # and back, from both
+
+A config.json read from transformers is that of one of the two, and has no generator.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import Generator, LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has): Clark et al.
+# 2020, table 6. The feed-forward is 4 x the width, a head 64 wide; the generator is as deep and its heads are as wide.
+# NOTE The released small model's generator is as wide as the model itself (the code's README, on continued training).
+SIZES = {
+    "small": (12, 256, 4, 128, 1 / 4),
+    "base": (12, 768, 12, 768, 1 / 3),
+    "large": (24, 1024, 16, 1024, 1 / 4),
+}
+
+
+def electra(variant: str = "base") -> ModelConfig:
+    """ELECTRA, uncased, with its generator; UserError for an unknown variant."""
+    num_layers, d_model, num_heads, embedding_dim, share = pick("electra", variant, SIZES)
+    width = round(d_model * share)
+    config = _base()
+    config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
+    config.embedding_dim = None if embedding_dim == d_model else embedding_dim
+    config.generator = Generator(num_layers=num_layers, d_model=width, d_ff=4 * width, num_heads=width // 64)
+    return config
+
+
+def _base() -> ModelConfig:
+    """The small discriminator, which is what transformers takes where config.json is silent."""
+    return ModelConfig(
+        family="encoder",
+        vocab_size=30_522,
+        num_layers=12,
+        d_model=256,
+        d_ff=1024,
+        num_heads=4,
+        embedding_dim=128,
+        position=LearnedPositions(512),
+        norm="layer",
+        norm_at="post",
+        norm_epsilon=1e-12,
+        activation="gelu",
+        embedding_norm=True,
+        num_token_types=2,
+        replaced_token_head=True,
+        dropout_rate=0.1,
+    )
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of ElectraForPreTraining, or of ElectraForMaskedLM for a config with a masked_lm_head."""
+    block, layer = "encoder/blocks", "electra.encoder.layer.{layer}"
+    rows = [
+        Row("token_embedding/embedding", "electra.embeddings.word_embeddings.weight"),
+        Row("position_embedding/embedding", "electra.embeddings.position_embeddings.weight"),
+        Row("token_type_embedding/embedding", "electra.embeddings.token_type_embeddings.weight"),
+        *layer_norm("embedding_norm", "electra.embeddings.LayerNorm"),
+        *linear(f"{block}/self_attention/query", f"{layer}.attention.self.query", bias=True),
+        *linear(f"{block}/self_attention/key", f"{layer}.attention.self.key", bias=True),
+        *linear(f"{block}/self_attention/value", f"{layer}.attention.self.value", bias=True),
+        *linear(f"{block}/self_attention/out", f"{layer}.attention.output.dense", bias=True),
+        *layer_norm(f"{block}/self_attention_norm", f"{layer}.attention.output.LayerNorm"),
+        *linear(f"{block}/mlp/up", f"{layer}.intermediate.dense", bias=True),
+        *linear(f"{block}/mlp/down", f"{layer}.output.dense", bias=True),
+        *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
+    ]
+    if config.embedding_dim:
+        rows += linear("embedding_projection", "electra.embeddings_project", bias=True)
+    if config.masked_lm_head:
+        return [
+            *rows,
+            *linear("masked_lm_head/dense", "generator_predictions.dense", bias=True),
+            *layer_norm("masked_lm_head/norm", "generator_predictions.LayerNorm"),
+            Row("unembedding/bias", "generator_lm_head.bias"),
+        ]
+    return [
+        *rows,
+        *linear("replaced_token_head/dense", "discriminator_predictions.dense", bias=True),
+        *linear("replaced_token_head/output", "discriminator_predictions.dense_prediction", bias=True),
+    ]
+
+
+def _architecture(config: ModelConfig) -> str:
+    return "ElectraForMaskedLM" if config.masked_lm_head else "ElectraForPreTraining"
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    known = ("ElectraForPreTraining", "ElectraForMaskedLM")
+    architecture = (json.get("architectures") or known)[0]
+    if architecture not in known:
+        raise UserError(f"config.json has architectures {[architecture]}; of ELECTRA {' and '.join(known)} run")
+    config.masked_lm_head = architecture == "ElectraForMaskedLM"
+    config.replaced_token_head = not config.masked_lm_head
+    width = json.get("embedding_size", config.embedding_dim)
+    config.embedding_dim = None if width == config.d_model else width  # a map only where the widths differ
+    if config.masked_lm_head and config.activation != "gelu":  # which the head of theirs has, whatever config.json says
+        raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of ElectraForMaskedLM only 'gelu' runs")
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return {"embedding_size": config.embedding_width, "attention_probs_dropout_prob": config.dropout_rate}
+
+
+def _tied(config: ModelConfig) -> dict[str, str]:
+    if not config.masked_lm_head:
+        return {}
+    return {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}
+
+
+HUGGINGFACE = HuggingFace(
+    model_type="electra",
+    architecture=_architecture,
+    base=_base,
+    fields={
+        "vocab_size": "vocab_size",
+        "hidden_size": "d_model",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "d_ff",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout_rate",
+        "initializer_range": "init_stddev",
+        "layer_norm_eps": "norm_epsilon",
+        "max_position_embeddings": "position.max_length",
+        "type_vocab_size": "num_token_types",
+    },
+    names=huggingface_names,
+    constants={
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "position_embedding_type": "absolute",
+        "tie_word_embeddings": True,
+    },
+    read=_read,
+    write=_write,
+    tied=_tied,
+    ignored=(r"electra\.embeddings\.position_ids",),
+)
+
+FAMILY = Family(
+    name="ELECTRA",
+    prefix="electra_",
+    preset=electra,
+    sizes=SIZES,
+    paper="Clark et al. 2020, arXiv 2003.10555",
+    objective="replaced token detection",
+    huggingface=HUGGINGFACE,
+)
+
+FAMILIES = (FAMILY,)

@@ -1,0 +1,224 @@
+"""Gemma 1, 2 and 3, the language models (Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786).
+
+NOTE transformers rounds sqrt(d_model), which multiplies the embeddings, to the dtype of the computation (in bfloat16
+55.4256 becomes 55.5), as the released code does; here the product is taken in float32 and rounded after it. In float32
+the two are the same.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
+from pretrainax.zoo import llama, patterns
+from pretrainax.zoo.family import Family, HuggingFace
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward, heads, key heads, head dimension)
+SIZES_1 = {  # 2403.08295, table 1, whose feed-forward counts gate and up together
+    "1_2b": (18, 2048, 16384, 8, 1, 256),
+    "1_7b": (28, 3072, 24576, 16, 16, 256),
+}
+SIZES_2 = {  # 2408.00118, table 1, likewise
+    "2_2b": (26, 2304, 9216, 8, 4, 256),
+    "2_9b": (42, 3584, 14336, 16, 8, 256),
+    "2_27b": (46, 4608, 36864, 32, 16, 128),
+}
+SIZES_3 = {  # google-deepmind/gemma, gemma/gm/nn/_gemma.py, and the released config.json
+    "3_270m": (18, 640, 2048, 4, 1, 256),
+    "3_1b": (26, 1152, 6912, 4, 1, 256),
+    "3_4b": (34, 2560, 10240, 8, 4, 256),
+    "3_12b": (48, 3840, 15360, 16, 8, 256),
+    "3_27b": (62, 5376, 21504, 32, 16, 128),
+}
+SIZES = SIZES_1 | SIZES_2 | SIZES_3
+
+
+def gemma(variant: str = "2_2b") -> ModelConfig:
+    """Gemma, `release_size`; UserError for an unknown variant."""
+    *sizes, head_dim = pick("gemma", variant, SIZES)
+    fields = {"1": _first, "2": _second, "3": _third}[variant[0]](variant)
+    config = llama.decoder(
+        *sizes,
+        head_dim=head_dim,
+        norm="rms_plus_one",
+        norm_epsilon=1e-6,
+        activation="gelu_tanh",
+        scale_embeddings=True,
+        tie_embeddings=True,
+        **fields,
+    )
+    if variant in ("2_27b", "3_27b"):
+        config.attention_scale = (config.d_model // config.num_heads) ** -0.5  # the others: of head_dim, which is 256
+    return config
+
+
+def _first(variant: str) -> dict[str, Any]:
+    """The table of embeddings is that of the released files; the paper counts 128 rows more, which are unused."""
+    return dict(
+        vocab_size=256_000, position=RotaryPositions(8192)
+    )  # the released file; the paper's has 128 unused rows
+
+
+def _second(variant: str) -> dict[str, Any]:
+    return dict(
+        vocab_size=256_000,
+        position=RotaryPositions(8192),
+        norm_at="both",
+        layer_pattern=("local", "global"),
+        window=4096,
+        attention_logit_cap=50.0,
+        final_logit_cap=30.0,
+    )
+
+
+def _third(variant: str) -> dict[str, Any]:
+    """Section 2: the small ones were trained to 32 k tokens, the others stretched from 32 k to 128 k."""
+    small = variant in ("3_270m", "3_1b")
+    position = RotaryPositions(32_768 if small else 131_072, theta=1_000_000.0, local_theta=10_000.0)
+    position.scaling = None if small else LinearScaling(8.0)
+    return dict(
+        vocab_size=262_144 if small else 262_208,  # 64 rows more, of images, in the released files of the others
+        position=position,
+        norm_at="both",
+        qk_norm=True,
+        layer_pattern=("local",) * 5 + ("global",),
+        window=512 if small else 1024,
+    )
+
+
+# --- Hugging Face --------------------------------------------------------------------------------------------------
+
+
+def _base_of_third() -> ModelConfig:
+    """What transformers takes where config.json of a Gemma 3 is silent; of the others that is 1_7b and 2_2b."""
+    config = gemma("3_4b")
+    config.num_layers, config.d_model, config.d_ff, config.window = 26, 2304, 9216, 4096
+    return config
+
+
+def _refuse_both_sides(json: Mapping[str, Any]) -> None:
+    if json.get("use_bidirectional_attention"):
+        raise UserError("config.json has use_bidirectional_attention True; only causal attention is known for Gemma")
+
+
+def _read_first(json: Mapping[str, Any], config: ModelConfig) -> None:
+    _refuse_both_sides(json)
+    llama.read_rotary(json, config)
+    if json.get("hidden_act") == "gelu":  # so the first files have it, and mean the approximation
+        config.activation = "gelu_tanh"
+    if json.get("hidden_activation") not in (None, "gelu_pytorch_tanh"):
+        raise UserError(f"config.json has hidden_activation {json['hidden_activation']!r}; known: gelu_pytorch_tanh")
+
+
+def _read_scale(json: Mapping[str, Any], config: ModelConfig) -> None:
+    scalar = json.get("query_pre_attn_scalar", 256)
+    config.attention_scale = None if scalar == config.dim_per_head else scalar**-0.5
+
+
+def _write_scale(config: ModelConfig) -> dict[str, Any]:
+    scale = config.attention_scale
+    return {"query_pre_attn_scalar": config.dim_per_head if scale is None else round(scale**-2)}
+
+
+def _read_second(json: Mapping[str, Any], config: ModelConfig) -> None:
+    _refuse_both_sides(json)
+    llama.read_rotary(json, config)
+    _read_scale(json, config)
+    patterns.read(json, config, json.get("sliding_window", config.window), otherwise=patterns.kinds(config))
+
+
+def _read_third(json: Mapping[str, Any], config: ModelConfig) -> None:
+    if "text_config" in json:
+        raise UserError(
+            "config.json is of a Gemma 3 that reads images (it has a text_config): only its language model is known "
+            "here; save that alone, as Gemma3ForCausalLM"
+        )
+    _refuse_both_sides(json)
+    _read_scale(json, config)
+    period = json.get("sliding_window_pattern", 6)
+    kinds = ["local" if (i + 1) % period else "global" for i in range(config.num_layers)]
+    patterns.read(json, config, json.get("sliding_window", config.window), otherwise=kinds)
+    _read_rotary_of_third(json, config)
+
+
+def _read_rotary_of_third(json: Mapping[str, Any], config: ModelConfig) -> None:
+    """Two keys and the scaling of the global layers, or what transformers writes since version 5, by kind of layer."""
+    parameters, position = json.get("rope_parameters") or {}, config.position
+    if unknown := set(parameters) - {"full_attention", "sliding_attention"}:
+        raise UserError(f"config.json has rope_parameters {sorted(unknown)}; known: full_attention, sliding_attention")
+    far = {**(parameters.get("full_attention") or {}), **(json.get("rope_scaling") or {})}
+    near = parameters.get("sliding_attention") or {}
+    position.theta = far.get("rope_theta", json.get("rope_theta", 1_000_000.0))
+    position.local_theta = near.get("rope_theta", json.get("rope_local_base_freq", 10_000.0))
+    position.scaling = llama.read_scaling(json, far, position.max_length)
+    if llama.read_scaling(json, near, position.max_length) is not None:
+        raise UserError(f"config.json scales the positions of sliding_attention, {near}; known: of full_attention")
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return llama.write_heads(config) | llama.write_rotary(config)
+
+
+def _write_second(config: ModelConfig) -> dict[str, Any]:
+    return _write(config) | patterns.write(config) | _write_scale(config)
+
+
+def _write_third(config: ModelConfig) -> dict[str, Any]:
+    local = config.position.local_theta
+    return _write_second(config) | {"rope_local_base_freq": config.position.theta if local is None else local}
+
+
+_FIELDS = {("hidden_activation" if key == "hidden_act" else key): path for key, path in llama.FIELDS.items()}
+_FIELDS |= {"final_logit_softcapping": "final_logit_cap"}
+
+
+def _family(number: str, sizes: Mapping[str, Any], paper: str, **huggingface) -> Family:
+    return Family(
+        name=f"Gemma {number}",
+        prefix="gemma",
+        preset=gemma,
+        sizes=sizes,
+        paper=paper,
+        objective="causal language modelling" + ", by distillation" * (number != "1"),
+        huggingface=HuggingFace(names=llama.huggingface_names, tied=llama.tied, **huggingface),
+    )
+
+
+FAMILIES = (
+    _family(
+        "1",
+        SIZES_1,
+        "Gemma team 2024, arXiv 2403.08295",
+        model_type="gemma",
+        architecture="GemmaForCausalLM",
+        base=lambda: gemma("1_7b"),
+        fields=llama.FIELDS,
+        constants={"attention_bias": False},
+        read=_read_first,
+        write=_write,
+    ),
+    _family(
+        "2",
+        SIZES_2,
+        "Gemma team 2024, arXiv 2408.00118",
+        model_type="gemma2",
+        architecture="Gemma2ForCausalLM",
+        base=lambda: gemma("2_2b"),
+        fields=_FIELDS | {"attn_logit_softcapping": "attention_logit_cap"},
+        constants={"attention_bias": False},
+        read=_read_second,
+        write=_write_second,
+    ),
+    _family(
+        "3",
+        SIZES_3,
+        "Gemma team 2025, arXiv 2503.19786",
+        model_type="gemma3_text",
+        architecture="Gemma3ForCausalLM",
+        base=_base_of_third,
+        fields=_FIELDS,
+        constants={"attention_bias": False, "attn_logit_softcapping": None},  # theirs has the key and no such cap
+        read=_read_third,
+        write=_write_third,
+    ),
+)

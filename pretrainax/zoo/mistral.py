@@ -1,0 +1,70 @@
+"""Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): LLaMA with grouped keys and a sliding window."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import ModelConfig, RotaryPositions, UserError
+from pretrainax.zoo import llama
+from pretrainax.zoo.family import Family, HuggingFace
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, base of the rotation, window)
+SIZES = {
+    "7b": (32, 4096, 14336, 32, 8, 32_000, 10_000.0, 4096),  # 0.1: table 1
+    "7b_v0_3": (32, 4096, 14336, 32, 8, 32_768, 1_000_000.0, None),  # the released config.json
+}
+
+
+def mistral(variant: str = "7b") -> ModelConfig:
+    """Mistral 7B, version 0.1 or 0.3; UserError for an unknown variant."""
+    *sizes, vocab_size, theta, window = pick("mistral", variant, SIZES)
+    return llama.decoder(
+        *sizes,
+        vocab_size=vocab_size,
+        position=RotaryPositions(32_768, theta=theta),  # the released config.json; the paper's table has 8,192
+        layer_pattern=_pattern(window),
+        window=window,
+        norm_epsilon=1e-5,
+        tie_embeddings=False,
+    )
+
+
+def _pattern(window: int | None) -> tuple[str, ...]:
+    return ("global",) if window is None else ("local",)
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent."""
+    config = mistral("7b")
+    config.norm_epsilon, config.position.max_length = 1e-6, 131_072
+    return config
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    if json.get("layer_types") is not None:
+        raise UserError("config.json has layer_types, which a Mistral model does not read: all its layers are alike")
+    llama.read_rotary(json, config)
+    config.layer_pattern = _pattern(config.window)
+
+
+FAMILIES = (
+    Family(
+        name="Mistral",
+        prefix="mistral_",
+        preset=mistral,
+        sizes=SIZES,
+        paper="Jiang et al. 2023, arXiv 2310.06825",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="mistral",
+            architecture="MistralForCausalLM",
+            base=_base,
+            fields=llama.FIELDS | {"sliding_window": "window"},
+            names=llama.huggingface_names,
+            read=_read,
+            write=lambda config: llama.write_heads(config) | llama.write_rotary(config),
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+)

@@ -1,0 +1,164 @@
+"""ModernBERT (Warner et al. 2024, arXiv 2412.13663)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import ModelConfig, RotaryPositions, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, linear
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward, heads): Warner et al. 2024, table 4, which counts both halves of GeGLU
+SIZES = {
+    "base": (22, 768, 1152, 12),
+    "large": (28, 1024, 2624, 16),
+}
+_KINDS = {"full_attention": "global", "sliding_attention": "local"}  # config.json's names of layers -> ours
+
+# Which ids are special is the tokenizer's to say; those that transformers assumes need the released vocabulary.
+_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+def modernbert(variant: str = "base") -> ModelConfig:
+    """ModernBERT, for a context of 8,192; UserError for an unknown variant."""
+    num_layers, d_model, d_ff, num_heads = pick("modernbert", variant, SIZES)
+    return ModelConfig(
+        family="encoder",
+        vocab_size=50_368,
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        position=RotaryPositions(max_length=8192, theta=160_000.0, local_theta=10_000.0),
+        layer_pattern=("global", "local", "local"),
+        window=128,
+        norm="layer",
+        norm_at="pre",
+        norm_epsilon=1e-5,
+        norm_starts_stream=True,
+        activation="gelu",
+        gated=True,
+        use_bias=False,
+        masked_lm_head=True,
+        scale_residual_init=True,
+    )
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' ModernBertForMaskedLM, whose first layer has no norm of its own: the embeddings have it."""
+    del config  # the same for all
+    block, layer = "encoder/blocks", "model.layers.{layer}"
+
+    def third(name, i):  # of the map to queries, keys and values
+        return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=(i, 3))
+
+    return [
+        Row("token_embedding/embedding", "model.embeddings.tok_embeddings.weight"),
+        Row(f"{block}/self_attention_norm/scale", f"{layer}.attn_norm.weight", first="model.embeddings.norm.weight"),
+        *third("query", 0),
+        *third("key", 1),
+        *third("value", 2),
+        *linear(f"{block}/self_attention/out", f"{layer}.attn.Wo", bias=False),
+        Row(f"{block}/mlp_norm/scale", f"{layer}.mlp_norm.weight"),
+        *linear(f"{block}/mlp/gate", f"{layer}.mlp.Wi", bias=False, part=(0, 2)),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.Wi", bias=False, part=(1, 2)),
+        *linear(f"{block}/mlp/down", f"{layer}.mlp.Wo", bias=False),
+        Row("encoder/final_norm/scale", "model.final_norm.weight"),
+        *linear("masked_lm_head/dense", "head.dense", bias=False),
+        Row("masked_lm_head/norm/scale", "head.norm.weight"),
+        Row("unembedding/bias", "decoder.bias"),
+    ]
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    if json.get("classifier_activation", "gelu") != json.get("hidden_activation", "gelu"):
+        raise UserError(
+            f"config.json has classifier_activation {json.get('classifier_activation', 'gelu')!r}; only what "
+            f"hidden_activation is runs, {json.get('hidden_activation', 'gelu')!r}"
+        )
+    config.layer_pattern = _pattern(json, config)
+    if "local" not in config.layer_pattern:
+        config.window = None
+    config.position.theta = _theta(json, "full_attention", json.get("global_rope_theta", config.position.theta))
+    local_theta = json.get("local_rope_theta", config.position.local_theta)
+    config.position.local_theta = _theta(json, "sliding_attention", local_theta)
+
+
+def _pattern(json: Mapping[str, Any], config: ModelConfig) -> tuple[str, ...]:
+    """The shortest one that gives `layer_types`, or what older files say: every how many layers one is global."""
+    types = json.get("layer_types")
+    if types is None:
+        return ("global", *["local"] * (json.get("global_attn_every_n_layers", 3) - 1))
+    if unknown := set(types) - set(_KINDS):
+        raise UserError(f"config.json has layer_types {sorted(unknown)}; known: {', '.join(_KINDS)}")
+    if len(types) != config.num_layers:
+        raise UserError(f"config.json has {len(types)} layer_types for {config.num_layers} num_hidden_layers")
+    kinds = tuple(_KINDS[kind] for kind in types)
+    usual = config.layer_pattern
+    if kinds == (usual * len(kinds))[: len(kinds)]:
+        return usual
+    return next(kinds[:n] for n in range(1, len(kinds) + 1) if kinds == (kinds[:n] * len(kinds))[: len(kinds)])
+
+
+def _theta(json: Mapping[str, Any], kind: str, default: float) -> float:
+    parameters = (json.get("rope_parameters") or {}).get(kind) or {}
+    if parameters.get("rope_type", "default") != "default":
+        raise UserError(f"config.json has rope_parameters {parameters}; of 'modernbert' models only 'default' ones run")
+    return parameters.get("rope_theta", default)
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    theirs = {ours: name for name, ours in _KINDS.items()}
+    kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(config.num_layers)]
+    thetas = {"full_attention": config.position.theta, "sliding_attention": config.position.local_theta}
+    json = {
+        "classifier_activation": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
+        "layer_types": [theirs[kind] for kind in kinds],
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
+        "embedding_dropout": config.dropout_rate,
+        "attention_dropout": config.dropout_rate,
+        **dict.fromkeys(_TOKENS),
+    }
+    return json if config.window is None else json | {"local_attention": config.window}
+
+
+FAMILIES = (
+    Family(
+        name="ModernBERT",
+        prefix="modernbert_",
+        preset=modernbert,
+        sizes=SIZES,
+        paper="Warner et al. 2024, arXiv 2412.13663",
+        objective="masked language modelling",
+        huggingface=HuggingFace(
+            model_type="modernbert",
+            architecture="ModernBertForMaskedLM",
+            base=modernbert,
+            fields={
+                "vocab_size": "vocab_size",
+                "hidden_size": "d_model",
+                "num_hidden_layers": "num_layers",
+                "num_attention_heads": "num_heads",
+                "intermediate_size": "d_ff",
+                "hidden_activation": "activation",
+                "mlp_dropout": "dropout_rate",
+                "initializer_range": "init_stddev",
+                "norm_eps": "norm_epsilon",
+                "max_position_embeddings": "position.max_length",
+                "local_attention": "window",
+            },
+            names=huggingface_names,
+            constants={
+                "norm_bias": False,
+                "attention_bias": False,
+                "mlp_bias": False,
+                "classifier_bias": False,
+                "decoder_bias": True,
+                "tie_word_embeddings": True,
+                "rope_scaling": None,
+            },
+            read=_read,
+            write=_write,
+            tied=lambda config: {"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+        ),
+    ),
+)

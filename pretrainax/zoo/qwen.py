@@ -1,0 +1,113 @@
+"""Qwen 2, 2.5 and 3, the dense ones (Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.zoo import llama, patterns
+from pretrainax.zoo.family import Family, HuggingFace
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, tied embeddings, epsilon of the norm)
+SIZES_2 = {
+    # 2407.10671, table 1; vocabulary and epsilon: the released config.json
+    "2_0_5b": (24, 896, 4864, 14, 2, 151_936, True, 1e-6),
+    "2_1_5b": (28, 1536, 8960, 12, 2, 151_936, True, 1e-6),
+    "2_7b": (28, 3584, 18944, 28, 4, 152_064, False, 1e-6),
+    "2_72b": (80, 8192, 29568, 64, 8, 152_064, False, 1e-5),
+    # 2412.15115, table 1, and the released config.json
+    "2_5_0_5b": (24, 896, 4864, 14, 2, 151_936, True, 1e-6),
+    "2_5_1_5b": (28, 1536, 8960, 12, 2, 151_936, True, 1e-6),
+    "2_5_3b": (36, 2048, 11008, 16, 2, 151_936, True, 1e-6),
+    "2_5_7b": (28, 3584, 18944, 28, 4, 152_064, False, 1e-6),
+    "2_5_14b": (48, 5120, 13824, 40, 8, 152_064, False, 1e-5),
+    "2_5_32b": (64, 5120, 27648, 40, 8, 152_064, False, 1e-5),
+    "2_5_72b": (80, 8192, 29568, 64, 8, 152_064, False, 1e-5),
+}
+SIZES_3 = {  # 2505.09388, table 1, and the released config.json; a head is 128 wide, whatever the width of the model
+    "3_0_6b": (28, 1024, 3072, 16, 8, 151_936, True, 1e-6),
+    "3_1_7b": (28, 2048, 6144, 16, 8, 151_936, True, 1e-6),
+    "3_4b": (36, 2560, 9728, 32, 8, 151_936, True, 1e-6),
+    "3_8b": (36, 4096, 12288, 32, 8, 151_936, False, 1e-6),
+    "3_14b": (40, 5120, 17408, 40, 8, 151_936, False, 1e-6),
+    "3_32b": (64, 5120, 25600, 64, 8, 151_936, False, 1e-6),
+}
+
+
+def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
+    """Qwen, `release_size`; UserError for an unknown variant."""
+    *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3)
+    third = variant in SIZES_3
+    return llama.decoder(
+        *sizes,
+        vocab_size=vocab_size,
+        # The context that all are pretrained to; larger numbers in released files are of YaRN, an affair of inference.
+        position=RotaryPositions(32_768, theta=1_000_000.0),
+        norm_epsilon=epsilon,
+        tie_embeddings=tie,
+        head_dim=128 if third else None,
+        qk_norm=third,
+        qkv_bias=not third,
+    )
+
+
+def _base(variant: str) -> ModelConfig:
+    """What transformers takes where config.json is silent."""
+    config = qwen(variant)
+    config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 22016, 32, 32
+    config.vocab_size, config.tie_embeddings, config.position.theta = 151_936, False, 10_000.0
+    return config
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    llama.read_rotary(json, config)
+    window = json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
+    first = config.num_layers if window is None else json.get("max_window_layers", 28)  # local layer
+    kinds = ["local" if i >= first else "global" for i in range(config.num_layers)]
+    patterns.read(json, config, window, otherwise=kinds)
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    json = llama.write_heads(config) | llama.write_rotary(config) | patterns.write(config)
+    return json | {"use_sliding_window": config.window is not None}
+
+
+FAMILIES = (
+    Family(
+        name="Qwen 2, 2.5",
+        prefix="qwen",
+        preset=qwen,
+        sizes=SIZES_2,
+        paper="Yang et al. 2024, arXiv 2407.10671, 2412.15115",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="qwen2",
+            architecture="Qwen2ForCausalLM",
+            base=lambda: _base("2_7b"),
+            fields=llama.FIELDS,
+            names=llama.huggingface_names,
+            read=_read,
+            write=_write,
+            tied=llama.tied,
+        ),
+    ),
+    Family(
+        name="Qwen 3",
+        prefix="qwen",
+        preset=qwen,
+        sizes=SIZES_3,
+        paper="Yang et al. 2025, arXiv 2505.09388",
+        objective="causal language modelling",
+        huggingface=HuggingFace(
+            model_type="qwen3",
+            architecture="Qwen3ForCausalLM",
+            base=lambda: _base("3_8b"),
+            fields=llama.FIELDS,
+            names=llama.huggingface_names,
+            constants={"attention_bias": False},
+            read=_read,
+            write=_write,
+            tied=llama.tied,
+        ),
+    ),
+)

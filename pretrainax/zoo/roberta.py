@@ -1,0 +1,129 @@
+"""RoBERTa (Liu et al. 2019, arXiv 1907.11692) and XLM-R (Conneau et al. 2019, arXiv 1911.02116)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.bert import CONSTANTS, FIELDS, encoder_names
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, heads); the feed-forward is 4 x the width
+SIZES = {  # Liu et al. 2019, table 9
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+XLM_SIZES = dict(SIZES)  # Conneau et al. 2019, section 3
+
+
+def roberta(variant: str = "base") -> ModelConfig:
+    """RoBERTa; UserError for an unknown variant."""
+    return _encoder(*pick("roberta", variant, SIZES), vocab_size=50_265)
+
+
+def xlm_roberta(variant: str = "base") -> ModelConfig:
+    """XLM-R; UserError for an unknown variant."""
+    return _encoder(*pick("xlm_roberta", variant, XLM_SIZES), vocab_size=250_002)
+
+
+def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> ModelConfig:
+    return ModelConfig(
+        family="encoder",
+        vocab_size=vocab_size,
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        position=LearnedPositions(512, offset=2),  # fairseq counts from the padding's id, which is 1, plus 1
+        norm="layer",
+        norm_at="post",
+        norm_epsilon=1e-5,
+        activation="gelu",
+        embedding_norm=True,
+        num_token_types=1,
+        masked_lm_head=True,
+        dropout_rate=0.1,
+    )
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent."""
+    config = roberta("base")
+    config.norm_epsilon, config.num_token_types, config.position = 1e-12, 2, LearnedPositions(510, offset=2)
+    return config
+
+
+def _xlm_base() -> ModelConfig:
+    config = _base()
+    config.vocab_size = 30_522
+    return config
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
+    del config  # the same for all
+    return [
+        *encoder_names("roberta"),
+        *linear("masked_lm_head/dense", "lm_head.dense", bias=True),
+        *layer_norm("masked_lm_head/norm", "lm_head.layer_norm"),
+        Row("unembedding/bias", "lm_head.bias"),
+    ]
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    padding = json.get("pad_token_id", 1)
+    rows = config.position.max_length if "max_position_embeddings" in json else 512
+    if not isinstance(padding, int) or not 0 <= padding < rows - 1:
+        raise UserError(f"config.json has pad_token_id {padding!r}: positions are counted from it")
+    config.position = LearnedPositions(rows - padding - 1, offset=padding + 1)
+    if config.activation != "gelu":  # which the head of theirs has, whatever config.json says
+        raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of RoBERTa only 'gelu' runs")
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    position = config.position
+    return {
+        "max_position_embeddings": position.max_length + position.offset,
+        "pad_token_id": position.offset - 1,
+        "attention_probs_dropout_prob": config.dropout_rate,
+    }
+
+
+def _huggingface(model_type: str, architecture: str, base: Any) -> HuggingFace:
+    return HuggingFace(
+        model_type=model_type,
+        architecture=architecture,
+        base=base,
+        fields=FIELDS,
+        names=huggingface_names,
+        constants=CONSTANTS,
+        read=_read,
+        write=_write,
+        tied=lambda config: {
+            "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+            "lm_head.decoder.bias": "lm_head.bias",
+        },
+        ignored=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\.dense\..*"),
+    )
+
+
+FAMILIES = (
+    Family(
+        name="RoBERTa",
+        prefix="roberta_",
+        preset=roberta,
+        sizes=SIZES,
+        paper="Liu et al. 2019, arXiv 1907.11692",
+        objective="masked language modelling",
+        huggingface=_huggingface("roberta", "RobertaForMaskedLM", _base),
+    ),
+    Family(
+        name="XLM-R",
+        prefix="xlm_roberta_",
+        preset=xlm_roberta,
+        sizes=XLM_SIZES,
+        paper="Conneau et al. 2019, arXiv 1911.02116",
+        objective="masked language modelling in 100 languages",
+        huggingface=_huggingface("xlm-roberta", "XLMRobertaForMaskedLM", _xlm_base),
+    ),
+)

@@ -1,0 +1,35 @@
+"""Encoders after BERT, at sizes for tests."""
+
+import dataclasses
+
+from pretrainax.config import LearnedPositions, RotaryPositions
+from pretrainax.zoo import albert, bert, modernbert, roberta
+from tests.golden.case import VOCABULARY, Case
+
+SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=16, d_ff=48, num_heads=4)
+POSITIONS = LearnedPositions(20)
+BERT, MACBERT, DISTILBERT = bert.FAMILIES
+ROBERTA, XLM_ROBERTA = roberta.FAMILIES
+(ALBERT,), (MODERNBERT,) = albert.FAMILIES, modernbert.FAMILIES
+
+
+def tiny(family, variant="base", **changes):
+    """A preset at a size for tests."""
+    return dataclasses.replace(family.preset(variant), **SIZES | {"position": POSITIONS} | changes)
+
+
+CASES = {
+    "bert": Case(tiny(BERT), BERT),
+    "bert_masked_lm": Case(tiny(BERT, pair_head=False), BERT),
+    "macbert": Case(tiny(MACBERT), MACBERT),
+    "distilbert": Case(tiny(DISTILBERT), DISTILBERT),
+    "roberta": Case(tiny(ROBERTA, position=LearnedPositions(20, offset=2)), ROBERTA, pad_id=1),
+    "xlm_roberta": Case(tiny(XLM_ROBERTA, position=LearnedPositions(20, offset=2)), XLM_ROBERTA, pad_id=1),
+    "albert_v1": Case(tiny(ALBERT, "v1_base", embedding_dim=12), ALBERT),
+    "albert": Case(tiny(ALBERT, embedding_dim=12), ALBERT),
+    # Rows are longer than all local layers together reach, and the pattern starts again.
+    "modernbert": Case(
+        tiny(MODERNBERT, num_layers=5, window=4, position=RotaryPositions(20, theta=40.0, local_theta=10.0)),
+        MODERNBERT,
+    ),
+}

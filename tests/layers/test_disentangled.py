@@ -1,0 +1,78 @@
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import DisentangledPositions, ModelConfig
+from pretrainax.layers import disentangled
+from pretrainax.layers.disentangled import RelativeTable, disentangled_bias, log_bucket, rows_by_distance
+
+
+def test_buckets_by_hand():
+    # of 4 a direction 0, 1, 2 are exact; 3 … 8 = 2 · 4^(0 … 1], 1 range; from 9 on, what is left: for keys after the
+    # query a row of its own, for keys before it none
+    distances = np.array([0, 1, 2, 3, 8, 9, 50, -1, -2, -3, -8, -9, -50])
+    rows = [4, 5, 6, 7, 7, 7, 7, 3, 2, 1, 1, 0, 0]
+    np.testing.assert_array_equal(log_bucket(distances, num_buckets=4, max_distance=9), rows)
+
+
+def test_published_buckets_at_their_borders():
+    distances = np.array([0, 127, 128, 129, 510, 511, 512, 4096, -128, -511, -512])
+    rows = [256, 383, 384, 385, 511, 511, 511, 511, 128, 1, 0]
+    np.testing.assert_array_equal(log_bucket(distances, num_buckets=256, max_distance=512), rows)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.parametrize("buckets, farthest", [(256, 512), (256, 1024), (4, 9), (6, 13), (5, 11), (8, 17), (32, 128)])
+def test_buckets_are_those_of_transformers(buckets, farthest):
+    import torch
+    from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
+
+    distances = np.arange(-3000, 3001)
+    theirs = make_log_bucket_position(torch.from_numpy(distances), buckets, farthest).long().numpy() + buckets
+    ours = log_bucket(distances, buckets, farthest)
+    np.testing.assert_array_equal(ours, np.clip(theirs, 0, 2 * buckets - 1))
+
+
+@pytest.mark.parametrize("length", (1, 7, 12))
+def test_bias_is_the_definition(monkeypatch, length):
+    monkeypatch.setattr(disentangled, "_BLOCK", 4)  # three blocks of 12, one of 7
+    rng = np.random.default_rng(0)
+    q, k = rng.normal(size=(2, 2, length, 3, 5))
+    position_q, position_k = rng.normal(size=(2, 2 * length - 1, 3, 5))
+    expected = np.zeros((2, 3, length, length))
+    for i in range(length):
+        for j in range(length):
+            d = i - j + length - 1
+            expected[:, :, i, j] = (q[:, i] * position_k[d] + k[:, j] * position_q[d]).sum(-1)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (q, k, position_q, position_k)]
+    np.testing.assert_allclose(disentangled_bias(*arrays), expected, atol=1e-5)  # float32, of sums of 10 products
+
+
+def test_bias_of_bfloat16_is_summed_in_float32():
+    x, positions = jnp.ones((1, 2, 1, 4), jnp.bfloat16), jnp.full((3, 1, 4), 1 + 2**-7, jnp.bfloat16)
+    bias = disentangled_bias(x, x, positions, positions)
+    assert bias.dtype == jnp.float32
+    np.testing.assert_array_equal(bias, 8 * (1 + 2**-7))  # bfloat16 has 8 bits: 8.0625 is not one of its numbers
+
+
+CONFIG = ModelConfig(d_model=6, position=DisentangledPositions(num_buckets=4, max_distance=9))
+
+
+def test_a_short_text_needs_a_part_of_the_table():
+    rows, which = rows_by_distance(CONFIG, 3)
+    np.testing.assert_array_equal(rows, [2, 3, 4, 5, 6])
+    np.testing.assert_array_equal(which, [0, 1, 2, 3, 4])
+    rows, which = rows_by_distance(CONFIG, 20)
+    np.testing.assert_array_equal(rows, np.arange(8))
+    assert which.shape == (39,)
+
+
+def test_the_table_is_normed_row_by_row():
+    params = RelativeTable(CONFIG).init(jax.random.key(0), 3)
+    table = RelativeTable(CONFIG).apply(params, 3)
+    assert params["params"]["embedding"].shape == (8, 6)
+    np.testing.assert_allclose(table.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(table.std(-1), 1, atol=0.02)  # the norm's epsilon, of vectors of size 0.02

@@ -1,0 +1,326 @@
+"""Generator and discriminator: what is drawn, who learns from whom, and that devices change none of it."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax import losses, models, sharding, train_step
+from pretrainax.config import DisentangledPositions, Generator, MeshConfig, TrainConfig, UserError
+from pretrainax.host import for_this_machine
+from pretrainax.layers.compute import Compute
+from pretrainax.models import Outputs, electra
+from pretrainax.optim import AdamW, WarmupConstant
+from pretrainax.paths import parameter_names
+from tests.golden.case import VOCABULARY, weights
+from tests.golden.electra import LENGTH, ROWS, SLOTS, everywhere, joint, masked_batch
+
+SHARING = list(electra.SHARED)
+
+
+def objective(config, batch, rngs=None):
+    """params -> (objective, (sums, outputs))"""
+    model, batch = models.build(config, Compute()), jax.tree.map(jnp.asarray, batch)
+
+    def function(params):
+        outputs = model.apply({"params": params}, batch, deterministic=rngs is None, rngs=rngs)
+        loss, sums = losses.objective(outputs, batch, losses.counts(batch))
+        return loss, (sums, outputs)
+
+    return function
+
+
+def run(config, batch, rngs=None):
+    """(objective, (sums, outputs)) with the parameters of `weights`."""
+    with jax.default_matmul_precision("highest"):
+        return jax.jit(objective(config, batch, rngs))(weights(config))
+
+
+# --- the draw ------------------------------------------------------------------------------------------------------
+
+
+def says(token, rows=ROWS, places=SLOTS):
+    """Predictions that are sure of one token."""
+    bias = jnp.where(jnp.arange(VOCABULARY) == token, 1000.0, 0.0)
+    return Outputs(jnp.zeros((rows, places, 1)), jnp.zeros((1, VOCABULARY)), bias)
+
+
+def test_replacements_are_drawn_from_the_softmax():
+    rows, length, vocabulary = 400, 500, 20
+    logits = np.random.default_rng(1).normal(size=vocabulary).astype(np.float32)
+    generated = Outputs(jnp.ones((rows, length, 1)), jnp.asarray(logits)[None], None)
+    zeros = jnp.zeros((rows, length), jnp.int32)
+    batch = {"tokens": zeros, "targets": zeros, "loss_weights": jnp.ones((rows, length))}
+    tokens, replaced = jax.jit(electra.replace)(generated, batch, jax.random.key(7))
+    p, n = np.asarray(jax.nn.softmax(logits)), rows * length
+    counts = np.bincount(np.asarray(tokens).ravel(), minlength=vocabulary)
+    # 20 counts of a multinomial within 4 deviations: one in 800 keys fails, and the key is fixed
+    assert (np.abs(counts - n * p) < 4 * np.sqrt(n * p * (1 - p))).all()
+    # neighbours, along the text and along the batch, are equal as often as independent draws are
+    same = np.sum(p**2)
+    for a, b in ((tokens[:, 1:], tokens[:, :-1]), (tokens[1:], tokens[:-1])):
+        assert abs(np.mean(a == b) - same) < 4 * np.sqrt(same * (1 - same) / a.size)
+    np.testing.assert_array_equal(replaced, tokens != 0)
+
+
+@pytest.mark.parametrize("form", ["gathered", "everywhere"])
+def test_masked_tokens_are_replaced_and_all_others_are_the_originals(form):
+    originals, batch = masked_batch()
+    masked = everywhere(batch)["loss_weights"] > 0
+    places = SLOTS if form == "gathered" else LENGTH
+    batch = batch if form == "gathered" else everywhere(batch)
+    tokens, replaced = electra.replace(says(7, places=places), batch)
+    np.testing.assert_array_equal(tokens, np.where(masked, 7, originals))
+    assert not replaced[:, 0].any() and (tokens[:, 0] == originals[:, 0]).all()  # where empty slots point to
+    np.testing.assert_array_equal(replaced, masked & (originals != 7))
+
+
+def test_a_draw_that_hits_the_original_is_an_original():
+    _, batch = masked_batch()
+    hit = batch["targets"][3, 2]
+    tokens, replaced = electra.replace(says(int(hit)), batch)
+    place = batch["masked_positions"][3, 2]
+    assert batch["tokens"][3, place] == 5 and tokens[3, place] == hit and not replaced[3, place]
+    assert replaced.sum() == (batch["targets"] != hit)[batch["loss_weights"] > 0].sum() > 0
+
+
+def test_both_forms_of_a_batch_draw_the_same_and_cost_the_same():
+    config, (_, batch) = joint(), masked_batch()
+    loss, (sums, gathered) = run(config, batch)
+    other, (other_sums, whole) = run(config, everywhere(batch))
+    np.testing.assert_array_equal(gathered.replaced, whole.replaced)
+    np.testing.assert_allclose(other, loss, rtol=1e-5)  # float32 sums in products of another shape
+    assert int(other_sums["replaced_loss"][1]) == int(sums["replaced_loss"][1]) == batch["segment_ids"].sum()
+
+
+def test_without_a_key_a_row_gets_its_replacements_in_any_batch():
+    config, (_, batch) = joint(), masked_batch()
+    _, (_, outputs) = run(config, batch)
+    some = [5, 2, 7]
+    _, (_, alone) = run(config, {name: x[some] for name, x in batch.items()})
+    np.testing.assert_array_equal(alone.replaced, outputs.replaced[np.array(some)])
+
+
+def test_keys_decide_what_is_drawn():
+    config, (_, batch) = joint(), masked_batch()
+    logits = {}
+    for seed in (1, 2):
+        _, (_, outputs) = run(config, batch, {"sample": jax.random.key(seed), "dropout": jax.random.key(0)})
+        logits[seed] = outputs.replaced_logits
+    assert (logits[1] != logits[2]).any()
+
+
+def test_a_batch_without_a_loss_is_predicted_by_the_generator():
+    config, (_, batch) = joint(), masked_batch()
+    batch = {name: x for name, x in batch.items() if name != "loss_weights"}
+    model, params = models.build(config, Compute()), weights(config)
+    inner, own = electra.generator(config, params)
+    expected = models.build(inner, Compute()).apply({"params": own}, batch, deterministic=True)
+    outputs = model.apply({"params": params}, batch, deterministic=True)
+    np.testing.assert_array_equal(outputs.features, expected.features)
+    assert outputs.replaced_logits is None
+
+
+# --- who learns from whom ------------------------------------------------------------------------------------------
+
+
+def reached(config, part):
+    """The parameters, "generator/…" as one, that get a gradient from "loss" or "replaced_loss" alone."""
+    _, batch = masked_batch()
+    batch = jax.tree.map(jnp.asarray, batch)
+
+    def objective(params):
+        outputs = models.build(config, Compute()).apply({"params": params}, batch, deterministic=True)
+        alone = {"loss": dict(replaced_logits=None), "replaced_loss": dict(features=None)}[part]
+        return losses.objective(outputs.replace(**alone), batch, losses.counts(batch))[0]
+
+    gradients = jax.jit(jax.grad(objective))(weights(config))
+    named = zip(parameter_names(gradients), jax.tree.leaves(gradients), strict=True)
+    return {name.split("/")[0] if "difference" not in name else name for name, g in named if jnp.any(g != 0)}
+
+
+OWN = {"encoder", "embedding_projection", "replaced_token_head"}
+EMBEDDINGS = {"token_embedding", "position_embedding", "token_type_embedding", "embedding_norm"}
+DIFFERENCES = {f"embedding_difference/{name}_embedding/embedding" for name in ("token", "position")}
+
+
+def test_shared_embeddings_learn_from_both_and_the_generator_from_its_own_loss():
+    config = joint("all")
+    assert reached(config, "loss") == {"generator"} | EMBEDDINGS
+    assert reached(config, "replaced_loss") == OWN | EMBEDDINGS
+
+
+def test_disentangled_tables_learn_from_the_generator_and_differences_from_the_discriminator():
+    config = joint("gradient_disentangled")
+    assert reached(config, "loss") == {"generator", "token_embedding", "position_embedding"}
+    assert reached(config, "replaced_loss") == OWN | DIFFERENCES | {"token_type_embedding", "embedding_norm"}
+
+
+# --- one tree, two encoders ----------------------------------------------------------------------------------------
+
+
+def deberta():
+    """A mask decoder in the generator, which alone has absolute positions then."""
+    position = DisentangledPositions(num_buckets=4, max_distance=8, max_length=20)
+    sizes = dict(embedding_dim=None, generator=Generator(2, 32, 64, 4), num_token_types=0)
+    heads = dict(enhanced_mask_decoder=True, replaced_token_context=True)
+    return joint("gradient_disentangled", position=position, **sizes, **heads)
+
+
+@pytest.mark.parametrize("config", [*map(joint, SHARING), deberta()], ids=[*SHARING, "deberta"])
+def test_fresh_parameters_are_those_of_a_plain_encoder_and_a_generator_beside_it(config):
+    _, batch = masked_batch()
+    params = models.build(config, Compute()).init(jax.random.key(0), batch, deterministic=True)["params"]
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    assert shapes == models.abstract_params(config)
+    for part in (electra.discriminator, electra.generator):
+        plain, own = part(config, params)
+        assert plain.generator is None and config.generator is not None
+        assert jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), own) == models.abstract_params(plain)
+    beside = {"generator", "embedding_difference"}
+    assert params.keys() - beside == models.abstract_params(electra.discriminator_config(config)).keys()
+    assert not any(x.any() for x in jax.tree.leaves(params.get("embedding_difference", {})))
+
+
+@pytest.mark.parametrize("config", [*map(joint, SHARING), deberta()], ids=[*SHARING, "deberta"])
+def test_taken_apart_and_joined_is_the_same(config):
+    params = weights(config)
+    joined = electra.join(config, electra.discriminator(config, params)[1], electra.generator(config, params)[1])
+    assert parameter_names(joined) == parameter_names(params)
+    for name, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(joined), strict=True):
+        # (x + d) - x is d but for a rounding of x + d
+        np.testing.assert_allclose(b, a, atol=2e-7 if "difference" in name else 0, rtol=0, err_msg=name)
+
+
+def test_a_mask_decoder_is_the_generators():
+    config, (_, batch) = deberta(), masked_batch()
+    shapes = models.abstract_params(config)
+    assert "position_embedding" in shapes["generator"] and shapes["embedding_difference"].keys() == {"token_embedding"}
+    loss, (sums, _) = run(config, batch)
+    assert np.isfinite(loss) and sums.keys() == {"loss", "accuracy", "replaced_loss", "replaced_accuracy"}
+
+
+def test_two_models_that_were_not_pretrained_together_do_not_join():
+    config = joint("all")
+    _, one = electra.discriminator(config, weights(config))
+    _, other = electra.generator(config, weights(config))
+    other = other | {"token_embedding": jax.tree.map(lambda x: x + 1, other["token_embedding"])}
+    with pytest.raises(UserError, match="token_embedding.*share_embeddings='all'"):
+        electra.join(config, one, other)
+
+
+def test_the_generator_takes_what_is_its_own_from_the_config_of_the_model():
+    config = electra.generator_config(joint("all", num_kv_heads=2, head_dim=8))
+    assert (config.d_model, config.num_heads, config.kv_heads, config.dim_per_head) == (12, 2, 2, 6)
+    assert config.embedding_dim == 16 and config.masked_lm_head and not config.replaced_token_head
+    wide = electra.generator_config(joint("all", generator=Generator(2, 16, 32, 2)))
+    assert wide.embedding_dim is None  # as wide as the embeddings: no map
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"d_model": 30}, "generator.d_model 30 is not a multiple of config.model.generator.num_heads 4"),
+        ({"num_layers": 0}, "generator.num_layers is 0"),
+        ({"share_embeddings": "al"}, "generator.share_embeddings is 'al', did you mean 'all'"),
+        ({"loss_weight": 0.0}, "generator.loss_weight is 0.0"),
+        (None, "config.model.replaced_token_head learns from config.model.generator"),
+    ],
+)
+def test_a_wrong_generator_is_named(change, message):
+    from pretrainax.validation import validate
+    from tests.tiny import get_config
+
+    experiment = get_config("bert")
+    experiment.model = joint(vocab_size=512)
+    experiment.model.generator = change and Generator(**{"num_layers": 2, "d_model": 32} | change)
+    with pytest.raises(UserError, match=message):
+        validate(experiment)
+
+
+# --- any mesh ------------------------------------------------------------------------------------------------------
+
+MESHES = [dict(data=8), dict(data=1, fsdp=8), dict(data=2, fsdp=2, tensor=2)]
+WIDTH = 16  # of the embeddings
+
+
+def one_step(sharing, mesh, certain=False, **fields):
+    """The parameters and the metrics after an update of the real training step, and the compiled program.
+
+    `certain`: the generator has no doubt, and there is no dropout.
+    """
+    config = joint(sharing, vocab_size=104, dropout_rate=0.0 if certain else 0.1)
+    config.generator = Generator(2, 16, 32, 2, share_embeddings=sharing)
+    devices = jax.devices()[: int(np.prod(list(mesh.values())))]
+    mesh, batch = sharding.make_mesh(MeshConfig(**mesh), devices), masked_batch()[1]
+    train = for_this_machine(TrainConfig(steps=1, global_batch_size=ROWS, **fields))
+    model, schedule = models.build(config, Compute()), WarmupConstant(warmup_steps=1).build(1e-3, 1)
+    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # Optax adds integers to floats
+        shapes = train_step.global_shapes(batch, ROWS)
+        # epsilon: see tests/test_train_step.py
+        optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, shapes))
+        state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
+        if certain:
+            bias = state.params["generator"]["unembedding"]["bias"]
+            state.params["generator"]["unembedding"]["bias"] = jax.device_put(bias.at[7].set(1000.0), bias.sharding)
+        step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
+        batch = sharding.put_batch(batch, mesh)
+        program = step.lower(state, batch).compile()
+        state, metrics = program(state, batch)
+    return *jax.device_get((state.params, metrics)), program.as_text()
+
+
+def check_same(found, expected):
+    (params, metrics, _), (others, one, _) = found, expected
+    assert metrics["sums"]["replaced_accuracy"] == one["sums"]["replaced_accuracy"]
+    # float32 sums in another order
+    np.testing.assert_allclose(metrics["sums"]["replaced_loss"], one["sums"]["replaced_loss"], rtol=2e-5)
+    np.testing.assert_allclose(metrics["gradient_norm"], one["gradient_norm"], rtol=2e-5)
+    for name, a, b in zip(parameter_names(params), *map(jax.tree.leaves, (others, params)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-7, err_msg=name)  # of updates of up to 1e-3
+
+
+@functools.cache
+def on_one_device(sharing, certain=False):
+    return one_step(sharing, dict(data=1), certain)
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_eight_devices_draw_and_learn_what_one_does(sharing, mesh):
+    found = one_step(sharing, mesh)
+    check_same(found, on_one_device(sharing))
+    exchanged = re.findall(r"= (.*?) (all-gather|all-to-all|collective-permute)\(", found[2])
+    shapes = [tuple(map(int, x.split(","))) for text, _ in exchanged for x in re.findall(r"\[([\d,]+)\]", text)]
+    # of what has the vocabulary along an axis, tables are exchanged, and no logits
+    assert {shape for shape in shapes if {52, 104} & set(shape)} <= {(104, WIDTH), (52, WIDTH), (WIDTH, 52)}
+
+
+def test_a_generator_that_a_mesh_does_not_divide_is_named():
+    mesh = sharding.make_mesh(MeshConfig(data=1, tensor=8))
+    with pytest.raises(UserError, match="config.model.generator.num_heads 2 is not a multiple of config.mesh.tensor 8"):
+        sharding.shardings(mesh, models.abstract_params(joint()))
+
+
+def test_micro_batches_change_nothing_but_the_draw():
+    found = one_step("all", dict(data=2), certain=True, accumulate=4)
+    check_same(found, on_one_device("all", certain=True))
+
+
+@pytest.mark.parametrize("sharing", SHARING)
+def test_in_bfloat16_losses_are_float32_and_near(sharing):
+    config, (_, batch) = joint(sharing), masked_batch()
+    model, batch = models.build(config, Compute(dtype="bfloat16")), jax.tree.map(jnp.asarray, batch)
+    params = models.build(config, Compute()).init(jax.random.key(0), batch, deterministic=True)["params"]
+
+    def objective(params):
+        outputs = model.apply({"params": params}, batch, deterministic=True)
+        return losses.objective(outputs, batch, losses.counts(batch))[0]
+
+    loss, gradients = jax.jit(jax.value_and_grad(objective))(params)
+    assert loss.dtype == jnp.float32 and all(g.dtype == jnp.float32 for g in jax.tree.leaves(gradients))
+    # fresh: neither knows anything, which costs log V and 50 log 2
+    np.testing.assert_allclose(loss, np.log(VOCABULARY) + 50 * np.log(2), rtol=0.02)

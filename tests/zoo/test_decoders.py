@@ -1,0 +1,401 @@
+"""The rows of the decoder families, and the config.json that transformers wrote of them, of old and of now."""
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+from pretrainax import zoo
+from pretrainax.config import LinearScaling, LongContextScaling, UserError
+from pretrainax.zoo.__main__ import count
+from pretrainax.zoo.convert import to_huggingface
+from tests.golden import CASES
+from tests.golden.case import weights
+
+needs_transformers = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
+    reason="torch or transformers is not installed (extra parity)",
+)
+MODULES = ("gpt", "llama", "mistral", "qwen", "gemma")
+FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
+ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
+
+# Counted from the tensors of the released files; of GPT-3 from table 2.1, which rounds.
+PUBLISHED = {
+    "gpt1_117m": 116_534_784,
+    "gpt2_124m": 124_439_808,
+    "gpt2_355m": 354_823_168,
+    "gpt2_774m": 774_030_080,
+    "gpt2_1558m": 1_557_611_200,
+    "gpt_neo_125m": 125_198_592,
+    "gpt_neo_1_3b": 1_315_575_808,
+    "gpt_neo_2_7b": 2_651_307_520,
+    "llama1_7b": 6_738_415_616,
+    "llama1_13b": 13_015_864_320,
+    "llama1_33b": 32_528_943_616,
+    "llama1_65b": 65_285_660_672,
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama2_70b": 68_976_648_192,
+    "llama3_8b": 8_030_261_248,
+    "llama3_70b": 70_553_706_496,
+    "llama3_1_8b": 8_030_261_248,
+    "llama3_1_70b": 70_553_706_496,
+    "llama3_1_405b": 405_853_388_800,
+    "llama3_2_1b": 1_235_814_400,
+    "llama3_2_3b": 3_212_749_824,
+    "mistral_7b": 7_241_732_096,
+    "mistral_7b_v0_3": 7_248_023_552,
+    "qwen2_0_5b": 494_032_768,
+    "qwen2_1_5b": 1_543_714_304,
+    "qwen2_7b": 7_615_616_512,
+    "qwen2_72b": 72_706_203_648,
+    "qwen2_5_0_5b": 494_032_768,
+    "qwen2_5_1_5b": 1_543_714_304,
+    "qwen2_5_3b": 3_085_938_688,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen2_5_14b": 14_770_033_664,
+    "qwen2_5_32b": 32_763_876_352,
+    "qwen2_5_72b": 72_706_203_648,
+    "qwen3_0_6b": 596_049_920,
+    "qwen3_1_7b": 1_720_574_976,
+    "qwen3_4b": 4_022_468_096,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
+    "gemma1_2b": 2_506_172_416,
+    "gemma1_7b": 8_537_680_896,
+    "gemma2_2b": 2_614_341_888,
+    "gemma2_9b": 9_241_705_984,
+    "gemma2_27b": 27_227_128_320,
+    "gemma3_270m": 268_098_176,
+    "gemma3_1b": 999_885_952,
+    "gemma3_4b": 3_880_263_168,  # of the language model alone
+    "gemma3_12b": 11_766_034_176,
+    "gemma3_27b": 27_009_346_304,
+}
+ROUNDED = {
+    "gpt3_125m": 125e6,
+    "gpt3_350m": 350e6,
+    "gpt3_760m": 760e6,
+    "gpt3_1_3b": 1.3e9,
+    "gpt3_2_7b": 2.7e9,
+    "gpt3_6_7b": 6.7e9,
+    "gpt3_13b": 13.0e9,
+    "gpt3_175b": 175.0e9,
+}
+
+
+def test_no_row_is_left_out():
+    assert {FAMILIES[name].prefix + variant for name, variant in ROWS} == PUBLISHED.keys() | ROUNDED.keys()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_rows_have_the_published_number_of_parameters(name):
+    assert count(zoo.preset(name)) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rows_of_gpt_3_have_the_papers_number_of_parameters(name):
+    assert count(zoo.preset(name)) == pytest.approx(ROUNDED[name], rel=0.02)
+
+
+@needs_transformers
+@pytest.mark.parametrize("name, variant", [row for row in ROWS if FAMILIES[row[0]].huggingface is not None])
+def test_transformers_builds_a_model_of_as_many_parameters(name, variant):
+    import torch
+    import transformers
+
+    config = FAMILIES[name].preset(variant)
+    json = FAMILIES[name].huggingface.write_config(config)
+    theirs = transformers.AutoConfig.for_model(**json)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(theirs)
+    assert type(model).__name__ == json["architectures"][0]
+    assert sum(p.numel() for p in model.parameters()) == count(config)
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.family in FAMILIES.values()])
+def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):
+    """What transformers writes after reading ours is the same architecture, and its weights are ours."""
+    import json
+
+    import torch
+    import transformers
+
+    config, huggingface = CASES[name].config, CASES[name].family.huggingface
+    (tmp_path / "config.json").write_text(json.dumps(huggingface.write_config(config)))
+    state = to_huggingface(huggingface.names(config), weights(config), config)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    missing, unexpected = model.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()}, strict=False)
+    assert not unexpected
+    assert set(missing) <= set(huggingface.tied(config))
+    model.save_pretrained(tmp_path / "again")
+    again = huggingface.read_config(json.loads((tmp_path / "again" / "config.json").read_text()))
+    # None and what it stands for are the same, as in write_config
+    again = dataclasses.replace(again, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
+    assert (again.kv_heads, again.dim_per_head) == (config.kv_heads, config.dim_per_head)
+    training = ("dropout_rate", "init_stddev", "scale_residual_init")
+    changes = {field: getattr(config, field) for field in training}
+    assert dataclasses.replace(again, **changes) == config
+
+
+# --- config.json as released ---------------------------------------------------------------------------------------
+
+LLAMA_3_1 = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
+QWEN_2_5 = {
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 24,
+    "model_type": "qwen2",
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+GEMMA_1 = {
+    "head_dim": 256,
+    "hidden_act": "gelu",
+    "hidden_activation": None,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma",
+    "num_attention_heads": 8,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "vocab_size": 256000,
+}
+GEMMA_2 = {
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "head_dim": 128,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 4608,
+    "intermediate_size": 36864,
+    "max_position_embeddings": 8192,
+    "model_type": "gemma2",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 46,
+    "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 144,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 10000.0,
+    "sliding_window": 4096,
+    "vocab_size": 256000,
+}
+GEMMA_3 = {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+}
+GPT_NEO = {
+    "activation_function": "gelu_new",
+    "attention_dropout": 0,
+    "attention_layers": ["global", "local"] * 6,
+    "attention_types": [[["global", "local"], 6]],
+    "hidden_size": 768,
+    "intermediate_size": None,
+    "layer_norm_epsilon": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neo",
+    "num_heads": 12,
+    "num_layers": 12,
+    "vocab_size": 50257,
+    "window_size": 256,
+}
+GPT1 = {
+    "afn": "gelu",
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "openai-gpt",
+    "n_ctx": 512,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 512,
+    "vocab_size": 40478,
+}
+RELEASED = {
+    "llama3_1_8b": LLAMA_3_1,
+    "qwen2_5_0_5b": QWEN_2_5,
+    "gemma1_2b": GEMMA_1,
+    "gemma2_27b": GEMMA_2,
+    "gemma3_1b": GEMMA_3,
+    "gpt_neo_125m": GPT_NEO,
+    "gpt1_117m": GPT1,
+}
+
+
+BY_TYPE = {family.huggingface.model_type: family.huggingface for family in FAMILIES.values() if family.huggingface}
+
+
+def read(json):
+    return BY_TYPE[json["model_type"]].read_config(json)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_released_config_json_is_the_row(name):
+    config, row = read(RELEASED[name]), zoo.preset(name)
+    assert (config.kv_heads, config.dim_per_head) == (row.kv_heads, row.dim_per_head)
+    same = ("num_kv_heads", "head_dim", "dropout_rate", "scale_residual_init")
+    assert dataclasses.replace(config, **{field: getattr(row, field) for field in same}) == row
+
+
+def test_both_ways_of_writing_rotary_positions_are_read():
+    new = {k: v for k, v in LLAMA_3_1.items() if not k.startswith("rope_")}
+    new["rope_parameters"] = LLAMA_3_1["rope_scaling"] | {"rope_theta": 500000.0}
+    assert read(new) == read(LLAMA_3_1)
+    new["rope_parameters"] = {"rope_type": "default", "rope_theta": 7.0}
+    assert (read(new).position.theta, read(new).position.scaling) == (7.0, None)
+    new["rope_parameters"] = {"rope_type": "linear", "factor": 2.0}
+    assert (read(new).position.theta, read(new).position.scaling) == (10_000.0, LinearScaling(2.0))
+    old = LLAMA_3_1 | {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert (read(old).position.theta, read(old).position.scaling) == (500_000.0, LinearScaling(2.0))
+
+
+def test_the_context_before_stretching_is_the_context_where_it_is_not_said():
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    assert read(LLAMA_3_1 | {"rope_scaling": scaling}).position.scaling == LongContextScaling(8.0, 1.0, 4.0, 131_072)
+
+
+def test_both_ways_of_writing_the_layers_of_gemma_3_are_read():
+    new = {k: v for k, v in GEMMA_3.items() if not k.startswith(("rope_", "sliding_window_pattern"))}
+    new["layer_types"] = (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2
+    new["rope_parameters"] = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1000000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    assert read(new) == read(GEMMA_3)
+    new["rope_parameters"]["full_attention"] |= {"rope_type": "linear", "factor": 8.0}
+    assert read(new).position == read(GEMMA_3 | {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}}).position
+    assert read(GEMMA_3 | {"sliding_window_pattern": 2}).layer_pattern == ("local", "global")
+
+
+def test_windows_of_qwen_begin_where_config_json_says():
+    config = read(QWEN_2_5 | {"use_sliding_window": True, "max_window_layers": 22, "sliding_window": 64})
+    assert config.layer_pattern == ("global",) * 22 + ("local",) * 2
+    assert config.window == 64
+    config = read(QWEN_2_5 | {"use_sliding_window": True, "max_window_layers": 24})
+    assert (config.layer_pattern, config.window) == (("global",), None)
+
+
+def test_a_mistral_without_a_window_sees_everything():
+    json = {"model_type": "mistral", "sliding_window": None}
+    assert (read(json).layer_pattern, read(json).window) == (("global",), None)
+    assert (read({"model_type": "mistral"}).layer_pattern, read({"model_type": "mistral"}).window) == (("local",), 4096)
+
+
+@pytest.mark.parametrize(
+    "json, message",
+    [
+        (LLAMA_3_1 | {"attention_bias": True}, "attention_bias True; only False"),
+        (LLAMA_3_1 | {"mlp_bias": True}, "mlp_bias True; only False"),
+        (
+            LLAMA_3_1 | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope_type 'yarn'; allowed: linear",
+        ),
+        (LLAMA_3_1 | {"rope_scaling": {"type": "linear"}}, r"'linear' without \['factor'\]"),
+        (LLAMA_3_1 | {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        (LLAMA_3_1 | {"rope_scaling": {"full_attention": {}}}, r"each of \['full_attention'\]"),
+        (QWEN_2_5 | {"layer_types": ["sliding_attention"] * 24}, "no sliding_window"),
+        (QWEN_2_5 | {"layer_types": ["full_attention"] * 23}, "23 layer_types .* for 24 layers"),
+        (QWEN_2_5 | {"layer_types": ["chunked_attention"] * 24}, "chunked_attention"),
+        ({"model_type": "qwen3", "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"]}, "does not read"),
+        (GEMMA_1 | {"use_bidirectional_attention": True}, "only causal"),
+        (GEMMA_1 | {"hidden_activation": "relu"}, "hidden_activation 'relu'"),
+        (GEMMA_2 | {"use_bidirectional_attention": True}, "only causal"),
+        (GEMMA_3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        (GEMMA_3 | {"rope_parameters": {"rope_theta": 1.0}}, r"rope_parameters \['rope_theta'\]"),
+        (
+            GEMMA_3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 8.0}}},
+            "positions of sliding_attention",
+        ),
+        ({"model_type": "gemma3_text", "text_config": GEMMA_3}, "reads images .* save that alone"),
+        (GPT_NEO | {"attention_types": [[["global"], 11]]}, "not 12 layers"),
+        (GPT1 | {"afn": "gelu_new"}, "afn 'gelu_new'"),
+        ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+        ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention True"),
+    ],
+)
+def test_what_would_compute_something_else_is_refused(json, message):
+    with pytest.raises(UserError, match=message):
+        read(json)
+
+
+@pytest.mark.parametrize(
+    "name, changes",
+    [
+        ("gpt1_117m", {"d_ff": 64}),
+        ("gpt1_117m", {"activation": "gelu"}),
+        ("gpt2_124m", {"attention_scale": 1.0}),
+        ("gpt_neo_125m", {"attention_scale": None}),
+        ("gpt_neo_125m", {"qkv_bias": None}),
+        ("llama3_8b", {"qkv_bias": True}),
+        ("llama3_8b", {"scale_embeddings": True}),
+        ("mistral_7b", {"layer_pattern": ("global", "local")}),
+        ("qwen2_5_0_5b", {"qk_norm": True}),
+        ("qwen3_0_6b", {"norm_at": "both"}),
+        ("gemma1_2b", {"attention_scale": 0.1}),
+        ("gemma2_2b", {"attention_scale": 0.3}),
+        ("gemma3_1b", {"attention_logit_cap": 50.0}),
+    ],
+)
+def test_what_theirs_cannot_say_is_refused_by_name(name, changes):
+    family, variant = zoo.PRESETS[name]
+    with pytest.raises(UserError, match=f"no way to say config.model.{next(iter(changes))}="):
+        family.huggingface.write_config(dataclasses.replace(family.preset(variant), **changes))

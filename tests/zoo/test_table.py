@@ -1,0 +1,61 @@
+"""`python -m pretrainax.zoo`, and the page in docs/ that it writes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax import zoo
+from pretrainax.config import UserError
+from pretrainax.zoo import __main__ as table
+from tests.golden import CASES
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def run(*flags):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "pretrainax.zoo", *flags], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+
+
+def test_the_page_in_docs_is_the_table_of_today():
+    assert (ROOT / "docs" / "zoo.md").read_text() == table.markdown(list(table.rows()))
+
+
+def test_the_command_prints_the_rows_asked_for():
+    done = run("--only=gpt2_124m")
+    assert done.returncode == 0, done.stderr
+    header, row, *_ = done.stdout.splitlines()
+    assert header.split() == table.COLUMNS
+    assert "124,439,808" in row and "1,024" in row and "Radford et al. 2019" in row
+
+
+def test_no_such_row_is_one_line():
+    done = run("--only=gtp")
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["pretrainax: --only=gtp: no row has a name that starts so"]
+
+
+def test_every_family_that_transformers_has_is_measured():
+    names = {family.name for family in zoo.FAMILIES if family.huggingface is not None}
+    assert names == {case.family.name for case in CASES.values()}
+
+
+def test_names_and_rows_are_unique():
+    assert len(zoo.PRESETS) == sum(len(family.sizes) for family in zoo.FAMILIES)
+    assert len({family.name for family in zoo.FAMILIES}) == len(zoo.FAMILIES)
+
+
+def test_an_unknown_preset_names_the_nearest():
+    with pytest.raises(UserError, match="did you mean 'bert_base'"):
+        zoo.preset("bert_bse")
+
+
+@pytest.mark.parametrize("name", zoo.PRESETS)
+def test_a_preset_is_a_fresh_object(name):
+    zoo.preset(name).position.max_length = 1
+    assert zoo.preset(name).position.max_length != 1
