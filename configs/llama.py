@@ -19,6 +19,7 @@ from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
 from pretrainax.tokenizer import ByteBPE, Unigram
 from pretrainax.zoo.llama import llama
+from pretrainax.zoo.variants import pick
 
 BATCH_TOKENS = 4 * 2**20
 # variant -> (peak learning rate, tokens of the run)
@@ -40,11 +41,10 @@ RECIPES = {
 
 def get_config(variant: str = "3_8b") -> Experiment:
     variant = variant or "3_8b"
-    model = llama(variant)  # a UserError with the nearest names where there is no such row
-    learning_rate, tokens = RECIPES[variant]
+    learning_rate, tokens = pick("configs/llama.py", variant, RECIPES)  # 3.2 was pruned from 3.1, it has no recipe
     context = {"1": 2048, "2": 4096, "3": 8192}[variant[0]]
     return Experiment(
-        model=model,
+        model=llama(variant),
         tokenizer=ByteBPE(vocab_size=128_000) if variant[0] == "3" else Unigram(vocab_size=32_000, num_sentinels=0),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(mask_documents=variant[0] == "3"),  # LLaMA 3: no attention across documents (section 3.2)

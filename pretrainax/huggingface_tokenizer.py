@@ -15,46 +15,37 @@ from typing import Any, Optional
 
 import sentencepiece
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.spiece import to_tokenizers
+from pretrainax.tokenizer_json import add_special, tokenizer_json, with_template
 from pretrainax.vocabulary import (
     DESCRIPTION,
-    CharacterTokenizer,
     SentencePieceTokenizer,
     SubwordTokenizer,
     Tokenizer,
     Vocabulary,
+    decisive_part,
     load_tokenizer,
 )
 
 _FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 # The special pieces of a directory that names none: the first line whose pieces are all in the vocabulary.
 _CONVENTIONS = (
-    {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},  # BERT, ELECTRA, DeBERTa
-    {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},  # ALBERT
-    {
-        "pad": "<pad>",
-        "unk": "<unk>",
-        "bos": "<s>",
-        "eos": "</s>",
-        "cls": "<s>",
-        "sep": "</s>",
-        "mask": "<mask>",
-    },  # BART
-    {"pad": "<pad>", "unk": "<unk>", "bos": "<bos>", "eos": "<eos>"},  # Gemma
-    {"unk": "<unk>", "bos": "<s>", "eos": "</s>"},  # LLaMA
-    {"pad": "<pad>", "unk": "<unk>", "eos": "</s>"},  # T5
-    {"bos": "<|begin_of_text|>", "eos": "<|end_of_text|>"},  # LLaMA 3
-    {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},  # GPT-2
-    {"unk": "<unk>"},  # GPT-1
+    dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # BERT, ELECTRA, DeBERTa
+    dict(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # ALBERT
+    dict(pad="<pad>", unk="<unk>", bos="<s>", eos="</s>", cls="<s>", sep="</s>", mask="<mask>"),  # RoBERTa, BART
+    dict(pad="<pad>", unk="<unk>", bos="<bos>", eos="<eos>"),  # Gemma
+    dict(unk="<unk>", bos="<s>", eos="</s>"),  # LLaMA
+    dict(pad="<pad>", unk="<unk>", eos="</s>"),  # T5
+    dict(bos="<|begin_of_text|>", eos="<|end_of_text|>"),  # LLaMA 3
+    dict(bos="<|endoftext|>", eos="<|endoftext|>"),  # GPT-2
+    dict(unk="<unk>"),  # GPT-1
 )
 _SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # with the mark of a space in mT5
-_SENTENCEPIECE = ("spiece.model", "spm.model", "tokenizer.model")
-# Classes of transformers (without "Tokenizer", "Fast") that do to a text no more than the named file says. Others split
-# it or lower its case by their own code; their tokenizer.json says how.
-_PLAIN = {
+# Files of older models, and the classes of transformers (without "Tokenizer" and "Fast") that do to a text no more than
+# the file says. Others split it or lower its case by their own code, and it takes their tokenizer.json to know how.
+_READERS = {
     "spiece.model": ("T5", "MT5"),
     "spm.model": ("DebertaV2",),
     "tokenizer.model": ("Llama", "CodeLlama", "Gemma"),
@@ -66,35 +57,42 @@ _PLAIN = {
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
+def tokenizer_file(directory: str) -> str:
+    """The name of the file that tells how a directory's tokenizer splits a text; UserError where there is none."""
+    if not os.path.isdir(directory):
+        raise UserError(f"{directory} is no directory")
+    for name in (DESCRIPTION, "tokenizer.json", *_READERS):
+        needs = ("vocab.json", name) if name == "merges.txt" else (name,)
+        if all(os.path.isfile(os.path.join(directory, need)) for need in needs):
+            return name
+    if _class(directory) == "ByT5":
+        return "tokenizer_config.json"
+    shifted = "sentencepiece.bpe.model"  # of XLM-R, mBART, CamemBERT
+    why = f"; the ids in {shifted} are not those of the model" if os.path.exists(f"{directory}/{shifted}") else ""
+    raise UserError(
+        f"{directory} holds no tokenizer that can be read, neither tokenizer.json nor {', '.join(_READERS)}{why}. "
+        "In transformers, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
+    )
+
+
 def read_tokenizer(directory: str) -> Tokenizer:
     """The tokenizer of a Hugging Face directory, or of one that `write_tokenizer` or `Tokenizer.save` wrote.
 
-    Raises a UserError where there is none, or one whose ids would not be those of transformers.
+    A SentencePiece model is read by SentencePiece. Raises a UserError where there is no tokenizer, or one whose ids
+    follow from more than its files say.
     """
-    if not os.path.isdir(directory):
-        raise UserError(f"{directory} is no directory")
-    has = {name for name in os.listdir(directory) if os.path.isfile(os.path.join(directory, name))}
-    if DESCRIPTION in has:
-        tokenizer = load_tokenizer(directory)
-        if "tokenizer.json" not in has or _is_of(tokenizer, directory):
-            return tokenizer
-    files = _Files(directory)
-    if "tokenizer.json" in has:
-        return files.tokenizers_file()
-    for name in _SENTENCEPIECE:
-        if name in has:
-            return files.sentencepiece(name)
-    if "vocab.txt" in has:
-        return files.wordpiece()
-    if {"vocab.json", "merges.txt"} <= has:
-        return files.byte_bpe()
-    if files.kind == "ByT5":
-        return files.bytes()
-    raise UserError(
-        f"{directory} holds no tokenizer that can be read: neither tokenizer.json nor {', '.join(_SENTENCEPIECE)}, "
-        "vocab.txt, or vocab.json with merges.txt. In transformers, "
-        "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
-    )
+    name = tokenizer_file(directory)
+    try:
+        if name == DESCRIPTION:
+            tokenizer = load_tokenizer(directory)
+            if _is_decisive(tokenizer, directory):
+                return tokenizer
+            name = "tokenizer.json"
+        return _Files(directory).read(name)
+    except OSError as e:
+        raise UserError(f"cannot read {e.filename} ({e.strerror})") from e
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
+        raise UserError(f"the tokenizer in {directory} is damaged ({e!r})") from e
 
 
 class _Files:
@@ -103,24 +101,28 @@ class _Files:
     def __init__(self, directory: str):
         self._directory = directory
         self._config = self._json("tokenizer_config.json")
-        architecture = self._json("config.json")
-        name = self._config.get("tokenizer_class") or architecture.get("tokenizer_class") or ""
-        self.kind = re.sub("Tokenizer(Fast)?$", "", name)
-        if not self.kind and architecture.get("model_type") == "byt5":
-            self.kind = "ByT5"
         # special_tokens_map.json is older, tokenizer_config.json has the last word
         said = self._json("special_tokens_map.json") | self._config
-        self._named = {field: _content(said.get(f"{field}_token")) for field in _FIELDS}
+        self._named = {field: _piece(said.get(f"{field}_token")) for field in _FIELDS}
         self._named = {field: piece for field, piece in self._named.items() if piece}
         extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
-        self._extra = [_content(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
-        self._added = {piece: i for piece, i in self._json("added_tokens.json").items()}
+        self._extra = [_piece(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
+        self._added = dict(self._json("added_tokens.json"))
         decoder = self._config.get("added_tokens_decoder") or {}
-        self._added |= {_content(token): int(i) for i, token in decoder.items()}
+        self._added |= {_piece(token): int(i) for i, token in decoder.items()}
 
-    def tokenizers_file(self) -> SubwordTokenizer:
+    def read(self, name: str) -> Tokenizer:
+        kind = _class(self._directory)
+        if kind and kind not in _READERS.get(name, (kind,)):
+            raise self._error(f"how {kind}Tokenizer splits a text is not in {name}: tokenizer.json is needed")
+        if name.endswith(".model"):
+            return self._sentencepiece(name)
+        kinds = {"tokenizer.json": self._tokenizers, "vocab.txt": self._wordpiece, "merges.txt": self._byte_bpe}
+        return kinds.get(name, self._bytes)()
+
+    def _tokenizers(self) -> SubwordTokenizer:
         """Any tokenizer.json."""
-        model = self._bytes("tokenizer.json")
+        model = self._read("tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(model)
         except Exception as e:  # the library raises nothing more precise
@@ -129,7 +131,7 @@ class _Files:
         for key, part, kind, field in (
             ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
             ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
-        ):
+        ):  # transformers goes by tokenizer_config.json in these
             part = description[part] or {}
             if part.get("type") == kind and self._config.get(key, part[field]) != part[field]:
                 raise self._error(f"tokenizer_config.json has {key} {self._config[key]}, tokenizer.json {part[field]}")
@@ -141,9 +143,8 @@ class _Files:
             raise self._error(f"tokenizer_config.json or added_tokens.json adds what tokenizer.json lacks: {missing}")
         return self._subword(tokenizer, model)
 
-    def wordpiece(self) -> SubwordTokenizer:
+    def _wordpiece(self) -> SubwordTokenizer:
         """BERT's vocab.txt, a piece a line."""
-        self._check_kind("vocab.txt")
         vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
         unk = self._named.get("unk", "[UNK]")
         tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
@@ -156,9 +157,8 @@ class _Files:
         tokenizer.decoder = decoders.WordPiece(prefix="##")
         return self._subword(self._with_added(tokenizer))
 
-    def byte_bpe(self) -> SubwordTokenizer:
+    def _byte_bpe(self) -> SubwordTokenizer:
         """vocab.json and merges.txt of GPT-2, RoBERTa, BART."""
-        self._check_kind("merges.txt")
         vocabulary = self._json("vocab.json")
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
             raise self._error("vocab.json is none of bytes, as GPT-2's is: a tokenizer.json is needed")
@@ -172,7 +172,7 @@ class _Files:
         tokenizer.decoder = decoders.ByteLevel()
         return self._subword(self._with_added(tokenizer))
 
-    def bytes(self) -> SubwordTokenizer:
+    def _bytes(self) -> SubwordTokenizer:
         """ByT5's tokenizer, which has no file: byte b is id b + 3."""
         names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
             259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
@@ -183,10 +183,9 @@ class _Files:
         tokenizer.decoder = decoders.ByteLevel()
         return self._subword(self._with_added(tokenizer))
 
-    def sentencepiece(self, name: str) -> SentencePieceTokenizer:
+    def _sentencepiece(self, name: str) -> SentencePieceTokenizer:
         """T5's, LLaMA's and Gemma's, DeBERTa's model file."""
-        self._check_kind(name)
-        model = self._bytes(name)
+        model = self._read(name)
         processor = sentencepiece.SentencePieceProcessor()
         try:
             processor.load_from_serialized_proto(model)
@@ -214,8 +213,7 @@ class _Files:
         described, special_pieces = self._special(tokenizer.get_vocab())
         special_pieces = dict(sorted(special_pieces.items()))
         if model is None:
-            specials = [tokenizers.AddedToken(p, normalized=False, special=True) for p in special_pieces.values()]
-            tokenizer.add_special_tokens(specials)
+            add_special(tokenizer, special_pieces)
             model = tokenizer.to_str().encode()
         return SubwordTokenizer(model, described, special_pieces)
 
@@ -254,11 +252,7 @@ class _Files:
         listed = len([piece for piece in self._extra if _SENTINEL.fullmatch(piece)])
         return self._config.get("extra_ids", listed or default)
 
-    def _check_kind(self, name: str) -> None:
-        if self.kind and self.kind not in _PLAIN[name]:
-            raise self._error(f"how {self.kind}Tokenizer splits a text is not in {name}: tokenizer.json is needed")
-
-    def _bytes(self, name: str) -> bytes:
+    def _read(self, name: str) -> bytes:
         with open(os.path.join(self._directory, name), "rb") as f:
             return f.read()
 
@@ -267,22 +261,36 @@ class _Files:
             return [line.removesuffix("\n") for line in f]
 
     def _json(self, name: str) -> dict[str, Any]:
-        """{} where there is no such file."""
-        try:
-            content = json.loads(self._bytes(name))
-        except FileNotFoundError:
-            return {}
-        except ValueError as e:
-            raise self._error(f"{name} is no JSON ({e})") from e
-        if not isinstance(content, dict):
-            raise self._error(f"{name} is no JSON object")
-        return content
+        return _json(self._directory, name)
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"the tokenizer in {self._directory}: {problem}")
 
 
-def _content(token: Any) -> Any:
+def _json(directory: str, name: str) -> dict[str, Any]:
+    """{} where there is no such file."""
+    try:
+        with open(os.path.join(directory, name), "rb") as f:
+            content = json.load(f)
+    except FileNotFoundError:
+        return {}
+    except ValueError as e:
+        raise UserError(f"{os.path.join(directory, name)} is no JSON ({e})") from e
+    if not isinstance(content, dict):
+        raise UserError(f"{os.path.join(directory, name)} is no JSON object")
+    return content
+
+
+def _class(directory: str) -> str:
+    """The class of transformers, without "Tokenizer" and "Fast"; "" where no file names one."""
+    model = _json(directory, "config.json")
+    name = _json(directory, "tokenizer_config.json").get("tokenizer_class") or model.get("tokenizer_class")
+    if name is None and model.get("model_type") == "byt5":
+        return "ByT5"
+    return re.sub("Tokenizer(Fast)?$", "", str(name or ""))
+
+
+def _piece(token: Any) -> Any:
     """The text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
     return token.get("content") if isinstance(token, dict) else token
 
@@ -319,7 +327,7 @@ def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) ->
         config["model_max_length"] = model.position.max_length
     if not isinstance(tokenizer, SubwordTokenizer):
         tokenizer.save(directory)  # `read_tokenizer` gives this back
-    _write(directory, "tokenizer.json", _with_template(_tokenizer_json(tokenizer), tokenizer, model))
+    _write(directory, "tokenizer.json", with_template(tokenizer, model))
     for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
         _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
 
@@ -329,55 +337,14 @@ def _write(directory: str, name: str, content: bytes) -> None:
         f.write(content)
 
 
-def _tokenizer_json(tokenizer: Tokenizer) -> bytes:
-    """What the library tokenizers reads."""
+def _is_decisive(tokenizer: Tokenizer, directory: str) -> bool:
+    """Whether a saved `tokenizer` is what the other files of `directory` speak of, too: they may be newer."""
+    try:
+        with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
+            there = f.read()
+    except FileNotFoundError:
+        return True
     if isinstance(tokenizer, SubwordTokenizer):
-        return tokenizer.model
-    if isinstance(tokenizer, SentencePieceTokenizer):
-        converted = to_tokenizers(tokenizer)
-    else:
-        converted = _characters(tokenizer)
-    return converted.to_str().encode()
-
-
-def _characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
-    """Byte pair encoding without a pair."""
-    specials = sorted(tokenizer.special_pieces.items())
-    ids = {piece: i for i, piece in specials}
-    ids |= {character: len(ids) + i for i, character in enumerate(json.loads(tokenizer.model))}
-    converted = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=tokenizer.special_pieces[tokenizer.vocabulary.unk]))
-    converted.decoder = decoders.Fuse()
-    converted.add_special_tokens([tokenizers.AddedToken(p, normalized=False, special=True) for _, p in specials])
-    return converted
-
-
-def _is_of(tokenizer: Tokenizer, directory: str) -> bool:
-    """Whether the tokenizer.json in `directory` is still what was written for `tokenizer`."""
-    with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
-        there = json.loads(f.read()) | {"post_processor": None}
-    return there == json.loads(_tokenizer_json(tokenizer)) | {"post_processor": None}
-
-
-def _with_template(model: bytes, tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
-    """`model` with what transformers puts around a text, where it says nothing of that."""
-    described, v = json.loads(model), tokenizer.vocabulary
-    if described["post_processor"] is not None:
-        return model
-    if v.cls is not None and v.sep is not None:
-        cls, sep = tokenizer.special_pieces[v.cls], tokenizer.special_pieces[v.sep]
-        single, pair = f"{cls}:0 $A:0 {sep}:0", f" $B:1 {sep}:1"
-        if v.sep == v.eos:  # RoBERTa, BART
-            pair = f" {sep}:0 $B:0 {sep}:0"
-        pair = single + pair
-    elif architecture.family == "encoder_decoder" and v.eos is not None:
-        eos = tokenizer.special_pieces[v.eos]
-        single, pair = f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0"
-    elif v.bos is not None and v.bos != v.eos:
-        bos = tokenizer.special_pieces[v.bos]
-        single, pair = f"{bos}:0 $A:0", f"{bos}:0 $A:0 $B:1"
-    else:
-        return model
-    special = [(piece, i) for i, piece in tokenizer.special_pieces.items()]
-    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
-    described["post_processor"] = json.loads(template.__getstate__())
-    return json.dumps(described, ensure_ascii=False).encode()
+        return not os.path.exists(os.path.join(directory, "tokenizer_config.json"))
+    ours, theirs = (json.loads(decisive_part(m, tokenizer.vocabulary)) for m in (tokenizer_json(tokenizer), there))
+    return ours == theirs

@@ -110,6 +110,7 @@ class Job:
                 query_length=query_length,
                 key_length=key_length,
                 has_bias=biased,
+                has_row_bias=isinstance(model.position, DisentangledPositions),
                 has_window=model.window is not None,
                 has_logit_cap=model.attention_logit_cap is not None,
                 causal=model.family == "decoder",

@@ -14,7 +14,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from pretrainax.config import Choice, UserError, nearest
-from pretrainax.huggingface_tokenizer import read_tokenizer
+from pretrainax.huggingface_tokenizer import read_tokenizer, tokenizer_file
 from pretrainax.vocabulary import (
     DESCRIPTION,
     CharacterTokenizer,
@@ -329,7 +329,6 @@ class PretrainedTokenizer(TokenizerConfig):
 
     path: Optional[str] = None  # the directory: a tokenizer.json, or the files of older models
 
-    kind = Tokenizer
     train_bytes = None
 
     def problems(self, experiment: Any) -> Iterator[str]:
@@ -337,12 +336,12 @@ class PretrainedTokenizer(TokenizerConfig):
             yield "config.tokenizer.path is None, it must be a Hugging Face directory"
             return
         try:
-            self.load()
+            tokenizer_file(os.path.expanduser(self.path))
         except UserError as e:
-            yield str(e)
+            yield f"config.tokenizer.path: {e}"
 
     def load(self) -> Tokenizer:
         try:
             return read_tokenizer(os.path.expanduser(self.path))
         except UserError as e:
-            raise UserError(f"config.tokenizer.path={self.path}: {e}") from e
+            raise UserError(f"config.tokenizer.path: {e}") from e

@@ -167,10 +167,7 @@ class SubwordTokenizer(Tokenizer):
     file = "tokenizer.json"
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
-        description = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
-        for token in description["added_tokens"]:
-            token["special"] |= token["id"] in vocabulary.special_ids
-        decisive = json.dumps(description, ensure_ascii=False)
+        decisive = decisive_part(model, vocabulary)
         super().__init__(model, vocabulary, special_pieces, decisive.encode())
         self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
@@ -185,6 +182,16 @@ class SubwordTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:
+    """A tokenizer.json without what changes no id of a text, and with all special ids marked as such."""
+    described = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
+    for token in described["added_tokens"]:
+        token["special"] |= token["id"] in vocabulary.special_ids
+        if token["special"]:  # a text never is one, whatever stands around it
+            token |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return json.dumps(described, ensure_ascii=False)
 
 
 class CharacterTokenizer(Tokenizer):

@@ -18,6 +18,7 @@ from pretrainax.validation import validate
 ROOT = pathlib.Path(__file__).parents[1]
 VARIANTS = {
     "albert_base": [f"{v}{size}" for v in ("", "v1_") for size in ("base", "large", "xlarge", "xxlarge")],
+    "bart_base": ("base", "large"),
     "bert_base": ("base", "large"),
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
     "electra_base": ("base", "large"),
@@ -36,6 +37,7 @@ VARIANTS = {
     "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
     "t5_base": [f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b")],
+    "ul2_base": ("base", "20b"),
 }
 NAMES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
 

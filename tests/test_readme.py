@@ -52,6 +52,11 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     assert "documents" in run([*prepare, "--config.tokenizer.vocab_size=400", cached], tmp_path)
 
 
+def test_the_zoo_is_printed():
+    (zoo,) = commands("python -m pretrainax.zoo ")
+    assert "Gemma 2" in run(zoo, ROOT)
+
+
 def test_the_launcher_prints_its_commands():
     (launch,) = commands("launch/tpu_vm.sh")
     said = run([*launch[: launch.index("--")], "--dry-run", *launch[launch.index("--") :]], ROOT)

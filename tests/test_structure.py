@@ -23,7 +23,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LAYERS = [
     "config paths",
     "validation vocabulary sharding curves",
-    "spiece",
+    "tokenizer_json",
     "huggingface_tokenizer",
     "tokenizer",
     "data",

@@ -98,6 +98,7 @@ def choose_implementation(
     query_length: int,
     key_length: int,
     has_bias: bool,
+    has_row_bias: bool = False,
     has_window: bool = False,
     has_logit_cap: bool = False,
     causal: bool = True,
@@ -108,13 +109,14 @@ def choose_implementation(
     Args:
       requested: a name, or "auto": the fastest that fits.
       platform: `jax.default_backend()`.
+      has_row_bias: the bias is another one for each row, not one for all.
       dtype: of q, k and v.
 
     Raises:
       UserError: the requested one cannot run here.
     """
     shapes = {"head_dim": head_dim, "lengths": (query_length, key_length), "has_bias": has_bias}
-    shapes |= {"has_window": has_window, "has_logit_cap": has_logit_cap, "causal": causal}
+    shapes |= {"has_row_bias": has_row_bias, "has_window": has_window, "has_logit_cap": has_logit_cap, "causal": causal}
     if requested != "auto":
         obstacle = _obstacle(requested, platform, dtype=dtype, **shapes)
         if obstacle:
@@ -136,7 +138,7 @@ def choose_implementation(
 
 
 def _obstacle(
-    name: str, platform: str, *, head_dim, lengths, has_bias, has_window, has_logit_cap, causal, dtype
+    name: str, platform: str, *, head_dim, lengths, has_bias, has_row_bias, has_window, has_logit_cap, causal, dtype
 ) -> Optional[str]:
     """Why an implementation cannot run, as the end of a sentence that begins with its name; None if it can."""
     if name not in _IMPLEMENTATIONS:
@@ -150,6 +152,9 @@ def _obstacle(
             return f"needs config.model.head_dim to be a multiple of 8 and at most 128, and it is {head_dim}"
         if any(length % 2 for length in lengths):
             return f"needs even lengths, and they are {lengths[0]} and {lengths[1]} (config.data.sequence_length)"
+        if has_row_bias:
+            # JAX's tests once said that the gradient of a bias of several rows is zeros, without a warning.
+            return "has not been seen to give a bias of each row its gradient, and this model's positions need one"
         if has_window and not causal:
             return "has causal windows only, and this model has local layers that see both sides"
         if has_logit_cap:

@@ -2,8 +2,7 @@
 3.2).
 
 It is the last block of a stack, applied twice with the same weights. What it reads is the output h of the block before;
-what asks is h + the absolute position at first, and then its own first result (in the released code; the paper leaves
-the queries open).
+what asks is h + the absolute position at first, and then its own first result (as in the released code).
 """
 
 from typing import Any

@@ -66,6 +66,7 @@ class MultiHeadAttention(nn.Module):
             query_length=q.shape[1],
             key_length=k.shape[1],
             has_bias=bias is not None,
+            has_row_bias=relative is not None,
             has_window=mask.window is not None,
             has_logit_cap=config.attention_logit_cap is not None,
             causal=mask.causal,

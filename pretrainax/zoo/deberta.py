@@ -35,7 +35,7 @@ V3_SIZES = {
     "small": (6, 768, 12, 128_100),
     "base": (12, 768, 12, 128_100),
     "large": (24, 1024, 16, 128_100),
-    # He et al. 2021, section 5.2; the released config.json
+    # README; the vocabulary is the released config.json's
     "multilingual_base": (12, 768, 12, 251_000),
 }
 
@@ -189,7 +189,8 @@ def _write(config: ModelConfig) -> dict[str, Any]:
         json["position_buckets"] = config.position.num_buckets
         json["max_relative_positions"] = config.position.max_distance
     if config.input_convolution is not None:
-        json |= {"conv_kernel_size": config.input_convolution, "conv_act": "gelu"}
+        activation = "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation
+        json |= {"conv_kernel_size": config.input_convolution, "conv_act": activation}
     return json
 
 

@@ -1,7 +1,15 @@
-"""T5 1.0 and 1.1 (Raffel et al. 2020, arXiv 1910.10683; 1.1: the released checkpoints, and Shazeer 2020)."""
+"""T5 1.0 and 1.1 (Raffel et al. 2020, arXiv 1910.10683; 1.1: the released checkpoints, and Shazeer 2020), and those
+made after it.
 
-from pretrainax.config import ModelConfig, RelativePositionBuckets
-from pretrainax.zoo.family import Row, linear
+Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.11934), ByT5 (Xue et al. 2021, arXiv
+2105.13626), UL2 (Tay et al. 2022, arXiv 2205.05131).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import ModelConfig, RelativePositionBuckets, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -19,6 +27,23 @@ SIZES = {
     "v1_0_3b": (24, 1024, 16384, 32, 128),
     "v1_0_11b": (24, 1024, 65536, 128, 128),
 }
+
+# Those of 1.1: Chung et al. 2022, section 2; Xue et al. 2020, section 3.2
+FLAN_SIZES = {"small": "small", "base": "base", "large": "large", "xl": "3b", "xxl": "11b"}
+MT5_SIZES = dict(FLAN_SIZES)
+
+# Xue et al. 2021, table 1, and the released config.json for the heads, which are 64 wide:
+# variant -> (layers of the encoder, of the decoder, width, feed-forward, heads)
+BYT5_SIZES = {
+    "small": (12, 4, 1472, 3584, 6),
+    "base": (18, 6, 1536, 3968, 12),
+    "large": (36, 12, 1536, 3840, 16),
+    "xl": (36, 12, 2560, 6720, 32),
+    "xxl": (36, 12, 4672, 12352, 64),
+}
+
+# Tay et al. 2022, section 5.1: as SIZES
+UL2_SIZES = {"20b": (32, 4096, 16384, 16, 256)}
 
 
 def t5(variant: str = "base") -> ModelConfig:
@@ -48,8 +73,39 @@ def t5(variant: str = "base") -> ModelConfig:
     )
 
 
+def flan_t5(variant: str = "base") -> ModelConfig:
+    """Flan-T5: T5 1.1, trained on with instructions; UserError for an unknown variant."""
+    return t5(pick("flan_t5", variant, FLAN_SIZES))
+
+
+def mt5(variant: str = "base") -> ModelConfig:
+    """mT5: T5 1.1 with a vocabulary for 101 languages; UserError for an unknown variant."""
+    config = t5(pick("mt5", variant, MT5_SIZES))
+    config.vocab_size = 250_112
+    return config
+
+
+def byt5(variant: str = "base") -> ModelConfig:
+    """ByT5: T5 1.1 on bytes, with an encoder three times as deep as the decoder; UserError for an unknown variant."""
+    config = t5("base")
+    sizes = pick("byt5", variant, BYT5_SIZES)
+    config.num_layers, config.num_decoder_layers, config.d_model, config.d_ff, config.num_heads = sizes
+    config.vocab_size = 384  # 256 bytes, 3 special ids, 125 sentinels
+    return config
+
+
+def ul2(variant: str = "20b") -> ModelConfig:
+    """UL2: gated as T5 1.1 but by SiLU, tied as 1.0; UserError for an unknown variant."""
+    config = t5("base")
+    sizes = pick("ul2", variant, UL2_SIZES)
+    config.num_layers, config.d_model, config.d_ff, config.num_heads, config.head_dim = sizes
+    # The released config.json does not untie, as those of T5 1.1 do.
+    config.activation, config.tie_embeddings, config.scale_tied_logits = "silu", True, True
+    return config
+
+
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' T5ForConditionalGeneration."""
+    """Of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
@@ -85,3 +141,154 @@ def _mlp(path: str, name: str, gated: bool) -> list[Row]:
         *linear(f"{path}/up", f"{inner}.wi_1" if gated else f"{inner}.wi", bias=False),
         *linear(f"{path}/down", f"{inner}.wo", bias=False),
     ]
+
+
+# --- config.json ---------------------------------------------------------------------------------------------------
+
+
+# feed_forward_proj -> (their activation, ours); the one name whose activation it does not say is that of 1.1
+_PROJECTIONS = {
+    "relu": ("relu", "relu"),
+    "gelu": ("gelu", "gelu"),
+    "gelu_new": ("gelu_new", "gelu_tanh"),
+    "silu": ("silu", "silu"),
+    "gated-relu": ("relu", "relu"),
+    "gated-gelu": ("gelu_new", "gelu_tanh"),
+    "gated-silu": ("silu", "silu"),
+}
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent."""
+    return t5("v1_0_small")
+
+
+def _mt5_base() -> ModelConfig:
+    config = mt5("small")
+    config.dropout_rate = 0.1
+    return config
+
+
+def _read_common(json: Mapping[str, Any], config: ModelConfig, projection: str) -> None:
+    layers = json.get("num_decoder_layers")
+    config.num_decoder_layers = None if layers == config.num_layers else layers
+    projection = json.get("feed_forward_proj", projection)
+    if projection not in _PROJECTIONS:
+        raise UserError(f"config.json has feed_forward_proj {projection!r}; known: {', '.join(_PROJECTIONS)}")
+    theirs, config.activation = _PROJECTIONS[projection]
+    config.gated = projection.startswith("gated-")
+    for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):  # which overrule it, in transformers
+        if json.get(key, value) != value:
+            raise UserError(f"config.json has {key} {json[key]!r}, which is not that of its feed_forward_proj")
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    """Tied logits are scaled and untied ones are not. Transformers 5 writes `tie_word_embeddings` true for both, and
+    says which one it is by `scale_decoder_outputs`."""
+    _read_common(json, config, "relu")
+    tied = json.get("scale_decoder_outputs", json.get("tie_word_embeddings") is not False)
+    config.tie_embeddings = config.scale_tied_logits = tied
+
+
+def _read_mt5(json: Mapping[str, Any], config: ModelConfig) -> None:
+    """`tie_word_embeddings` is not asked: transformers 5 writes true, whatever the weights are. A file of tied weights
+    lacks lm_head.weight, and is refused for it."""
+    _read_common(json, config, "gated-gelu")
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    kind = (config.activation, config.gated)
+    names = [name for name, (_, ours) in _PROJECTIONS.items() if (ours, name.startswith("gated-")) == kind]
+    if not names:
+        raise UserError(f"T5 of transformers has no gated config.model.activation={config.activation!r}")
+    return {
+        "feed_forward_proj": names[0],
+        "d_kv": config.dim_per_head,
+        "num_decoder_layers": config.decoder_layers,
+        "tie_word_embeddings": config.tie_embeddings,
+        "pad_token_id": 0,  # these three: of T5's vocabularies, and of ours with sentinels
+        "eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+def _huggingface(model_type: str, architecture: str, base: Any, read: Any) -> HuggingFace:
+    return HuggingFace(
+        model_type=model_type,
+        architecture=architecture,
+        base=base,
+        fields={
+            "vocab_size": "vocab_size",
+            "num_layers": "num_layers",
+            "d_model": "d_model",
+            "d_ff": "d_ff",
+            "num_heads": "num_heads",
+            "d_kv": "head_dim",
+            "layer_norm_epsilon": "norm_epsilon",
+            "relative_attention_num_buckets": "position.num_buckets",
+            "relative_attention_max_distance": "position.max_distance",
+            "dropout_rate": "dropout_rate",
+        },
+        names=huggingface_names,
+        constants={"is_encoder_decoder": True, "is_decoder": False},
+        read=read,
+        write=_write,
+        tied=lambda config: {
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.embed_tokens.weight": "shared.weight",
+            **({"lm_head.weight": "shared.weight"} if config.tie_embeddings else {}),
+        },
+        # In older files, of which transformers makes no use either
+        ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
+    )
+
+
+HUGGINGFACE = _huggingface("t5", "T5ForConditionalGeneration", _base, _read)
+
+FAMILIES = (
+    Family(
+        name="T5",
+        prefix="t5_",
+        preset=t5,
+        sizes=SIZES,
+        paper="Raffel et al. 2020, arXiv 1910.10683",
+        objective="span corruption",
+        huggingface=HUGGINGFACE,
+    ),
+    Family(
+        name="Flan-T5",
+        prefix="flan_t5_",
+        preset=flan_t5,
+        sizes=FLAN_SIZES,
+        paper="Chung et al. 2022, arXiv 2210.11416",
+        objective="span corruption, then instructions",
+        huggingface=HUGGINGFACE,
+    ),
+    Family(
+        name="mT5",
+        prefix="mt5_",
+        preset=mt5,
+        sizes=MT5_SIZES,
+        paper="Xue et al. 2020, arXiv 2010.11934",
+        objective="span corruption in 101 languages",
+        huggingface=_huggingface("mt5", "MT5ForConditionalGeneration", _mt5_base, _read_mt5),
+    ),
+    Family(
+        name="ByT5",
+        prefix="byt5_",
+        preset=byt5,
+        sizes=BYT5_SIZES,
+        paper="Xue et al. 2021, arXiv 2105.13626",
+        objective="span corruption of bytes",
+        huggingface=HUGGINGFACE,
+    ),
+    Family(
+        name="UL2",
+        prefix="ul2_",
+        preset=ul2,
+        sizes=UL2_SIZES,
+        paper="Tay et al. 2022, arXiv 2205.05131",
+        objective="mixture of denoisers",
+        huggingface=HUGGINGFACE,
+    ),
+)

@@ -10,12 +10,13 @@ GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
 (LLAMA,), (MISTRAL,), (QWEN2, QWEN3) = llama.FAMILIES, mistral.FAMILIES, qwen.FAMILIES
 GEMMA1, GEMMA2, GEMMA3 = gemma.FAMILIES
 
-SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=32, d_ff=64, num_heads=4)
+SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads=4)
 LEARNED = SIZES | {"position": LearnedPositions(20)}
 GROUPED = SIZES | {"num_kv_heads": 2, "position": RotaryPositions(20, theta=40.0)}
-ALTERNATING = {"num_layers": 5, "window": 4}
-# So short a context before stretching that of a head's frequencies some are stretched, some left and some in between.
-STRETCHED = RotaryPositions(20, theta=40.0, scaling=LongContextScaling(8.0, 1.0, 4.0, original_length=16))
+ALTERNATING = {"num_layers": 3, "window": 4}
+# Of the four frequencies of a head 8 wide one is left, one stretched in full, and two are in between.
+SCALING = LongContextScaling(8.0, 1.0, 4.0, original_length=40)
+STRETCHED = {"head_dim": 8, "position": RotaryPositions(20, theta=40.0, scaling=SCALING)}
 GEMMA3_POSITIONS = RotaryPositions(20, theta=40.0, local_theta=10.0)
 
 
@@ -25,32 +26,32 @@ def case(family, variant, sizes, **changes):
 
 
 CASES = {
-    "gpt1": case(GPT1, "117m", LEARNED, d_ff=128),
+    "gpt1": case(GPT1, "117m", LEARNED, d_ff=64),
     "gpt2": case(GPT2, "124m", LEARNED),
     "gpt_neo": case(GPT_NEO, "125m", LEARNED, **ALTERNATING),
     "llama2": case(LLAMA, "2_7b", GROUPED, num_kv_heads=None),
     "llama3": case(LLAMA, "3_8b", GROUPED),
-    "llama3_1": case(LLAMA, "3_1_8b", GROUPED, position=STRETCHED),
-    "llama3_2": case(LLAMA, "3_2_1b", GROUPED, position=STRETCHED, head_dim=16),
+    "llama3_1": case(LLAMA, "3_1_8b", GROUPED, **STRETCHED),
+    "llama3_2": case(LLAMA, "3_2_1b", GROUPED, **STRETCHED),
     "mistral": case(MISTRAL, "7b", GROUPED, window=4),
     "mistral_v0_3": case(MISTRAL, "7b_v0_3", GROUPED),
     "qwen2": case(QWEN2, "2_7b", GROUPED),
     "qwen2_5": case(QWEN2, "2_5_0_5b", GROUPED),
-    "qwen3": case(QWEN3, "3_8b", GROUPED, head_dim=16),
-    "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=16),
-    "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=16, **ALTERNATING),
-    "gemma2_27b": case(GEMMA2, "2_27b", GROUPED, head_dim=16, attention_scale=8**-0.5, **ALTERNATING),
+    "qwen3": case(QWEN3, "3_8b", GROUPED, head_dim=8),
+    "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=8),
+    "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=8, **ALTERNATING),
+    "gemma2_27b": case(GEMMA2, "2_27b", GROUPED, head_dim=8, attention_scale=4**-0.5, **ALTERNATING),
     "gemma3_1b": case(
-        GEMMA3, "3_1b", GROUPED, num_layers=7, num_kv_heads=1, head_dim=16, window=4, position=GEMMA3_POSITIONS
+        GEMMA3, "3_1b", GROUPED, num_layers=7, num_kv_heads=1, head_dim=8, window=4, position=GEMMA3_POSITIONS
     ),
     "gemma3": case(
         GEMMA3,
         "3_27b",
         GROUPED,
         num_layers=7,
-        head_dim=16,
+        head_dim=8,
         window=4,
-        attention_scale=8**-0.5,
+        attention_scale=4**-0.5,
         position=dataclasses.replace(GEMMA3_POSITIONS, scaling=LinearScaling(8.0)),
     ),
 }

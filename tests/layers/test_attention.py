@@ -283,6 +283,7 @@ def test_xla_can_be_requested_anywhere(platform):
         ("cudnn", "gpu", {"has_logit_cap": True}, "has no cap of attention logits"),
         ("tpu_flash", "tpu", {"has_window": True}, "has neither windows nor a cap"),
         ("tpu_splash", "tpu", {"has_bias": True}, "takes no bias"),
+        ("cudnn", "gpu", {"has_bias": True, "has_row_bias": True}, "has not been seen to give a bias of each row"),
         ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tpu_flash, tpu_splash)"),
     ],
 )

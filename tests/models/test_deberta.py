@@ -1,6 +1,9 @@
 import dataclasses
 import importlib.util
 import math
+import pathlib
+import re
+import runpy
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +11,13 @@ import numpy as np
 import pytest
 
 from pretrainax import losses, models, optim, sharding, zoo
-from pretrainax.config import DisentangledPositions, Generator, MeshConfig, UserError
+from pretrainax.config import DisentangledPositions, Generator, LearnedPositions, MeshConfig, UserError
+from pretrainax.data.objectives import Lengths
+from pretrainax.flops import flops_per_step
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
 from pretrainax.paths import parameter_names
+from pretrainax.validation import validate
 from pretrainax.zoo.deberta import FAMILIES, HUGGINGFACE, deberta_v2, deberta_v3
 from tests.golden import make
 from tests.golden.case import Case, batch, weights
@@ -21,6 +27,7 @@ needs_transformers = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "transformers"))),
     reason="torch or transformers is not installed (extra parity)",
 )
+CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "deberta_v3_base.py"
 PRESETS = [family.prefix + variant for family in FAMILIES for variant in family.sizes]
 
 
@@ -89,7 +96,7 @@ def test_presets_have_as_many_parameters_as_transformers(name):
         assert count(ours) == sum(p.numel() for p in model.parameters())
 
 
-# He et al. 2021, tables 3 and 5, and the README of the released code, in millions; v2: of the whole model
+# README of the released code, in millions; v2: of the whole model
 @pytest.mark.parametrize(
     "name, backbone, embedding",
     [
@@ -204,6 +211,44 @@ def test_split_over_devices_it_is_the_same(name, mesh):
         parameter_names(params), jax.tree.leaves(got_gradient), jax.tree.leaves(gradient), strict=True
     ):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=1e-4, err_msg=path)
+
+
+# --- what can be wrong with it, and what it costs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        ("input_convolution", 2, "config.model.input_convolution is 2, it must be odd"),
+        ("position.num_buckets", 1, "config.model.position.num_buckets is 1, it must be at least 2"),
+        ("position.max_distance", 100, "config.model.position.max_distance is 100, it must be at least 130"),
+        ("num_kv_heads", 4, "need as many key heads as heads, config.model.num_kv_heads is 4"),
+        ("norm_at", "pre", "config.model.enhanced_mask_decoder needs an encoder with norm_at='post'"),
+        ("num_layers", 1, "at least 2 layers"),
+        ("position", LearnedPositions(), "needs DisentangledPositions, config.model.position is LearnedPositions"),
+        ("generator", None, "config.model.enhanced_mask_decoder needs a masked_lm_head or a generator"),
+        ("replaced_token_head", False, "config.model.replaced_token_context is of a replaced_token_head"),
+    ],
+)
+def test_what_cannot_work_is_said_before_it_runs(path, value, message):
+    experiment = runpy.run_path(str(CONFIG))["get_config"]()
+    validate(experiment)
+    *parents, name = path.split(".")
+    setattr(experiment.model.position if parents else experiment.model, name, value)
+    with pytest.raises(UserError, match=re.escape(message)):
+        validate(experiment)
+
+
+def test_flops_by_hand():
+    lengths, width, length = Lengths(raw=126, inputs=128, targets=20), 16, 128
+    config = tiny(deberta_v2())
+    maps, logits_and_sum = 8 * length * width**2, 4 * length**2 * width
+    positions, feed_forward = 4 * length**2 * width, 4 * length * width * 32
+    block = maps + logits_and_sum + positions + feed_forward
+    head = 2 * 20 * width * (width + 99)
+    # three blocks and the last one again; a convolution over three tokens
+    expected = 3 * (4 * block + 2 * length * 3 * width**2 + head)
+    assert flops_per_step(config, 1, lengths) == expected
 
 
 # --- config.json ---------------------------------------------------------------------------------------------------

@@ -127,3 +127,15 @@ def test_there_and_back_is_the_same_bit_for_bit(name):
     again = from_huggingface(table, to_huggingface(table, params, config), config)
     for path, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
         assert a.tobytes() == np.asarray(b).tobytes(), path
+
+
+def test_gathered_head_gives_the_same_logits_at_its_positions():
+    case = CASES["bert_masked_lm"]
+    model, arrays = models.build(case.config, Compute()), batch(case)
+    positions = np.array([[0, 3, 11], [8, 2, 1], [4, 0, 0]], np.int32)
+    gathered = model.apply(
+        {"params": weights(case.config)}, arrays | {"masked_positions": positions}, deterministic=True
+    )
+    everywhere = ours("bert_masked_lm")["logits"]
+    # the same sums, in products of another shape
+    np.testing.assert_allclose(gathered.logits(), np.take_along_axis(everywhere, positions[:, :, None], 1), atol=1e-4)

@@ -1,20 +1,79 @@
-"""A SentencePiece model as a tokenizer of the library tokenizers: the same pieces, scores and rules.
+"""Our tokenizers as a tokenizer.json of the library tokenizers, which transformers reads.
 
-What is in a .model file: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
+What is in a SentencePiece model: https://github.com/google/sentencepiece/blob/master/src/sentencepiece_model.proto
 """
 
+import json
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import tokenizers
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, processors
 
-from pretrainax.config import UserError
-from pretrainax.vocabulary import SPACE_MARK, SentencePieceTokenizer
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.vocabulary import SPACE_MARK, CharacterTokenizer, SentencePieceTokenizer, SubwordTokenizer, Tokenizer
 
 _UNIGRAM, _BPE = 1, 2  # TrainerSpec.ModelType
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # SentencePiece.Type
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> bytes:
+    """What the library tokenizers reads."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        return tokenizer.model
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        converted = _from_sentencepiece(tokenizer)
+    else:
+        converted = _from_characters(tokenizer)
+    return converted.to_str().encode()
+
+
+def with_template(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
+    """The tokenizer.json with what transformers puts around a text, where it says nothing of that."""
+    model, v = tokenizer_json(tokenizer), tokenizer.vocabulary
+    described = json.loads(model)
+    if described["post_processor"] is not None:
+        return model
+    for token in described["added_tokens"]:
+        token["lstrip"] |= token["id"] == v.mask  # a word was masked together with the space before it
+    if v.cls is not None and v.sep is not None:
+        cls, sep = tokenizer.special_pieces[v.cls], tokenizer.special_pieces[v.sep]
+        single, pair = f"{cls}:0 $A:0 {sep}:0", f" $B:1 {sep}:1"
+        if v.sep == v.eos:  # RoBERTa, BART
+            pair = f" {sep}:0 $B:0 {sep}:0"
+        pair = single + pair
+    elif architecture.family == "encoder_decoder" and v.eos is not None:
+        eos = tokenizer.special_pieces[v.eos]
+        single, pair = f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0"
+    elif v.bos is not None and v.bos != v.eos:
+        bos = tokenizer.special_pieces[v.bos]
+        single, pair = f"{bos}:0 $A:0", f"{bos}:0 $A:0 $B:1"
+    else:
+        return model
+    special = [(piece, i) for i, piece in tokenizer.special_pieces.items()]
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    described["post_processor"] = json.loads(template.__getstate__())
+    return json.dumps(described, ensure_ascii=False).encode()
+
+
+def add_special(converted: tokenizers.Tokenizer, special_pieces: dict[int, str]) -> None:
+    """Names the pieces, which its vocabulary has, as special ones."""
+    specials = [piece for _, piece in sorted(special_pieces.items())]
+    converted.add_special_tokens([tokenizers.AddedToken(piece, normalized=False, special=True) for piece in specials])
+
+
+def _from_characters(tokenizer: CharacterTokenizer) -> tokenizers.Tokenizer:
+    """Byte pair encoding without a pair."""
+    ids = {piece: i for i, piece in tokenizer.special_pieces.items()}
+    ids |= {character: len(ids) + i for i, character in enumerate(json.loads(tokenizer.model))}
+    converted = tokenizers.Tokenizer(models.BPE(ids, [], unk_token=tokenizer.special_pieces[tokenizer.vocabulary.unk]))
+    converted.decoder = decoders.Fuse()
+    add_special(converted, tokenizer.special_pieces)
+    return converted
+
+
+# --- from SentencePiece ---------------------------------------------------------------------------------------------
 
 
 class _Piece(NamedTuple):
@@ -23,7 +82,7 @@ class _Piece(NamedTuple):
     kind: int
 
 
-def to_tokenizers(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
+def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     """Gives the ids that `tokenizer` gives; UserError where tokenizers has no such rule.
 
     Two things stay different. tokenizers adds scores up in float64 and SentencePiece in float32, so that far into a
@@ -33,6 +92,8 @@ def to_tokenizers(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     kind, pieces, rules = _parse(tokenizer.model)
     if kind not in (_UNIGRAM, _BPE):
         raise UserError("of SentencePiece's models, only unigram and BPE ones can be written for transformers")
+    if any(piece.kind == _UNUSED for piece in pieces):
+        raise UserError("a SentencePiece model with unused pieces cannot be written for transformers")
     unk = next(i for i, piece in enumerate(pieces) if piece.kind == _UNKNOWN)
     texts, marks_are_text = [piece.text for piece in pieces], tokenizer.encodes_marks
     if marks_are_text:  # U+2581 in a text is bytes then, and no space
@@ -58,8 +119,7 @@ def to_tokenizers(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokenizer:
     if kind == _BPE:  # in a unigram model their score makes sure that they are taken
         own = [text for text, piece in zip(texts, pieces, strict=True) if piece.kind == _USER_DEFINED]
         converted.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in own])
-    specials = [piece for _, piece in sorted(tokenizer.special_pieces.items())]
-    converted.add_special_tokens([tokenizers.AddedToken(piece, normalized=False, special=True) for piece in specials])
+    add_special(converted, tokenizer.special_pieces)
     return converted
 
 

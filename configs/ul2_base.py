@@ -1,0 +1,43 @@
+"""UL2 by a mixture of denoisers (Tay et al. 2022, arXiv 2205.05131): `:base :20b`.
+
+    python -m pretrainax.main --config=configs/ul2_base.py --config.data.source="JsonLines(path='c4/*.json.gz')"
+
+`:base` is UL2's architecture at the size of T5 1.1 base, because the paper does not give that of its ablations, with
+their hyperparameters (section 4): 500,000 steps of 128 x 512 tokens of C4, a rate of 1/sqrt(step). The optimizer is
+nanoT5's (see t5_base) in the place of Adafactor: AdamW with each update scaled by the root mean square of its
+parameter. `:20b` (section 5.1) saw 1 trillion tokens, in batches of 1,024 x 512.
+
+NOTE The objective is the mixture's first denoiser, T5's span corruption, until all of them are here.
+
+Hardware of the paper: 64 to 128 TPU v4 chips for the ablations, 512 for `:20b`. No loss is published to expect.
+"""
+
+import dataclasses
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import SpanCorruption
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, WarmupInverseSquareRoot
+from pretrainax.tokenizer import Unigram
+from pretrainax.zoo.t5 import ul2
+from pretrainax.zoo.variants import pick
+
+# variant -> (steps, examples of one)
+RECIPES = {"base": (500_000, 128), "20b": (2_000_000, 1024)}
+BASE = dict(num_layers=12, d_model=768, d_ff=2048, num_heads=12, head_dim=64)
+
+
+def get_config(variant: str = "base") -> Experiment:
+    variant = variant or "base"
+    steps, batch_size = pick("ul2_base", variant, RECIPES)
+    return Experiment(
+        model=dataclasses.replace(ul2("20b"), **BASE) if variant == "base" else ul2(variant),
+        tokenizer=Unigram(vocab_size=32_000),  # and 100 sentinels; the model pads them to 32,128 rows
+        data=DataConfig(source=PythonDocs(), sequence_length=512),
+        objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),
+        optimizer=AdamW(learning_rate=1e-2, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True),
+        schedule=WarmupInverseSquareRoot(warmup_steps=10_000),
+        train=TrainConfig(steps=steps, global_batch_size=batch_size, log_every=100),
+        evaluate=EvaluateConfig(every=5_000, batches=40),
+        checkpoint=CheckpointConfig(every=5_000),
+    )

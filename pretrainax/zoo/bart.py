@@ -1,0 +1,144 @@
+"""BART (Lewis et al. 2019, arXiv 1910.13461)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
+SIZES = {
+    "base": (6, 768, 12),  # Lewis et al. 2019, section 4; heads: fairseq, bart_base
+    "large": (12, 1024, 16),  # section 5.1; heads: fairseq, bart_large
+}
+
+
+def bart(variant: str = "base") -> ModelConfig:
+    """BART; UserError for an unknown variant."""
+    num_layers, d_model, num_heads = pick("bart", variant, SIZES)
+    return ModelConfig(
+        family="encoder_decoder",
+        vocab_size=50_265,
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        position=LearnedPositions(1024, offset=2),  # fairseq counts from the padding's id, which is 1, plus 1
+        norm="layer",
+        norm_at="post",
+        norm_epsilon=1e-5,
+        activation="gelu",
+        embedding_norm=True,
+        dropout_rate=0.1,
+    )
+
+
+def block_names(prefix: str) -> list[Row]:
+    """Blocks of both stacks, of the classes that transformers made after BartModel."""
+    rows = []
+    for stack, kinds in (
+        ("encoder", {"self": "self_attn"}),
+        ("decoder", {"self": "self_attn", "cross": "encoder_attn"}),
+    ):
+        block, layer = f"{stack}/blocks", f"{prefix}.{stack}.layers.{{layer}}"
+        for kind, name in kinds.items():
+            for ours, theirs in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "out")):
+                rows += linear(f"{block}/{kind}_attention/{ours}", f"{layer}.{name}.{theirs}_proj", bias=True)
+            rows += layer_norm(f"{block}/{kind}_attention_norm", f"{layer}.{name}_layer_norm")
+        rows += linear(f"{block}/mlp/up", f"{layer}.fc1", bias=True)
+        rows += linear(f"{block}/mlp/down", f"{layer}.fc2", bias=True)
+        rows += layer_norm(f"{block}/mlp_norm", f"{layer}.final_layer_norm")
+    return rows
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' BartForConditionalGeneration."""
+    del config  # the same for all
+    return [
+        Row("token_embedding/embedding", "model.shared.weight"),
+        Row("position_embedding/embedding", "model.encoder.embed_positions.weight"),
+        Row("decoder_position_embedding/embedding", "model.decoder.embed_positions.weight"),
+        *layer_norm("embedding_norm", "model.encoder.layernorm_embedding"),
+        *layer_norm("decoder_embedding_norm", "model.decoder.layernorm_embedding"),
+        *block_names("model"),
+    ]
+
+
+# --- config.json ---------------------------------------------------------------------------------------------------
+
+
+FIELDS = {  # of the config.json of BART and of Marian
+    "vocab_size": "vocab_size",
+    "d_model": "d_model",
+    "encoder_layers": "num_layers",
+    "encoder_ffn_dim": "d_ff",
+    "encoder_attention_heads": "num_heads",
+    "activation_function": "activation",
+    "dropout": "dropout_rate",
+    "init_std": "init_stddev",
+    "scale_embedding": "scale_embeddings",
+}
+CONSTANTS = {
+    "is_encoder_decoder": True,
+    "is_decoder": False,
+    "tie_word_embeddings": True,
+    # of transformers 3, which had one class for BART, mBART and Marian
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+}
+
+
+def read_decoder(json: Mapping[str, Any], config: ModelConfig) -> None:
+    """The second stack, which differs from the first in its depth at most."""
+    layers = json.get("decoder_layers", 12)
+    config.num_decoder_layers = None if layers == config.num_layers else layers
+    for key, default, needed in (
+        ("decoder_ffn_dim", 4096, config.d_ff),
+        ("decoder_attention_heads", 16, config.num_heads),
+    ):
+        if json.get(key, default) != needed:
+            raise UserError(f"config.json has {key} {json.get(key, default)}; only the encoder's, {needed}, is known")
+
+
+def write_decoder(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "decoder_layers": config.decoder_layers,
+        "decoder_ffn_dim": config.d_ff,
+        "decoder_attention_heads": config.num_heads,
+    }
+
+
+def tied(config: ModelConfig) -> dict[str, str]:
+    del config  # the same for all
+    copies = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    return dict.fromkeys(copies, "model.shared.weight")
+
+
+def zeros(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {"final_logits_bias": (1, config.vocab_size)}
+
+
+FAMILIES = (
+    Family(
+        name="BART",
+        prefix="bart_",
+        preset=bart,
+        sizes=SIZES,
+        paper="Lewis et al. 2019, arXiv 1910.13461",
+        objective="text infilling, sentence permutation",
+        huggingface=HuggingFace(
+            model_type="bart",
+            architecture="BartForConditionalGeneration",
+            base=lambda: bart("large"),
+            fields=FIELDS | {"max_position_embeddings": "position.max_length"},
+            names=huggingface_names,
+            constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},
+            read=read_decoder,
+            write=write_decoder,
+            tied=tied,
+            zeros=zeros,
+        ),
+    ),
+)

@@ -1,0 +1,102 @@
+"""The Transformer (Vaswani et al. 2017, arXiv 1706.03762).
+
+As Marian has it: with biases on the maps of attention, which the paper's equations and tensor2tensor do without, and
+with all sines before all cosines.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
+from pretrainax.zoo.bart import CONSTANTS, FIELDS, block_names, read_decoder, tied, write_decoder, zeros
+from pretrainax.zoo.family import Family, HuggingFace, Row
+from pretrainax.zoo.variants import pick
+
+# Vaswani et al. 2017, table 3: variant -> (layers of each stack, width, feed-forward, heads, dropout)
+SIZES = {
+    "base": (6, 512, 2048, 8, 0.1),
+    "big": (6, 1024, 4096, 16, 0.3),
+}
+
+
+def transformer(variant: str = "base") -> ModelConfig:
+    """The Transformer; UserError for an unknown variant."""
+    num_layers, d_model, d_ff, num_heads, dropout_rate = pick("transformer", variant, SIZES)
+    return ModelConfig(
+        family="encoder_decoder",
+        vocab_size=37_000,  # of English and German together (section 5.1)
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        position=SinusoidalPositions(),
+        norm="layer",
+        norm_at="post",
+        norm_epsilon=1e-5,
+        activation="relu",
+        scale_embeddings=True,
+        dropout_rate=dropout_rate,
+        init_stddev=d_model**-0.5,  # of the embeddings in tensor2tensor
+    )
+
+
+def _base() -> ModelConfig:
+    """What transformers takes where config.json is silent."""
+    config = transformer("big")
+    config.vocab_size, config.num_layers, config.activation, config.scale_embeddings = 58_101, 12, "gelu", False
+    config.dropout_rate, config.init_stddev = 0.1, 0.02
+    return config
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Of transformers' MarianMTModel."""
+    del config  # the same for all
+    return [Row("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
+
+
+def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    read_decoder(json, config)
+    if json.get("decoder_vocab_size") not in (None, config.vocab_size):
+        raise UserError(
+            f"config.json has decoder_vocab_size {json['decoder_vocab_size']}; only that of the encoder is known"
+        )
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    return write_decoder(config) | {
+        "max_position_embeddings": 1024,  # rows of a table that is computed: any number does
+        "pad_token_id": 0,  # these four: of our vocabularies with sentinels; Marian's own defaults are for 58,101 ids
+        "eos_token_id": 1,
+        "forced_eos_token_id": 1,
+        "decoder_start_token_id": 0,
+    }
+
+
+FAMILIES = (
+    Family(
+        name="Transformer",
+        prefix="transformer_",
+        preset=transformer,
+        sizes=SIZES,
+        paper="Vaswani et al. 2017, arXiv 1706.03762",
+        objective="translation",
+        huggingface=HuggingFace(
+            model_type="marian",
+            architecture="MarianMTModel",
+            base=_base,
+            fields=FIELDS,
+            names=huggingface_names,
+            constants=CONSTANTS
+            | {
+                "normalize_embedding": False,
+                "static_position_embeddings": True,
+                "share_encoder_decoder_embeddings": True,
+            },
+            read=_read,
+            write=_write,
+            tied=tied,
+            zeros=zeros,
+            ignored=(r"model\.(encoder|decoder)\.embed_positions\.weight",),
+        ),
+    ),
+)

@@ -1,0 +1,48 @@
+"""Encoder-decoders, at sizes for tests. Rows reach past the last bucket of relative distance."""
+
+import dataclasses
+
+from pretrainax.config import LearnedPositions, RelativePositionBuckets
+from pretrainax.zoo import bart, t5, transformer
+from tests.golden.case import VOCABULARY, Case
+
+SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=16, d_ff=48, num_heads=4)
+BUCKETS = SIZES | {"head_dim": 8, "position": RelativePositionBuckets(num_buckets=8, max_distance=10)}
+T5, FLAN_T5, MT5, BYT5, UL2 = t5.FAMILIES
+(BART,), (TRANSFORMER,) = bart.FAMILIES, transformer.FAMILIES
+
+
+def fresh(family, config):
+    """The model in transformers. Version 5 ties the output matrix of a fresh T5, whatever config.json says, and unties
+    it where a file has another one."""
+    import transformers
+
+    json = family.huggingface.write_config(config)
+    theirs = transformers.AutoConfig.for_model(**json)
+    theirs._attn_implementation, theirs.tie_word_embeddings = "eager", config.tie_embeddings
+    model = getattr(transformers, json["architectures"][0])(theirs)
+    if not config.tie_embeddings:
+        model.set_input_embeddings(model.shared)  # which both stacks share, tied or not
+    return model
+
+
+def case(family, variant, sizes, **changes):
+    """A preset at a size for tests."""
+    config = dataclasses.replace(family.preset(variant), **sizes | changes)
+    return Case(config, family, lambda: fresh(family, config))
+
+
+CASES = {
+    "transformer": case(TRANSFORMER, "base", SIZES),
+    "transformer_deep": case(TRANSFORMER, "base", SIZES, num_decoder_layers=2),
+    "bart": case(BART, "base", SIZES, position=LearnedPositions(20, offset=2))._replace(pad_id=1),
+    "bart_scaled": case(
+        BART, "large", SIZES, position=LearnedPositions(20, offset=2), scale_embeddings=True, num_decoder_layers=2
+    )._replace(pad_id=1),
+    "t5_1_0": case(T5, "v1_0_base", BUCKETS),
+    "t5_1_1": case(T5, "base", BUCKETS),
+    "flan_t5": case(FLAN_T5, "base", BUCKETS),
+    "mt5": case(MT5, "base", BUCKETS),
+    "byt5": case(BYT5, "base", BUCKETS, num_decoder_layers=1),
+    "ul2": case(UL2, "20b", BUCKETS),
+}

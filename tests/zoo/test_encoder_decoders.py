@@ -1,0 +1,281 @@
+"""The encoder-decoders: how many parameters each size has, what of a config.json is read or refused, and what
+transformers makes of an export."""
+
+import dataclasses
+import importlib.util
+import json
+
+import numpy as np
+import pytest
+
+from pretrainax import zoo
+from pretrainax.config import UserError
+from pretrainax.zoo import bart, t5, transformer
+from pretrainax.zoo.__main__ import count
+from pretrainax.zoo.convert import to_huggingface
+from tests.golden import encoder_decoders, make
+from tests.golden.case import batch, weights
+
+FAMILIES = (*transformer.FAMILIES, *bart.FAMILIES, *t5.FAMILIES)
+(TRANSFORMER,), (BART,), (T5, _, MT5, BYT5, _) = transformer.FAMILIES, bart.FAMILIES, t5.FAMILIES
+CASES = encoder_decoders.CASES
+needs_transformers = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
+    reason="torch or transformers is not installed (extra parity)",
+)
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+# name, as transformers counts (tied matrices once), millions that were published
+SIZES = [
+    ("transformer_base", 63_082_496, 65),  # Vaswani et al. 2017, table 3
+    ("transformer_big", 214_245_376, 213),
+    ("bart_base", 139_420_416, 140),  # fairseq, examples/bart/README.md
+    ("bart_large", 406_291_456, 400),
+    ("t5_v1_0_small", 60_506_624, 60),  # Raffel et al. 2020, section 3.7
+    ("t5_v1_0_base", 222_903_552, 220),
+    ("t5_v1_0_large", 737_668_096, 770),
+    ("t5_v1_0_3b", 2_851_598_336, 2_800),
+    ("t5_v1_0_11b", 11_307_321_344, 11_000),
+    ("t5_small", 76_961_152, 77),  # released_checkpoints.md gives no counts: Chung et al. 2022, table 2, of the same
+    ("t5_base", 247_577_856, 250),
+    ("t5_large", 783_150_080, 780),
+    ("t5_3b", 2_849_757_184, 3_000),
+    ("t5_11b", 11_135_332_352, 11_000),
+    ("flan_t5_small", 76_961_152, 80),  # Chung et al. 2022, table 2
+    ("flan_t5_base", 247_577_856, 250),
+    ("flan_t5_large", 783_150_080, 780),
+    ("flan_t5_xl", 2_849_757_184, 3_000),
+    ("flan_t5_xxl", 11_135_332_352, 11_000),
+    ("mt5_small", 300_176_768, 300),  # Xue et al. 2020, section 3.2
+    ("mt5_base", 582_401_280, 580),
+    ("mt5_large", 1_229_581_312, 1_200),
+    ("mt5_xl", 3_742_619_648, 3_700),
+    ("mt5_xxl", 12_921_057_280, 13_000),
+    ("byt5_small", 299_637_760, 300),  # Xue et al. 2021, table 1
+    ("byt5_base", 581_653_248, 582),
+    ("byt5_large", 1_228_183_552, 1_230),
+    ("byt5_xl", 3_737_801_728, 3_740),
+    ("byt5_xxl", 12_906_899_328, 12_900),
+    ("ul2_20b", 19_459_613_696, 20_000),  # Tay et al. 2022, section 5.1
+]
+
+
+def test_every_row_is_counted():
+    assert {name for name, *_ in SIZES} == {family.prefix + v for family in FAMILIES for v in family.sizes}
+
+
+@pytest.mark.parametrize("name, parameters, published", SIZES)
+def test_parameters(name, parameters, published):
+    assert count(zoo.preset(name)) == parameters
+    # Papers round: "3B" is 2.85, and T5's "770M" of 1.0 large is 738.
+    assert abs(parameters / (1e6 * published) - 1) < 0.06
+
+
+@needs_transformers
+@pytest.mark.parametrize("name, parameters", [row[:2] for row in SIZES])
+def test_transformers_counts_as_many(name, parameters):
+    import torch
+
+    family, variant = zoo.PRESETS[name]
+    with torch.device("meta"):
+        model = encoder_decoders.fresh(family, family.preset(variant))
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == parameters
+
+
+# --- config.json ---------------------------------------------------------------------------------------------------
+
+
+T5_LIKE = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "is_encoder_decoder": True} | {
+    "dropout_rate": 0.1,
+    "initializer_factor": 1.0,
+    "layer_norm_epsilon": 1e-6,
+    "relative_attention_num_buckets": 32,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "vocab_size": 32_128,
+    "d_kv": 64,
+    "n_positions": 512,
+}
+BART_LIKE = {"is_encoder_decoder": True, "activation_function": "gelu", "dropout": 0.1, "init_std": 0.02} | {
+    "normalize_before": False,
+    "add_final_layer_norm": False,
+    "add_bias_logits": False,
+    "scale_embedding": False,
+    "encoder_layerdrop": 0.0,
+}
+
+
+def stacks(layers: int, d_ff: int, heads: int) -> dict[str, int]:
+    sizes = {"layers": layers, "ffn_dim": d_ff, "attention_heads": heads}
+    return {f"{side}_{key}": value for side in ("encoder", "decoder") for key, value in sizes.items()}
+
+
+# what the released files say, as transformers 3 and 4 wrote them
+RELEASED = {
+    "t5_v1_0_small": T5_LIKE | {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
+    "t5_base": T5_LIKE
+    | {"d_model": 768, "d_ff": 2048, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12}
+    | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "flan_t5_small": T5_LIKE
+    | {"d_model": 512, "d_ff": 1024, "num_layers": 8, "num_decoder_layers": 8, "num_heads": 6}
+    | {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu_new", "is_gated_act": True}
+    | {"tie_word_embeddings": False, "relative_attention_max_distance": 128},
+    "mt5_small": T5_LIKE
+    | {"architectures": ["MT5ForConditionalGeneration"], "model_type": "mt5", "vocab_size": 250_112, "d_model": 512}
+    | {"d_ff": 1024, "num_layers": 8, "num_decoder_layers": 8, "num_heads": 6}
+    | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    "byt5_small": T5_LIKE
+    | {"vocab_size": 384, "d_model": 1472, "d_ff": 3584, "num_layers": 12, "num_decoder_layers": 4, "num_heads": 6}
+    | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "gradient_checkpointing": False},
+    "ul2_20b": T5_LIKE
+    | {"d_model": 4096, "d_ff": 16384, "num_layers": 32, "num_decoder_layers": 32, "num_heads": 16, "d_kv": 256}
+    | {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True},
+    "bart_base": BART_LIKE
+    | stacks(6, 3072, 12)
+    | {"model_type": "bart", "vocab_size": 50_265, "d_model": 768, "max_position_embeddings": 1024}
+    | {"normalize_embedding": True, "pad_token_id": 1},
+    "bart_large": BART_LIKE
+    | stacks(12, 4096, 16)
+    | {"model_type": "bart", "vocab_size": 50_265, "d_model": 1024, "max_position_embeddings": 1024}
+    | {"normalize_embedding": True, "pad_token_id": 1},
+    "transformer_base": BART_LIKE
+    | stacks(6, 2048, 8)
+    | {"model_type": "marian", "vocab_size": 37_000, "d_model": 512, "max_position_embeddings": 512}
+    | {"normalize_embedding": False, "scale_embedding": True, "activation_function": "relu"}
+    | {"static_position_embeddings": True, "pad_token_id": 36_999, "init_std": 512**-0.5},
+}
+
+
+def released(name):
+    """The preset; checkpoints for fine-tuning say its dropout."""
+    return dataclasses.replace(zoo.preset(name), dropout_rate=0.1)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_the_released_config_is_the_preset(name):
+    assert zoo.PRESETS[name][0].huggingface.read_config(RELEASED[name]) == released(name)
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in SIZES])
+def test_a_preset_is_written_and_read_back(name):
+    family, variant = zoo.PRESETS[name]
+    config = dataclasses.replace(family.preset(variant), dropout_rate=0.25)
+    again = family.huggingface.read_config(family.huggingface.write_config(config))
+    assert dataclasses.replace(again, init_stddev=config.init_stddev) == config
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_what_config_json_leaves_out_is_as_in_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    huggingface = zoo.PRESETS[name][0].huggingface
+    full = transformers.AutoConfig.for_model(huggingface.model_type).to_dict()
+    assert huggingface.read_config({}) == huggingface.read_config(full)
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_what_transformers_writes_is_read(name):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoConfig.for_model(**RELEASED[name]).to_dict()
+    assert zoo.PRESETS[name][0].huggingface.read_config(theirs) == released(name)
+
+
+@pytest.mark.parametrize(
+    "name, changed",
+    [
+        ("t5_base", {"feed_forward_proj": "gated-mish"}),
+        ("t5_base", {"dense_act_fn": "relu"}),
+        ("t5_base", {"is_gated_act": False}),
+        ("t5_base", {"is_encoder_decoder": False}),
+        ("bart_base", {"decoder_ffn_dim": 1024}),
+        ("bart_base", {"decoder_attention_heads": 16}),
+        ("bart_base", {"activation_function": "tanh"}),
+        ("bart_base", {"tie_word_embeddings": False}),
+        ("bart_base", {"normalize_before": True}),
+        ("bart_base", {"normalize_embedding": False}),
+        ("transformer_base", {"decoder_vocab_size": 36_999}),
+        ("transformer_base", {"share_encoder_decoder_embeddings": False}),
+        ("transformer_base", {"static_position_embeddings": False}),
+    ],
+)
+def test_what_is_not_computed_is_refused_by_name(name, changed):
+    with pytest.raises(UserError, match=next(iter(changed))):
+        zoo.PRESETS[name][0].huggingface.read_config(RELEASED[name] | changed)
+
+
+@pytest.mark.parametrize(
+    "family, variant, changes",
+    [
+        (T5, "base", {"activation": "gelu"}),
+        (T5, "base", {"scale_tied_logits": True}),
+        (T5, "v1_0_base", {"scale_tied_logits": False}),
+        (T5, "base", {"num_kv_heads": 4}),
+        (MT5, "base", {"tie_embeddings": True}),
+        (BART, "base", {"norm_epsilon": 1e-12}),
+        (BART, "base", {"head_dim": 32}),
+        (BART, "base", {"embedding_norm": False}),
+        (TRANSFORMER, "base", {"norm_at": "pre"}),
+    ],
+)
+def test_what_transformers_cannot_say_is_refused(family, variant, changes):
+    config = dataclasses.replace(family.preset(variant), **changes)
+    with pytest.raises(UserError, match=f"config.model.{next(iter(changes))}="):
+        family.huggingface.write_config(config)
+
+
+def test_stacks_of_equal_depth_may_be_said_in_two_ways():
+    config = BART.huggingface.read_config(stacks(6, 4096, 16))
+    assert config.num_decoder_layers is None
+    assert BART.huggingface.read_config({"decoder_layers": 3}).num_decoder_layers == 3
+    assert BYT5.huggingface.read_config({"num_layers": 9, "num_decoder_layers": 3}).num_decoder_layers == 3
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def saved(case, folder):
+    """What an export writes, by hand: weights without copies of tied ones, and zeros."""
+    from safetensors.numpy import save_file
+
+    huggingface, config = case.family.huggingface, case.config
+    state = to_huggingface(huggingface.names(config), weights(config), config)
+    state |= {name: np.zeros(shape, np.float32) for name, shape in huggingface.zeros(config).items()}
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(huggingface.write_config(config)))
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", CASES)
+def test_from_pretrained_gives_the_logits_of_the_oracle(name, tmp_path):
+    import torch
+    import transformers
+
+    case = CASES[name]
+    saved(case, tmp_path)
+    model, report = transformers.AutoModelForSeq2SeqLM.from_pretrained(
+        tmp_path, attn_implementation="eager", output_loading_info=True
+    )
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    assert not report["missing_keys"], report["missing_keys"]
+    with torch.no_grad():
+        expected, got = (make.forward(case, m, batch(case))["logits"] for m in (make.oracle(case), model.eval()))
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)  # the same program, twice
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", CASES)
+def test_what_transformers_saves_is_read(name, tmp_path):
+    import transformers
+    from safetensors.numpy import load_file
+
+    case, again = CASES[name], tmp_path / "again"
+    saved(case, tmp_path)
+    transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path).save_pretrained(again)
+    huggingface, config = case.family.huggingface, case.config
+    read = huggingface.read_config(json.loads((again / "config.json").read_text()))
+    assert dataclasses.replace(read, init_stddev=config.init_stddev) == config
+    needed = {row.name.format(layer=0) for row in huggingface.names(read)}
+    assert needed <= load_file(again / "model.safetensors").keys()
