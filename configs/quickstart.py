@@ -40,7 +40,7 @@ def get_config(variant: str = "") -> Experiment:
             gated=True,
             use_bias=False,
             tie_embeddings=False,
-            scale_attention=False,
+            attention_scale=1.0,
             init_stddev=None,
         ),
         tokenizer=Unigram(vocab_size=2048, train_bytes=4_000_000),

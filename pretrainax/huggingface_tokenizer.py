@@ -165,9 +165,10 @@ class _Files:
         lines = self._lines("merges.txt")
         merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         try:
-            tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+            model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
         except Exception as e:
             raise self._error(f"vocab.json and merges.txt do not fit ({e})") from e
+        tokenizer = tokenizers.Tokenizer(model)
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self._config.get("add_prefix_space", False))
         tokenizer.decoder = decoders.ByteLevel()
         return self._subword(self._with_added(tokenizer))
@@ -283,11 +284,9 @@ def _json(directory: str, name: str) -> dict[str, Any]:
 
 def _class(directory: str) -> str:
     """The class of transformers, without "Tokenizer" and "Fast"; "" where no file names one."""
-    model = _json(directory, "config.json")
-    name = _json(directory, "tokenizer_config.json").get("tokenizer_class") or model.get("tokenizer_class")
-    if name is None and model.get("model_type") == "byt5":
-        return "ByT5"
-    return re.sub("Tokenizer(Fast)?$", "", str(name or ""))
+    files = ("tokenizer_config.json", "config.json")
+    name = next(filter(None, (_json(directory, name).get("tokenizer_class") for name in files)), "")
+    return re.sub("Tokenizer(Fast)?$", "", str(name))
 
 
 def _piece(token: Any) -> Any:

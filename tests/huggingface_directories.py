@@ -5,6 +5,8 @@ import io
 import json
 import pathlib
 import random
+import shutil
+import tempfile
 import textwrap
 
 import pytest
@@ -14,6 +16,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 from pretrainax.tokenizer import WordPiece
 
+FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 NASTY = [
     "",
     "\n",
@@ -107,6 +110,14 @@ def llama3() -> str:
     return tokenizer.to_str(pretty=True)
 
 
+def gemma_spiece() -> bytes:
+    plain = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False, "add_dummy_prefix": False}
+    special = {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "pad_piece": "<pad>", "bos_piece": "<bos>"}
+    special |= {"eos_piece": "<eos>", "user_defined_symbols": "<mask>,\n,\n\n,<start_of_turn>"}
+    plain |= {"byte_fallback": True, "allow_whitespace_only_pieces": True}
+    return spiece(model_type="bpe", vocab_size=700, **plain, **special)
+
+
 ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 EXTRA = [f"<extra_id_{n}>" for n in range(100)]
 OLD = {  # as transformers 4 left them on the hub
@@ -137,12 +148,21 @@ OLD = {  # as transformers 4 left them on the hub
         "tokenizer_config__json": {"extra_ids": 100, "additional_special_tokens": EXTRA},
         "config__json": {"model_type": "t5"},
     },
-    "byt5": lambda: {"config__json": {"model_type": "byt5"}},
+    "byt5": lambda: {
+        "tokenizer_config__json": {"tokenizer_class": "ByT5Tokenizer"},
+        "config__json": {"model_type": "byt5"},
+    },
     "llama": lambda: {
         "tokenizer__model": llama_spiece(),
         "tokenizer_config__json": {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>"}
         | {"unk_token": {"__type": "AddedToken", "content": "<unk>"}},
         "config__json": {"model_type": "llama"},
+    },
+    "gemma": lambda: {
+        "tokenizer__model": gemma_spiece(),
+        "tokenizer_config__json": {"tokenizer_class": "GemmaTokenizer", "bos_token": "<bos>", "eos_token": "<eos>"}
+        | {"unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"},
+        "config__json": {"model_type": "gemma"},
     },
     "llama3": lambda: {
         "tokenizer__json": llama3(),
@@ -154,6 +174,30 @@ OLD = {  # as transformers 4 left them on the hub
         "config__json": {"model_type": "llama"},
     },
 }
+
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="huggingface")  # removed with this process
+
+
+def auto(path):
+    """AutoTokenizer, the oracle."""
+    transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+    return transformers.AutoTokenizer.from_pretrained(path, local_files_only=True)
+
+
+@functools.cache
+def old(name: str) -> str:
+    """A directory of `OLD`."""
+    return directory(pathlib.Path(_FOLDER.name) / name, **OLD[name]())
+
+
+@functools.cache
+def new(name: str) -> str:
+    """What transformers 5 makes of the old files."""
+    path = pathlib.Path(_FOLDER.name) / f"{name}-new"
+    auto(old(name)).save_pretrained(path)
+    shutil.copy(pathlib.Path(old(name)) / "config.json", path)
+    return str(path)
 
 
 def same_ids(ours, theirs, texts=TEXTS, scores=None):

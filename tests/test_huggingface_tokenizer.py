@@ -1,10 +1,7 @@
 """Tokenizers of Hugging Face directories, as transformers 4 and 5 write them, give the ids that transformers gives."""
 
-import functools
 import json
-import pathlib
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -16,29 +13,47 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.prepare import prepare
 from pretrainax.tokenizer import PretrainedTokenizer, WordPiece
-from tests.huggingface_directories import OLD, TEXTS, auto, directory, lines, llama3, new, old, same_ids, spiece, t5_spiece, unigram_scores
+from tests.huggingface_directories import (
+    FIELDS,
+    OLD,
+    TEXTS,
+    auto,
+    directory,
+    lines,
+    llama3,
+    new,
+    old,
+    same_ids,
+    spiece,
+    t5_spiece,
+    unigram_scores,
+)
 
 SPECIAL_TEXT = "a <s> </s><pad> <mask> [MASK] [CLS]b<extra_id_0> <|endoftext|> <|begin_of_text|><unk2> z"
-FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_ids_of_old_files_are_those_of_transformers(name, old, auto):
-    # LlamaTokenizer of transformers 5 drops one space of those at the start, SentencePiece and its 4.x do not.
-    texts = [text for text in TEXTS if name != "llama" or not text.startswith(" ")]
+def test_ids_of_old_files_are_those_of_transformers(name):
+    differs = {
+        "llama": lambda text: text.startswith(" "),  # transformers 5 drops one, SentencePiece and transformers 4 do not
+        "gemma": lambda text: (
+            "\u2581" in text
+        ),  # a space to transformers; three bytes to us, so that the text comes back
+    }.get(name, lambda text: False)
+    texts = [text for text in TEXTS if not differs(text)]
     scores = unigram_scores(t5_spiece()) if name == "t5" else None
     same_ids(read_tokenizer(old(name)), auto(old(name)), texts, scores)
 
 
 @pytest.mark.parametrize("name", [name for name in OLD if name != "byt5"])
-def test_ids_of_new_files_are_those_of_transformers(name, new, auto):
+def test_ids_of_new_files_are_those_of_transformers(name):
     same_ids(read_tokenizer(new(name)), auto(new(name)))
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_special_ids_are_those_of_transformers(name, old, auto):
+def test_special_ids_are_those_of_transformers(name):
     vocabulary, theirs = read_tokenizer(old(name)).vocabulary, auto(old(name))
     assert vocabulary.size == len(theirs)
     unk_is_text = theirs.unk_token_id == theirs.eos_token_id  # GPT-2 has none: it knows all bytes
@@ -50,24 +65,24 @@ def test_special_ids_are_those_of_transformers(name, old, auto):
 
 
 @pytest.mark.parametrize("name", ["bert", "bert_cased", "roberta", "gpt2", "gpt2_padded", "llama3"])
-def test_old_and_new_files_are_one_tokenizer(name, old, new):
+def test_old_and_new_files_are_one_tokenizer(name):
     assert read_tokenizer(old(name)).fingerprint == read_tokenizer(new(name)).fingerprint
     assert read_tokenizer(old(name)).vocabulary == read_tokenizer(new(name)).vocabulary
 
 
-def test_other_ids_are_another_fingerprint(old):
+def test_other_ids_are_another_fingerprint():
     assert read_tokenizer(old("bert")).fingerprint != read_tokenizer(old("bert_cased")).fingerprint
     assert len({read_tokenizer(old(name)).fingerprint for name in OLD}) == len(OLD)
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_text_never_gives_a_special_id(name, old):
+def test_text_never_gives_a_special_id(name):
     tokenizer = read_tokenizer(old(name))
     ids, vocabulary = tokenizer.encode(SPECIAL_TEXT).tolist(), tokenizer.vocabulary
     assert not set(ids) & (vocabulary.special_ids - {vocabulary.unk})
 
 
-def test_special_pieces_among_those_of_a_unigram_model_stay_text(new):
+def test_special_pieces_among_those_of_a_unigram_model_stay_text():
     tokenizer = read_tokenizer(new("t5"))
     ids = tokenizer.encode("kon </s>kon <extra_id_0>")
     assert not set(ids.tolist()) & tokenizer.vocabulary.special_ids - {tokenizer.vocabulary.unk}
@@ -75,8 +90,8 @@ def test_special_pieces_among_those_of_a_unigram_model_stay_text(new):
 
 
 def test_sentinels_may_be_in_the_sentencepiece_model(tmp_path):
-    names = ["<extra_id_1>", "<extra_id_0>"]
-    tokenizer = read_tokenizer(directory(tmp_path / "mt5", spiece__model=t5_spiece(user_defined_symbols=names)))
+    model = t5_spiece(user_defined_symbols="<extra_id_1>,<extra_id_0>")
+    tokenizer = read_tokenizer(directory(tmp_path / "mt5", spiece__model=model))
     assert tokenizer.vocabulary.size == 500 and tokenizer.vocabulary.sentinels == (4, 3)
     assert not {3, 4} & set(tokenizer.encode("a <extra_id_0> b").tolist())
 
@@ -112,7 +127,7 @@ def experiment(path, source, objective, family, cache):
     ],
     ids=["roberta", "t5", "llama3"],
 )
-def test_a_corpus_is_made_with_it(name, objective, family, old, text, tmp_path):
+def test_a_corpus_is_made_with_it(name, objective, family, text, tmp_path):
     prepared = prepare(experiment(old(name), text, objective, family, tmp_path), report=lambda line: None)
     tokenizer = read_tokenizer(old(name))
     assert prepared.tokenizer.fingerprint == tokenizer.fingerprint
@@ -121,7 +136,7 @@ def test_a_corpus_is_made_with_it(name, objective, family, old, text, tmp_path):
     np.testing.assert_array_equal(tokenizer.encode(tokenizer.decode(document[:-1])), document[:-1])
 
 
-def test_an_objective_says_what_it_misses(old, text, tmp_path):
+def test_an_objective_says_what_it_misses(text, tmp_path):
     with pytest.raises(UserError, match="the tokenizer has no mask and no cls and no sep token, MaskedLM needs"):
         prepare(experiment(old("gpt2"), text, MaskedLM(), "encoder", tmp_path), report=lambda line: None)
 
@@ -131,9 +146,10 @@ def test_it_comes_from_a_flag_and_goes_through_json():
     assert choice == PretrainedTokenizer(path="models/roberta") == from_json(Choice, to_json(choice))
 
 
-def test_a_saved_tokenizer_is_read(written, tmp_path):
-    written("wordpiece")[0].save(str(tmp_path))
-    assert PretrainedTokenizer(path=str(tmp_path)).load().fingerprint == written("wordpiece")[0].fingerprint
+def test_a_saved_tokenizer_is_read(tmp_path):
+    saved = WordPiece(vocab_size=400).build(iter(lines()))
+    saved.save(str(tmp_path))
+    assert PretrainedTokenizer(path=str(tmp_path)).load().fingerprint == saved.fingerprint
 
 
 # --- bad input -----------------------------------------------------------------------------------------------------
@@ -212,7 +228,7 @@ def test_bad_input_gives_one_line(name, tmp_path):
         "HOLE": lambda: {c: i for i, c in enumerate(alphabet)} | {"ab": 257},
         "BYTES": lambda: {c: i for i, c in enumerate(alphabet)},
         "LLAMA3": llama3,
-        "ALBERT": lambda: spiece(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols=["[CLS]", "[SEP]"]),
+        "ALBERT": lambda: spiece(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols="[CLS],[SEP]"),
         "RANDOM": lambda: changed(lambda described: described["model"].update(dropout=0.1)),
         "UNCASED": lambda: WordPiece(vocab_size=400).build(iter(lines())).model,
     }

@@ -22,8 +22,8 @@ class EncoderDecoder(Model):
         self.decoder = Stack(config, self.compute, causal=True, num_layers=config.decoder_layers)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
-        def drop(x):  # at the end of each stack too (Raffel et al. 2020, section 2.1)
-            return self.dropout(x, deterministic=deterministic)
+        def drop(x):  # after a last norm too (Raffel et al. 2020, section 2.1)
+            return x if self.config.norm_at == "post" else self.dropout(x, deterministic=deterministic)
 
         positions, segments = batch["encoder_positions"], batch["encoder_segment_ids"]
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)

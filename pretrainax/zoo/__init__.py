@@ -9,9 +9,7 @@ import importlib.util
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.zoo.family import Family
 
-_MODULES = (
-    "transformer bert roberta albert electra deberta modernbert t5 bart gpt llama mistral qwen gemma"
-).split()
+_MODULES = ("transformer bert roberta albert electra deberta modernbert t5 bart gpt llama mistral qwen gemma").split()
 
 FAMILIES: tuple[Family, ...] = tuple(
     family

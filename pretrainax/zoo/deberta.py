@@ -225,7 +225,7 @@ HUGGINGFACE = HuggingFace(
     write=_write,
     tied=_tied,
     ignored=(
-        r"deberta\.embeddings\.position_ids",
+        r"(deberta\.)?embeddings\.position_ids",
         r"deberta\.embeddings\.(word|position)_embeddings\._weight",
         r"deberta\.embeddings\.position_embeddings\.weight",
         r"(lm|mask)_predictions\..*",

@@ -41,8 +41,8 @@ CASES = {
     )._replace(pad_id=1),
     "t5_1_0": case(T5, "v1_0_base", BUCKETS),
     "t5_1_1": case(T5, "base", BUCKETS),
-    "flan_t5": case(FLAN_T5, "base", BUCKETS),
-    "mt5": case(MT5, "base", BUCKETS),
+    "flan_t5": case(FLAN_T5, "base", BUCKETS, num_layers=2),
+    "mt5": case(MT5, "base", BUCKETS, num_layers=2, num_heads=6, head_dim=4),
     "byt5": case(BYT5, "base", BUCKETS, num_decoder_layers=1),
     "ul2": case(UL2, "20b", BUCKETS),
 }

@@ -5,11 +5,14 @@ import dataclasses
 import importlib.util
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import zoo
+from pretrainax import models, zoo
 from pretrainax.config import UserError
+from pretrainax.layers.compute import Compute
 from pretrainax.zoo import bart, t5, transformer
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
@@ -231,6 +234,17 @@ def test_stacks_of_equal_depth_may_be_said_in_two_ways():
     assert config.num_decoder_layers is None
     assert BART.huggingface.read_config({"decoder_layers": 3}).num_decoder_layers == 3
     assert BYT5.huggingface.read_config({"num_layers": 9, "num_decoder_layers": 3}).num_decoder_layers == 3
+    written = BART.huggingface.write_config(dataclasses.replace(BART.preset("base"), num_decoder_layers=6))
+    assert written == BART.huggingface.write_config(BART.preset("base"))
+
+
+@pytest.mark.parametrize("name, dropped", [("t5_1_1", True), ("bart", False), ("transformer", False)])
+def test_features_are_dropped_after_a_last_norm_only(name, dropped):
+    config = dataclasses.replace(CASES[name].config, dropout_rate=0.5)
+    model, arrays = models.build(config, Compute()), jax.tree.map(jnp.asarray, batch(CASES[name]))
+    rngs = {"dropout": jax.random.key(0)}
+    features = model.apply({"params": weights(config)}, arrays, deterministic=False, rngs=rngs).features
+    assert bool((features == 0).any()) == dropped
 
 
 # --- files ---------------------------------------------------------------------------------------------------------
