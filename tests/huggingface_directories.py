@@ -176,6 +176,43 @@ OLD = {  # as transformers 4 left them on the hub
 }
 
 
+def scored_pieces(**options) -> list[tuple[str, float]]:
+    processor = sentencepiece.SentencePieceProcessor(model_proto=spiece(**options))
+    return [(processor.id_to_piece(i), processor.get_score(i)) for i in range(processor.get_piece_size())]
+
+
+def words_with_ends() -> dict:
+    """GPT-1's pieces: the last of a word ends in </w>."""
+    tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    options = {"special_tokens": ["<unk>"], "end_of_word_suffix": "</w>", "show_progress": False}
+    tokenizer.train_from_iterator(map(str.lower, lines()), trainers.BpeTrainer(vocab_size=600, **options))
+    model = json.loads(tokenizer.to_str())["model"]
+    return {"vocab": model["vocab"], "merges": [tuple(pair) for pair in model["merges"]]}
+
+
+def qwen() -> dict:
+    files = pieces_of_bytes("<|endoftext|>")
+    merges = [tuple(line.split(" ")) for line in files["merges__txt"].splitlines()[1:]]
+    return {"vocab": files["vocab__json"], "merges": merges}
+
+
+MADE = {  # classes of transformers 5 for which a tokenizer.json is needed, and what makes them
+    "qwen2": ("Qwen2Tokenizer", qwen),
+    "gpt1": ("OpenAIGPTTokenizer", words_with_ends),
+    "albert": (
+        "AlbertTokenizer",
+        lambda: {
+            "vocab": scored_pieces(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols="[CLS],[SEP],[MASK]")
+        },
+    ),
+    "xlm_roberta": (
+        "XLMRobertaTokenizer",
+        lambda: {"vocab": [*scored_pieces(bos_id=0, pad_id=1, eos_id=2, unk_id=3), ("<mask>", 0.0)]},
+    ),
+}
+NEW = [*(name for name in OLD if name != "byt5"), *MADE]
+
 _FOLDER = tempfile.TemporaryDirectory(prefix="huggingface")  # removed with this process
 
 
@@ -193,10 +230,15 @@ def old(name: str) -> str:
 
 @functools.cache
 def new(name: str) -> str:
-    """What transformers 5 makes of the old files."""
+    """What transformers 5 makes of the old files, or of its own class."""
     path = pathlib.Path(_FOLDER.name) / f"{name}-new"
-    auto(old(name)).save_pretrained(path)
-    shutil.copy(pathlib.Path(old(name)) / "config.json", path)
+    if name in OLD:
+        auto(old(name)).save_pretrained(path)
+        shutil.copy(pathlib.Path(old(name)) / "config.json", path)
+    else:
+        transformers = pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
+        of_class, pieces = MADE[name]
+        getattr(transformers, of_class)(**pieces()).save_pretrained(path)
     return str(path)
 
 

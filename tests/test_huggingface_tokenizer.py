@@ -15,6 +15,8 @@ from pretrainax.prepare import prepare
 from pretrainax.tokenizer import PretrainedTokenizer, WordPiece
 from tests.huggingface_directories import (
     FIELDS,
+    MADE,
+    NEW,
     OLD,
     TEXTS,
     auto,
@@ -47,7 +49,7 @@ def test_ids_of_old_files_are_those_of_transformers(name):
     same_ids(read_tokenizer(old(name)), auto(old(name)), texts, scores)
 
 
-@pytest.mark.parametrize("name", [name for name in OLD if name != "byt5"])
+@pytest.mark.parametrize("name", NEW)
 def test_ids_of_new_files_are_those_of_transformers(name):
     same_ids(read_tokenizer(new(name)), auto(new(name)))
 
@@ -80,6 +82,21 @@ def test_text_never_gives_a_special_id(name):
     tokenizer = read_tokenizer(old(name))
     ids, vocabulary = tokenizer.encode(SPECIAL_TEXT).tolist(), tokenizer.vocabulary
     assert not set(ids) & (vocabulary.special_ids - {vocabulary.unk})
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_text_never_gives_a_special_id_of_new_files(name):
+    tokenizer = read_tokenizer(new(name))
+    ids, vocabulary = tokenizer.encode(SPECIAL_TEXT).tolist(), tokenizer.vocabulary
+    assert not set(ids) & (vocabulary.special_ids - {vocabulary.unk})
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_special_ids_of_new_files_are_those_of_transformers(name):
+    vocabulary, theirs = read_tokenizer(new(name)).vocabulary, auto(new(name))
+    for field in FIELDS:
+        wanted = getattr(theirs, f"{field}_token_id")
+        assert getattr(vocabulary, field) == (None if field == "unk" and wanted == vocabulary.eos else wanted), field
 
 
 def test_special_pieces_among_those_of_a_unigram_model_stay_text():
