@@ -9,26 +9,27 @@ A folder gets its name only once it is complete, hashed and flushed to disk, so 
 import concurrent.futures
 import contextlib
 import dataclasses
-import hashlib
+import itertools
 import json
 import logging as standard_logging
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
 import jax
 import numpy as np
+import tensorstore as ts
 from absl import logging
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from pretrainax import manifest
 from pretrainax.config import RunFailed, UserError
 from pretrainax.paths import parameter_names
 
-MANIFEST = "manifest.sha256"
 NOTES = "run.json"
 _UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
 
@@ -110,9 +111,14 @@ class Checkpoints:
         if step < 0:
             return None
         path = self._path(step)
+        if not any(name.startswith("optimizer/") for name in read_notes(path)["arrays"]):
+            raise UserError(
+                f"{path} holds imported parameters alone, which no run can resume from: start one in another --workdir "
+                f"with --config.checkpoint.init_from={os.path.dirname(self.directory)}"
+            )
         parts = _load(path, _parts(abstract_state))
         state = abstract_state.replace(params=parts["params"], **parts["optimizer"])
-        return step, state, _read_notes(path)["extra"]
+        return step, state, read_notes(path)["extra"]
 
     def _path(self, step: int, suffix: str = "") -> str:
         return os.path.join(self.directory, f"{step}{suffix}")
@@ -122,12 +128,12 @@ class Checkpoints:
         try:
             response.result()
             if jax.process_index() == 0:
-                _write(os.path.join(staging, NOTES), notes)
-                _seal(staging)
+                manifest.write(os.path.join(staging, NOTES), notes)
+                manifest.seal(staging)
                 if os.path.exists(self._path(step)):
                     os.rename(self._path(step), self._path(step, ".replaced"))
                 os.rename(staging, self._path(step))
-                _sync(self.directory)
+                manifest.sync(self.directory)
                 self._distrusted.discard(step)
                 self._delete_older(step)
         finally:  # what a failed save wrote makes room again
@@ -138,9 +144,9 @@ class Checkpoints:
         """Keeps the newest ones, the best one, and whatever did not verify: a person may want to look at that."""
         losses = {}
         for step in _steps(self.directory):
-            if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), MANIFEST)):
+            if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(OSError, ValueError, KeyError):  # damaged since: not ours to judge here
-                    losses[step] = _read_notes(self._path(step))["metrics"].get(self.best_metric)
+                    losses[step] = read_notes(self._path(step))["metrics"].get(self.best_metric)
         scored = [step for step in losses if losses[step] is not None]
         wanted = {newest, *list(losses)[-self.keep :], *([min(scored, key=losses.get)] if scored else [])}
         for step in losses.keys() - wanted:
@@ -166,13 +172,114 @@ def load_params(workdir: str, abstract_params: Any) -> Any:
     Raises:
       UserError: no valid checkpoint there; or a parameter is missing, not wanted, or of another shape or dtype.
     """
+    return _load(newest_step(workdir), {"params": abstract_params})["params"]
+
+
+def newest_step(workdir: str, step: Optional[int] = None) -> str:
+    """The folder of the newest valid checkpoint of a run, or of `step`; UserError where there is none."""
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
+    if step is not None:
+        path = os.path.join(directory, str(step))
+        faults = manifest.faults(path) if os.path.isdir(path) else ["it is not there"]
+        if faults:
+            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(faults)}")
+        return path
     step, damaged = _newest_valid(directory) if os.path.isdir(directory) else (None, {})
     if step is None:
         raise UserError(f"{workdir} holds no checkpoint; it must be the --workdir of a run that has saved one")
     for other, faults in damaged.items():
         logging.warning("checkpoint %d of %s is not used: %s", other, workdir, faults)
-    return _load(os.path.join(directory, str(step)), {"params": abstract_params})["params"]
+    return os.path.join(directory, str(step))
+
+
+# --- parameters block by block -------------------------------------------------------------------------------------
+
+_BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
+_CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
+Index = tuple[slice, ...]  # one slice an axis
+
+
+def write_params(workdir: str, abstract_params: Any, read: Callable[[str, Index], np.ndarray], extra: dict) -> None:
+    """A step 0 that holds parameters alone, written without ever holding one of them whole.
+
+    Orbax writes the folder around arrays of one number each; TensorStore puts the real ones in their place, in chunks
+    of one layer, or of a part of it.
+
+    Args:
+      abstract_params: shapes and dtypes.
+      read: the block of the parameter of this path at this index; asked for each block once.
+      extra: anything JSON can hold.
+    """
+    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
+    os.makedirs(directory, exist_ok=True)
+    staging, target = (os.path.join(directory, name) for name in ("0.saving", "0"))
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        with _naming(0):
+            ocp.save_checkpointables(staging, {"params": jax.tree.map(lambda x: np.zeros(1, x.dtype), abstract_params)})
+        store = _store(staging)
+        ts.KvStore.open(store).result().delete_range(ts.KvStore.KeyRange()).result()
+        for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True):
+            chunk = _chunk(path, x.shape, x.dtype.itemsize)
+            with _naming(0):
+                array = ts.open(
+                    _array(store, path),
+                    create=True,
+                    shape=x.shape,
+                    dtype=x.dtype.name,
+                    chunk_layout=ts.ChunkLayout(chunk_shape=chunk),
+                    codec=ts.CodecSpec(
+                        {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
+                    ),
+                ).result()
+            for start in itertools.product(*(range(0, n, size) for n, size in zip(x.shape, chunk, strict=True))):
+                index = tuple(slice(i, min(i + c, n)) for i, c, n in zip(start, chunk, x.shape, strict=True))
+                block = read(path, index)
+                with _naming(0):
+                    array[index].write(block).result()
+        arrays = _signatures({"params": abstract_params})
+        notes = {"step": 0, "metrics": {}, "arrays": arrays, "extra": extra}
+        manifest.write(os.path.join(staging, NOTES), json.dumps(notes, indent=1))
+        manifest.seal(staging)
+        os.rename(staging, target)
+        manifest.sync(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_params(step_directory: str) -> Iterator[tuple[str, int, np.ndarray]]:
+    """(path, start, block) of each parameter of a step, in blocks along its first axis, as small as its chunks are."""
+    store = _store(step_directory)
+    for name in read_notes(step_directory)["arrays"]:
+        part, _, path = name.partition("/")
+        if part == "params":
+            array = ts.open(_array(store, path), open=True).result()
+            rows = array.chunk_layout.read_chunk.shape[0]
+            for start in range(0, array.shape[0], rows):
+                yield path, start, array[start : start + rows].read().result()
+
+
+def _store(step_directory: str) -> dict:
+    return {"driver": "ocdbt", "base": f"file://{step_directory}/params/"}
+
+
+def _array(store: dict, path: str) -> dict:
+    """An array as Orbax names it; nothing of it is kept in memory after its use."""
+    return {
+        "driver": "zarr3",
+        "kvstore": {**store, "path": f"{path.replace('/', '.')}/"},
+        "context": {"cache_pool": {"total_bytes_limit": 0}},
+    }
+
+
+def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """One layer of a stack, or as many of the first rows as make a block."""
+    chunk = [1 if "/blocks/" in path and axis == 0 else n for axis, n in enumerate(shape)]
+    for axis, n in enumerate(chunk):
+        size = itemsize * math.prod(chunk)
+        if size > _BLOCK_BYTES:
+            chunk[axis] = max(1, n * _BLOCK_BYTES // size)
+    return tuple(chunk)
 
 
 # --- which step ----------------------------------------------------------------------------------------------------
@@ -186,7 +293,7 @@ def _newest_valid(directory: str) -> tuple[Optional[int], dict[int, str]]:
     """The newest step that verifies, and what is wrong with each newer one; UserError where none of them does."""
     damaged = {}
     for step in reversed(_steps(directory)):
-        faults = _faults(os.path.join(directory, str(step)))
+        faults = manifest.faults(os.path.join(directory, str(step)))
         if not faults:
             return step, damaged
         damaged[step] = ", ".join(faults)
@@ -198,78 +305,7 @@ def _newest_valid(directory: str) -> tuple[Optional[int], dict[int, str]]:
     return None, {}
 
 
-def _faults(step_directory: str) -> list[str]:
-    """What differs between a step and its manifest; empty for a valid step."""
-    try:
-        with open(os.path.join(step_directory, MANIFEST), encoding="utf-8") as f:
-            lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)\n", line) for line in f]
-    except FileNotFoundError:
-        return [f"{MANIFEST} missing"]
-    except (OSError, UnicodeDecodeError) as error:
-        return [f"{MANIFEST}: {_reason(error)}"]
-    if not lines or None in lines:
-        return [f"{MANIFEST} broken"]
-    expected = {match[2]: match[1] for match in lines}
-    files = _files(step_directory)
-    both = sorted(expected.keys() & set(files))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        digests = pool.map(_digest_or_reason, (os.path.join(step_directory, name) for name in both))
-    changed = [
-        f"{n} {'changed' if len(d) == 64 else d}" for n, d in zip(both, digests, strict=True) if d != expected[n]
-    ]
-    missing = [f"{name} missing" for name in sorted(expected.keys() - set(files))]
-    return changed + missing + [f"{name} not in {MANIFEST}" for name in sorted(set(files) - expected.keys())]
-
-
-def _files(step_directory: str) -> list[str]:
-    """Relative paths; the manifest and hidden files (file managers, NFS) are no part of a step."""
-    found = []
-    for folder, _, names in os.walk(step_directory):
-        found += [os.path.relpath(os.path.join(folder, n), step_directory) for n in names if not n.startswith(".")]
-    return sorted(name for name in found if name != MANIFEST)
-
-
-def _digest(path: str) -> str:
-    with open(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _digest_or_reason(path: str) -> str:
-    try:
-        return _digest(path)
-    except OSError as error:
-        return f"unreadable ({_reason(error)})"
-
-
 # --- writing -------------------------------------------------------------------------------------------------------
-
-
-def _seal(step_directory: str) -> None:
-    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for."""
-    names = _files(step_directory)
-    paths = [os.path.join(step_directory, name) for name in names]
-    for folder, _, _ in os.walk(step_directory):
-        _sync(folder)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(_sync, paths))
-        digests = list(pool.map(_digest, paths))
-    manifest = os.path.join(step_directory, MANIFEST)
-    _write(manifest, "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)))
-    _sync(manifest)
-    _sync(step_directory)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(text)
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -316,7 +352,7 @@ def _finite(metrics: dict) -> dict:
     return {name: float(x) if x is not None and math.isfinite(x) else None for name, x in metrics.items()}
 
 
-def _read_notes(step_directory: str) -> dict:
+def read_notes(step_directory: str) -> dict:
     with open(os.path.join(step_directory, NOTES), encoding="utf-8") as f:
         return json.load(f)
 
@@ -324,7 +360,7 @@ def _read_notes(step_directory: str) -> dict:
 def _load(step_directory: str, abstract_parts: dict[str, Any]) -> dict[str, Any]:
     """Restores the given parts into their shardings, if they are exactly what was saved."""
     wanted = _signatures(abstract_parts)
-    stored = _read_notes(step_directory)["arrays"]
+    stored = read_notes(step_directory)["arrays"]
     stored = {name: text for name, text in stored.items() if name.split("/")[0] in abstract_parts}
     both = wanted.keys() & stored.keys()
     problems = (

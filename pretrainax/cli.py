@@ -3,6 +3,7 @@
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
 
+import functools
 import os
 import runpy
 import sys
@@ -29,18 +30,21 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run wher
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[[], int]) -> None:
-    """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError."""
+def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
+    """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
-    def guarded(_: list[str]) -> int:
+    With `commands`, the first word after the program's name is one of them, and what `main` is called with.
+    """
+
+    def guarded(words: list[str]) -> int:
         try:
-            return main()
+            return main(*words[1:])
         except UserError as e:
             if DEBUG.value:
                 raise
             return complain(e)
 
-    app.run(guarded, flags_parser=_parse)
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands))
 
 
 def experiment() -> Experiment:
@@ -62,14 +66,16 @@ def complain(error: Exception) -> int:
     return getattr(error, "exit_code", UserError.exit_code)
 
 
-def _parse(argv: list[str]) -> list[str]:
+def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
         _check_config_flags(argv)
         rest = flags.FLAGS(argv)
-        if len(rest) > 1:
-            raise UserError(f"unexpected argument {rest[1]!r}; flags look like --config=FILE")
+        if commands and rest[1:2] not in [[command] for command in commands]:
+            raise UserError(f"say what to do first: {' or '.join(commands)}; got {' '.join(rest[1:2]) or 'nothing'!r}")
+        if len(rest) > 1 + bool(commands):
+            raise UserError(f"unexpected argument {rest[1 + bool(commands)]!r}; flags look like --config=FILE")
         return rest
     except (flags.Error, UserError) as e:
         if "--debug" in argv:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import jax
 
 from pretrainax import config as config_lib
-from pretrainax import sharding
+from pretrainax import pretrained, sharding
 from pretrainax.checkpoint import Checkpoints, load_params
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.data.baseline import unigram_baseline
@@ -75,7 +75,7 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
     """The state to train from, and what the loop remembers beside it.
 
     1. The newest checkpoint of the workdir that verifies.
-    2. `config.checkpoint.init_from`: parameters of another run, a fresh optimizer.
+    2. `config.checkpoint.init_from`: parameters of another run or a Hugging Face directory, a fresh optimizer.
     3. Fresh parameters.
     """
     fingerprint = job.prepared.tokenizer.fingerprint
@@ -90,7 +90,12 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
         return state, notes
     state = job.fresh_state()
     if job.experiment.checkpoint.init_from:
-        state = state.replace(params=load_params(job.experiment.checkpoint.init_from, job.abstract_state.params))
+        directory, abstract = os.path.expanduser(job.experiment.checkpoint.init_from), job.abstract_state.params
+        if pretrained.is_directory(directory):
+            params = pretrained.load_params(directory, job.experiment.model, abstract)
+        else:
+            params = load_params(directory, abstract)
+        state = state.replace(params=params)
     return state, {
         "step": 0,
         "tokenizer": fingerprint,

@@ -20,8 +20,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from pretrainax.checkpoint import MANIFEST, Checkpoints, load_params
+from pretrainax.checkpoint import Checkpoints, load_params
 from pretrainax.config import RunFailed, UserError
+from pretrainax.manifest import MANIFEST
 
 
 @flax.struct.dataclass
@@ -381,7 +382,7 @@ def test_a_save_that_failed_does_not_keep_the_next_from_working(tmp_path, monkey
 
     checkpoints = Checkpoints(str(tmp_path), keep=2)
     with monkeypatch.context() as patch:
-        patch.setattr("pretrainax.checkpoint._seal", fail)
+        patch.setattr("pretrainax.manifest.seal", fail)
         checkpoints.save(1, make_state(1), {})
         with pytest.raises(RunFailed, match="could not save step 1: No space left on device"):
             checkpoints.wait()

@@ -21,8 +21,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # Each may import, at its top, what stands in the lines before its own, and what is in its own package.
 LAYERS = [
-    "config paths",
-    "validation vocabulary sharding curves",
+    "config paths manifest",
+    "validation vocabulary sharding curves safetensors_files",
     "tokenizer_json",
     "huggingface_tokenizer",
     "tokenizer",
@@ -31,8 +31,8 @@ LAYERS = [
     "models",
     "zoo",
     "losses optim checkpoint metrics flops",
-    "train_step host cli",
-    "prepare sample",
+    "train_step host cli pretrained",
+    "prepare sample huggingface",
     "job",
     "train evaluate",
     "main",

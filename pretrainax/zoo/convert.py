@@ -1,11 +1,13 @@
-"""Published weights into our tree of parameters and back, by a name table.
+"""Published weights and our tree of parameters: one is a view of the other, by the family's table of rows.
 
-A family's table is a list of `Row`s, one a parameter.
+A `Row` says which of their tensors one of ours is, and `view` how: their tensor, seen in our shape. Reading copies out
+of the view, writing copies into it, so that the way back is the way there and bits stay as they are.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import numpy as np
@@ -15,78 +17,104 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.paths import parameter_names
 from pretrainax.zoo.family import Row
 
+Place = tuple[str, Optional[int]]  # their tensor, and the layer of ours that it is; None where ours is not stacked
+
+
+def rows_of(table: Sequence[Row], tree: Any) -> dict[str, tuple[Row, tuple[int, ...]]]:
+    """{path: (row, shape)} of each leaf; ValueError where the table and the tree do not have the same parameters."""
+    rows, names = {row.path: row for row in table}, parameter_names(tree)
+    if rows.keys() != set(names):
+        raise ValueError(f"the name table and the model differ in {sorted(rows.keys() ^ set(names))}")
+    return {name: (rows[name], x.shape) for name, x in zip(names, jax.tree.leaves(tree), strict=True)}
+
+
+def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
+    """Where the numbers of one of our parameters are: a tensor for each layer, or one."""
+    if "{layer}" not in row.name:
+        yield row.name, None
+        return
+    for layer in range(shape[0]):
+        yield (row.first if layer == 0 and row.first else row.name.format(layer=layer)), layer
+
+
+def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of their tensor. `shape`: of ours, without the axis of layers."""
+    _, parts = row.part or (0, 1)
+    if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or parts > 1):
+        if len(shape) == 3 and not _has_heads(row):  # a convolution: [width, in, out] of [out, in, width]
+            return shape[::-1]
+        inputs = _inputs(row)
+        matrix = math.prod(shape[:inputs]), math.prod(shape[inputs:]) * parts
+        return matrix[::-1] if row.transposed else matrix
+    if row.path.endswith("/bias"):
+        return (math.prod(shape) * parts,)
+    return shape
+
+
+def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Their tensor in our shape (without the axis of layers), sharing its memory: to be read, or written to."""
+    if theirs.ndim == 3:
+        return theirs.T
+    part, parts = row.part or (0, 1)
+    if not row.transposed:
+        size = theirs.shape[-1] // parts
+        return theirs[..., part * size : (part + 1) * size].reshape(shape, copy=False)
+    inputs = _inputs(row)
+    size = theirs.shape[0] // parts
+    # [out, in] -> [out axes, in axes] -> [in axes, out axes]
+    ours = theirs[part * size : (part + 1) * size].reshape(shape[inputs:] + shape[:inputs], copy=False)
+    return np.moveaxis(ours, range(len(shape) - inputs), range(inputs, len(shape)))
+
+
+def _has_heads(row: Row) -> bool:
+    return re.search(r"_attention/(query|key|value|out)/kernel$", row.path) is not None
+
+
+def _inputs(row: Row) -> int:
+    """How many of a kernel's axes are summed over."""
+    return 2 if _has_heads(row) and row.path.endswith("out/kernel") else 1
+
 
 def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], config: ModelConfig) -> Any:
     """The parameters of `config` as float32 NumPy arrays, from a Hugging Face state dict.
 
     Raises:
-      UserError: `state` lacks a tensor, or has it in another shape.
+      UserError: `state` lacks tensors, or has them in other shapes; names all of them.
       ValueError: the table and the model do not have the same parameters.
     """
     shapes = models.abstract_params(config)
-    rows = _rows(table, shapes)
-    leaves = [_parameter(row, x.shape, state) for row, x in zip(rows, jax.tree.leaves(shapes), strict=True)]
+    rows = rows_of(table, shapes)
+    check_shapes(rows, {name: np.shape(x) for name, x in state.items()})
+    leaves = []
+    for row, shape in rows.values():
+        ours = np.empty(shape, np.float32)
+        for name, layer in places(row, shape):
+            part = ours if layer is None else ours[layer]
+            part[...] = view(row, np.asarray(state[name]), part.shape)
+        leaves.append(ours)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
-def to_huggingface(table: Sequence[Row], params: Any, config: ModelConfig) -> dict[str, np.ndarray]:
-    """The inverse of `from_huggingface`, without copies of tied tensors."""
-    del config
-    found: dict[str, tuple[Row, dict[int, np.ndarray]]] = {}  # theirs -> a row of it, and its parts
-    for row, x in zip(_rows(table, params), jax.tree.leaves(params), strict=True):
-        for name, index in _names(row, x.shape):
-            one = _matrix(row, np.asarray(x) if index is None else np.asarray(x[index]))
-            found.setdefault(name, (row, {}))[1][row.part[0] if row.part else 0] = one
+def to_huggingface(table: Sequence[Row], params: Any) -> dict[str, np.ndarray]:
+    """The inverse of `from_huggingface`, without their copies of tied tensors."""
     state = {}
-    for name, (row, parts) in found.items():
-        whole = np.concatenate([parts[i] for i in sorted(parts)], axis=-1)
-        state[name] = np.ascontiguousarray(whole.T if row.transposed else whole)
+    for (row, shape), x in zip(rows_of(table, params).values(), jax.tree.leaves(params), strict=True):
+        for name, layer in places(row, shape):
+            part = np.asarray(x if layer is None else x[layer])
+            theirs = state.setdefault(name, np.empty(their_shape(row, part.shape), part.dtype))
+            view(row, theirs, part.shape)[...] = part
     return state
 
 
-def _matrix(row: Row, x: np.ndarray) -> np.ndarray:
-    """Heads and their width as one axis: [D, H, K] -> [D, H · K], [H, K, D] -> [H · K, D], [H, K] -> [H · K]."""
-    *_, map_name, kind = row.path.split("/")
-    if kind == "bias":
-        return x.reshape(-1)
-    if kind != "kernel" or x.ndim < 3 or not re.search("attention", row.path):
-        return x
-    return x.reshape(-1, x.shape[-1]) if map_name == "out" else x.reshape(x.shape[0], -1)
-
-
-def _rows(table: Sequence[Row], tree: Any) -> list[Row]:
-    """The row of each leaf of the tree."""
-    rows, names = {row.path: row for row in table}, parameter_names(tree)
-    if rows.keys() != set(names):
-        raise ValueError(f"the name table and the model differ in {sorted(rows.keys() ^ set(names))}")
-    return [rows[name] for name in names]
-
-
-def _names(row: Row, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
-    """Their name of each layer, and its index in ours; (name, None) where layers are not stacked."""
-    if "{layer}" not in row.name:
-        yield row.name, None
-        return
-    for i in range(shape[0]):
-        yield (row.first if i == 0 and row.first else row.name.format(layer=i)), i
-
-
-def _parameter(row: Row, shape: tuple[int, ...], state: Mapping[str, np.ndarray]) -> np.ndarray:
-    if "{layer}" not in row.name:
-        return _tensor(row, row.name, shape, state)
-    return np.stack([_tensor(row, name, shape[1:], state) for name, _ in _names(row, shape)])
-
-
-def _tensor(row: Row, name: str, shape: tuple[int, ...], state: Mapping[str, np.ndarray]) -> np.ndarray:
-    if name not in state:
-        raise UserError(f"the checkpoint has no tensor {name!r}, which {row.path} comes from")
-    theirs = np.asarray(state[name], np.float32)
-    x = theirs.T if row.transposed else theirs
-    if row.part is not None:
-        i, n = row.part
-        x = np.split(x, n, axis=-1)[i]
-    if x.size != np.prod(shape):
-        raise UserError(
-            f"{name!r} has shape {theirs.shape}, which does not fit {row.path} {shape}: not this config.model"
-        )
-    return x.reshape(shape)
+def check_shapes(rows: Mapping[str, tuple[Row, tuple[int, ...]]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises one UserError that names every tensor that is missing or of another shape than the model wants."""
+    problems = {}
+    for row, shape in rows.values():
+        for name, layer in places(row, shape):
+            wanted = their_shape(row, shape if layer is None else shape[1:])
+            if name not in found:
+                problems[name] = f"{name} {list(wanted)} is missing"
+            elif tuple(found[name]) != wanted:
+                problems[name] = f"{name} is {list(found[name])}, wanted {list(wanted)}"
+    if problems:
+        raise UserError(f"the weights are not those of this config.model: {'; '.join(problems.values())}")

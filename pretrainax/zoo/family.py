@@ -83,8 +83,7 @@ class HuggingFace:
             value = _look(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
-        described = self.read_config(json)
-        different = [f.name for f in dataclasses.fields(config) if _differ(described, config, f.name)]
+        different = differences(self.read_config(json), config)
         if different:
             raise UserError(
                 f"{architecture} of transformers has no way to say "
@@ -95,6 +94,11 @@ class HuggingFace:
 
 # Of training, not of the function that is computed: config.json may be silent about them.
 _TRAINING = ("dropout_rate", "init_stddev", "scale_residual_init")
+
+
+def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
+    """The fields in which two architectures compute something else."""
+    return [f.name for f in dataclasses.fields(a) if _differ(a, b, f.name)]
 
 
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:

@@ -36,7 +36,7 @@ def oracle(case: Case) -> Any:
         theirs = transformers.AutoConfig.for_model(**json)
         theirs._attn_implementation = "eager"
         model = getattr(transformers, json["architectures"][0])(theirs)
-    state = to_huggingface(huggingface.names(config), weights(config), config)
+    state = to_huggingface(huggingface.names(config), weights(config))
     missing, unexpected = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
     assert not unexpected, unexpected
     if hasattr(model, "tie_weights"):

@@ -126,7 +126,7 @@ def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):
 
     config, huggingface = CASES[name].config, CASES[name].family.huggingface
     (tmp_path / "config.json").write_text(json.dumps(huggingface.write_config(config)))
-    state = to_huggingface(huggingface.names(config), weights(config), config)
+    state = to_huggingface(huggingface.names(config), weights(config))
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
     missing, unexpected = model.load_state_dict({k: torch.from_numpy(v) for k, v in state.items()}, strict=False)
     assert not unexpected

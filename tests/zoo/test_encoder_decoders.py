@@ -255,7 +255,7 @@ def saved(case, folder):
     from safetensors.numpy import save_file
 
     huggingface, config = case.family.huggingface, case.config
-    state = to_huggingface(huggingface.names(config), weights(config), config)
+    state = to_huggingface(huggingface.names(config), weights(config))
     state |= {name: np.zeros(shape, np.float32) for name, shape in huggingface.zeros(config).items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(huggingface.write_config(config)))

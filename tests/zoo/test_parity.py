@@ -86,7 +86,7 @@ def test_three_updates_land_where_torch_does(name):
     case = CASES[name]
     model, table = make.oracle(case), case.family.huggingface.names(case.config)
     decays = jax.tree.map(lambda d, x: np.full(x.shape, d), decay_mask(weights(case.config)), weights(case.config))
-    decays = to_huggingface(table, decays, case.config)
+    decays = to_huggingface(table, decays)
     named = dict(model.named_parameters(remove_duplicate=False))
     groups = [[p for n, p in named.items() if n in decays and bool(decays[n].any()) == d] for d in (True, False)]
     optimizer = torch.optim.AdamW(
@@ -124,7 +124,7 @@ def test_config_json_says_the_same_architecture(name):
 def test_there_and_back_is_the_same_bit_for_bit(name):
     config, table = CASES[name].config, CASES[name].family.huggingface.names(CASES[name].config)
     params = weights(config)
-    again = from_huggingface(table, to_huggingface(table, params, config), config)
+    again = from_huggingface(table, to_huggingface(table, params), config)
     for path, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
         assert a.tobytes() == np.asarray(b).tobytes(), path
 

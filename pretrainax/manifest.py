@@ -1,0 +1,83 @@
+"""What vouches for the files of a folder: the SHA-256 of each, in the format of `sha256sum -c`."""
+
+import concurrent.futures
+import hashlib
+import os
+import re
+
+MANIFEST = "manifest.sha256"
+
+
+def faults(directory: str) -> list[str]:
+    """What differs between a folder and its manifest; empty for a valid one."""
+    try:
+        with open(os.path.join(directory, MANIFEST), encoding="utf-8") as f:
+            lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)\n", line) for line in f]
+    except FileNotFoundError:
+        return [f"{MANIFEST} missing"]
+    except (OSError, UnicodeDecodeError) as error:
+        return [f"{MANIFEST}: {_reason(error)}"]
+    if not lines or None in lines:
+        return [f"{MANIFEST} broken"]
+    expected = {match[2]: match[1] for match in lines}
+    files = _files(directory)
+    both = sorted(expected.keys() & set(files))
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        digests = pool.map(_digest_or_reason, (os.path.join(directory, name) for name in both))
+    changed = [
+        f"{n} {'changed' if len(d) == 64 else d}" for n, d in zip(both, digests, strict=True) if d != expected[n]
+    ]
+    missing = [f"{name} missing" for name in sorted(expected.keys() - set(files))]
+    return changed + missing + [f"{name} not in {MANIFEST}" for name in sorted(set(files) - expected.keys())]
+
+
+def _files(directory: str) -> list[str]:
+    """Relative paths; the manifest and hidden files (file managers, NFS) are no part of it."""
+    found = []
+    for folder, _, names in os.walk(directory):
+        found += [os.path.relpath(os.path.join(folder, n), directory) for n in names if not n.startswith(".")]
+    return sorted(name for name in found if name != MANIFEST)
+
+
+def _digest(path: str) -> str:
+    with open(path, "rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def _digest_or_reason(path: str) -> str:
+    try:
+        return _digest(path)
+    except OSError as error:
+        return f"unreadable ({_reason(error)})"
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+
+
+def seal(directory: str) -> None:
+    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for."""
+    names = _files(directory)
+    paths = [os.path.join(directory, name) for name in names]
+    for folder, _, _ in os.walk(directory):
+        sync(folder)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(sync, paths))
+        digests = list(pool.map(_digest, paths))
+    manifest = os.path.join(directory, MANIFEST)
+    write(manifest, "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)))
+    sync(manifest)
+    sync(directory)
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as f:
+        f.write(text)
+
+
+def sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
