@@ -22,7 +22,7 @@ from pretrainax import huggingface, models, pretrained, sharding, train
 from pretrainax.checkpoint import load_params
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.data.sources import TextFiles
-from pretrainax.layers.compute import Compute
+from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.paths import parameter_names
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
@@ -130,7 +130,8 @@ def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path)
     with torch.no_grad():
         a, b = (make.forward(case, model.eval(), batch(case)) for model in (theirs, again))
     for key in a:
-        np.testing.assert_array_equal(a[key], b[key], err_msg=key)  # the same program on the same bits
+        # the same program on the same bits; at another address torch may sum in another order
+        np.testing.assert_allclose(a[key], b[key], rtol=0, atol=2e-6, err_msg=key)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.decode(tokenizer("a cab.", add_special_tokens=False).input_ids).replace(" ", "") == "acab."
 
@@ -161,7 +162,7 @@ def test_config_and_tokenizer_travel_along(source, tmp_path):
     a, b = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out"))
     assert a.items() <= (b | {"pad_token_id": a.get("pad_token_id")}).items()
     assert (b["pad_token_id"], b["dtype"]) == (0, "float32")
-    assert (source / "tokenizer.json").read_bytes() == (tmp_path / "out" / "tokenizer.json").read_bytes()
+    assert read_tokenizer(str(source)).fingerprint == read_tokenizer(str(tmp_path / "out")).fingerprint
 
 
 def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
@@ -192,8 +193,8 @@ def test_each_device_reads_its_shards(name, tmp_path):
 
 
 def test_another_architecture_is_refused_by_field(source):
-    config = dataclasses.replace(CASES["bert"].config, num_layers=3, norm_at="pre")
-    with pytest.raises(UserError, match=r"config.model.num_layers is 3, there 2; config.model.norm_at is 'pre'"):
+    config = dataclasses.replace(CASES["bert"].config, num_layers=5, norm_at="pre")
+    with pytest.raises(UserError, match=r"config.model.num_layers is 5, there 3; config.model.norm_at is 'pre'"):
         pretrained.load_params(str(source), config, None)
 
 
@@ -306,7 +307,7 @@ def broken_config(source):
     [
         (
             missing_and_misshaped,
-            r"LayerNorm.weight is \[7\], wanted \[32\].*layer.1.output.dense.weight \[32, 48\] is missing.*"
+            r"LayerNorm.weight is \[7\], wanted \[16\].*layer.1.output.dense.weight \[16, 48\] is missing.*"
             r"cls.predictions.bias \[99\] is missing",
         ),
         (extra, "does not have: bert.adapter.weight, more"),

@@ -105,7 +105,7 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
         return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
     if name == "num_decoder_layers":
-        return a.decoder_layers != b.decoder_layers
+        return "encoder_decoder" in (a.family, b.family) and a.decoder_layers != b.decoder_layers
     return name not in _TRAINING and getattr(a, name) != getattr(b, name)
 
 

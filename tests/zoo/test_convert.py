@@ -1,0 +1,100 @@
+"""One of our parameters as a view of one of theirs, and what a table must cover."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.config import UserError
+from pretrainax.zoo.convert import from_huggingface, rows_of, their_shape, to_huggingface, view
+from pretrainax.zoo.family import Row
+from tests.golden import CASES
+from tests.golden.case import weights
+
+
+def arrays(name):
+    config, family = CASES[name].config, CASES[name].family.huggingface
+    table = family.names(config)
+    return config, table, to_huggingface(table, weights(config))
+
+
+def counting(shape):
+    return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+
+def test_a_linear_map_is_transposed_and_cut_into_heads():
+    row = Row("encoder/blocks/self_attention/query/kernel", "q.weight", transposed=True)
+    theirs = counting(their_shape(row, (3, 2, 4)))  # [out, in]
+    assert theirs.shape == (8, 3)
+    assert view(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[1 * 4 + 3, 2]
+
+
+def test_the_map_back_sums_over_heads_and_their_width():
+    row = Row("encoder/blocks/self_attention/out/kernel", "o.weight", transposed=True)
+    theirs = counting(their_shape(row, (2, 4, 3)))
+    assert theirs.shape == (3, 8)
+    assert view(row, theirs, (2, 4, 3))[1, 3, 2] == theirs[2, 1 * 4 + 3]
+
+
+@pytest.mark.parametrize("transposed, theirs_shape", [(True, (24, 3)), (False, (3, 24))])
+def test_a_part_is_a_slice_of_their_outputs(transposed, theirs_shape):
+    row = Row("decoder/blocks/self_attention/value/kernel", "qkv.weight", transposed, part=(2, 3))
+    theirs = counting(their_shape(row, (3, 2, 4)))
+    assert theirs.shape == theirs_shape
+    place = (16 + 1 * 4 + 3, 2) if transposed else (2, 16 + 1 * 4 + 3)
+    assert view(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[place]
+
+
+def test_a_convolution_is_reversed():
+    row = Row("encoder/convolution/kernel", "conv.weight", transposed=True)
+    theirs = counting(their_shape(row, (3, 4, 5)))  # [out, in, width]
+    assert theirs.shape == (5, 4, 3)
+    assert view(row, theirs, (3, 4, 5))[2, 1, 4] == theirs[4, 1, 2]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_view_shares_the_memory_of_theirs(name):
+    config, table, state = arrays(name)
+    for row, shape in rows_of(table, models.abstract_params(config)).values():
+        stacked = "{layer}" in row.name
+        theirs = state[row.name.format(layer=0) if not row.first else row.first] if stacked else state[row.name]
+        assert np.shares_memory(view(row, theirs, shape[1:] if stacked else shape), theirs), row.path
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_number_of_theirs_is_used_once(name):
+    config, table, state = arrays(name)
+    assert sum(x.size for x in state.values()) == sum(x.size for x in jax.tree.leaves(weights(config)))
+
+
+def test_the_first_layer_may_have_a_name_of_its_own():
+    config, table, state = arrays("modernbert")
+    params = from_huggingface(table, state, config)
+    scale = params["encoder"]["blocks"]["self_attention_norm"]["scale"]
+    np.testing.assert_array_equal(scale[0], state["model.embeddings.norm.weight"])
+    np.testing.assert_array_equal(scale[1], state["model.layers.1.attn_norm.weight"])
+
+
+def test_missing_and_misshaped_tensors_are_all_named():
+    config, table, state = arrays("gpt2")
+    del state["transformer.h.1.mlp.c_fc.weight"], state["transformer.wpe.weight"]
+    state["transformer.ln_f.weight"] = np.ones(3)
+    with pytest.raises(UserError) as error:
+        from_huggingface(table, state, config)
+    for name in ("ln_f.weight is [3], wanted", "wpe.weight", "h.1.mlp.c_fc.weight"):
+        assert name in str(error.value)
+
+
+def test_weights_of_another_size_are_refused():
+    config, table, state = arrays("llama3")
+    with pytest.raises(UserError, match="model.layers.0.mlp.down_proj.weight is"):
+        from_huggingface(table, state, dataclasses.replace(config, d_ff=64))
+
+
+def test_a_table_that_leaves_out_a_parameter_is_refused():
+    config, table, state = arrays("gpt2")
+    table = [row for row in table if row.path != "decoder/final_norm/bias"]
+    with pytest.raises(ValueError, match="decoder/final_norm/bias"):
+        from_huggingface(table, state, config)
