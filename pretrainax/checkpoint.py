@@ -256,7 +256,7 @@ def read_params(step_directory: str) -> Iterator[tuple[str, int, np.ndarray]]:
             array = ts.open(_array(store, path), open=True).result()
             rows = array.chunk_layout.read_chunk.shape[0]
             for start in range(0, array.shape[0], rows):
-                yield path, start, array[start : start + rows].read().result()
+                yield path, start, array[start : min(start + rows, array.shape[0])].read().result()
 
 
 def _store(step_directory: str) -> dict:

@@ -109,6 +109,11 @@ def test_import_and_export_keep_every_bit(name, tmp_path):
     assert_same(params_of(tmp_path / "again", imported), weights(CASES[name].config))
 
 
+def test_parameters_go_through_in_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrainax.checkpoint._BLOCK_BYTES", 300)  # of rows, heads and layers, none of which divides
+    test_import_and_export_keep_every_bit("t5_1_1", tmp_path)
+
+
 @needs_transformers
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path):
