@@ -42,13 +42,17 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (train,), (evaluate,), (prepare,) = (
-        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "prepare")
+    (train, more), (evaluate,), (prepare,), (give, take) = (
+        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "prepare", "huggingface")
     )
     cached = f"--config.data.cache_dir={cache}"
     said = run([*train, *SMALL.split(), cached], tmp_path)
     assert "unigram baseline" in said and (tmp_path / "runs" / "mine" / "curves.png").exists()
     assert "perplexity" in run(evaluate, tmp_path)
+    assert "as T5ForConditionalGeneration" in run(give, tmp_path)
+    assert "parameters imported" in run(take, tmp_path)
+    source = [word for word in train if word.startswith("--config.data.source")]
+    assert "unigram baseline" in run([*more, *source, *SMALL.split(), cached], tmp_path)
     assert "documents" in run([*prepare, "--config.tokenizer.vocab_size=400", cached], tmp_path)
 
 
