@@ -1,7 +1,6 @@
 """Weights of Hugging Face directories: in, out, and everything that can be wrong with them."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import pathlib
@@ -26,13 +25,9 @@ from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.paths import parameter_names
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
-from tests.golden.case import batch, weights
+from tests.golden.case import batch, needs_transformers, weights
 
 ROOT = pathlib.Path(__file__).parents[1]
-needs_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
 # DeBERTa as its authors pretrain it has no class in transformers that gives its logits.
 PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
 

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretrainax.config import DisentangledPositions, Generator, ModelConfig, UserError
+from pretrainax.zoo.bert import FIELDS
 from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
@@ -207,18 +208,7 @@ HUGGINGFACE = HuggingFace(
     model_type="deberta-v2",
     architecture=_architecture,
     base=_base,
-    fields={
-        "vocab_size": "vocab_size",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "d_ff",
-        "hidden_act": "activation",
-        "hidden_dropout_prob": "dropout_rate",
-        "initializer_range": "init_stddev",
-        "layer_norm_eps": "norm_epsilon",
-        "max_position_embeddings": "position.max_length",
-    },
+    fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
     names=huggingface_names,
     constants={"type_vocab_size": 0, "tie_word_embeddings": True, "legacy": True},
     read=_read,

@@ -13,7 +13,8 @@ A config.json read from transformers is that of one of the two, and has no gener
 from collections.abc import Mapping
 from typing import Any
 
-from pretrainax.config import Generator, LearnedPositions, ModelConfig, UserError
+from pretrainax.config import Generator, ModelConfig, UserError
+from pretrainax.zoo.bert import FIELDS, bert, encoder_names
 from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
@@ -40,43 +41,15 @@ def electra(variant: str = "base") -> ModelConfig:
 
 def _base() -> ModelConfig:
     """The small discriminator, which is what transformers takes where config.json is silent."""
-    return ModelConfig(
-        family="encoder",
-        vocab_size=30_522,
-        num_layers=12,
-        d_model=256,
-        d_ff=1024,
-        num_heads=4,
-        embedding_dim=128,
-        position=LearnedPositions(512),
-        norm="layer",
-        norm_at="post",
-        norm_epsilon=1e-12,
-        activation="gelu",
-        embedding_norm=True,
-        num_token_types=2,
-        replaced_token_head=True,
-        dropout_rate=0.1,
-    )
+    config = bert("base")
+    config.d_model, config.d_ff, config.num_heads, config.embedding_dim = 256, 1024, 4, 128
+    config.masked_lm_head, config.pair_head, config.replaced_token_head = False, False, True
+    return config
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Of ElectraForPreTraining, or of ElectraForMaskedLM for a config with a masked_lm_head."""
-    block, layer = "encoder/blocks", "electra.encoder.layer.{layer}"
-    rows = [
-        Row("token_embedding/embedding", "electra.embeddings.word_embeddings.weight"),
-        Row("position_embedding/embedding", "electra.embeddings.position_embeddings.weight"),
-        Row("token_type_embedding/embedding", "electra.embeddings.token_type_embeddings.weight"),
-        *layer_norm("embedding_norm", "electra.embeddings.LayerNorm"),
-        *linear(f"{block}/self_attention/query", f"{layer}.attention.self.query", bias=True),
-        *linear(f"{block}/self_attention/key", f"{layer}.attention.self.key", bias=True),
-        *linear(f"{block}/self_attention/value", f"{layer}.attention.self.value", bias=True),
-        *linear(f"{block}/self_attention/out", f"{layer}.attention.output.dense", bias=True),
-        *layer_norm(f"{block}/self_attention_norm", f"{layer}.attention.output.LayerNorm"),
-        *linear(f"{block}/mlp/up", f"{layer}.intermediate.dense", bias=True),
-        *linear(f"{block}/mlp/down", f"{layer}.output.dense", bias=True),
-        *layer_norm(f"{block}/mlp_norm", f"{layer}.output.LayerNorm"),
-    ]
+    rows = encoder_names("electra")
     if config.embedding_dim:
         rows += linear("embedding_projection", "electra.embeddings_project", bias=True)
     if config.masked_lm_head:
@@ -124,19 +97,7 @@ HUGGINGFACE = HuggingFace(
     model_type="electra",
     architecture=_architecture,
     base=_base,
-    fields={
-        "vocab_size": "vocab_size",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "num_layers",
-        "num_attention_heads": "num_heads",
-        "intermediate_size": "d_ff",
-        "hidden_act": "activation",
-        "hidden_dropout_prob": "dropout_rate",
-        "initializer_range": "init_stddev",
-        "layer_norm_eps": "norm_epsilon",
-        "max_position_embeddings": "position.max_length",
-        "type_vocab_size": "num_token_types",
-    },
+    fields=FIELDS,
     names=huggingface_names,
     constants={
         "is_decoder": False,

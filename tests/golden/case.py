@@ -1,17 +1,23 @@
 """A tiny model of a published family, the weights and the batch that both sides get."""
 
+import importlib.util
 import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
 import jax
 import numpy as np
+import pytest
 
 from pretrainax import models
 from pretrainax.config import ModelConfig
 from pretrainax.paths import parameter_names
 from pretrainax.zoo.family import Family
 
+needs_transformers = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
+    reason="torch or transformers is not installed (extra parity)",
+)
 VOCABULARY = 99
 LENGTHS = (14, 9, 5)  # real tokens of each row; the rest is padding
 ENCODER_LENGTHS = (11, 15, 4)

@@ -1,5 +1,4 @@
 import dataclasses
-import importlib.util
 import math
 import pathlib
 import re
@@ -20,13 +19,9 @@ from pretrainax.paths import parameter_names
 from pretrainax.validation import validate
 from pretrainax.zoo.deberta import FAMILIES, HUGGINGFACE, deberta_v2, deberta_v3
 from tests.golden import make
-from tests.golden.case import Case, batch, weights
+from tests.golden.case import Case, batch, needs_transformers, weights
 from tests.golden.deberta import CASES, tiny
 
-needs_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "deberta_v3_base.py"
 PRESETS = [family.prefix + variant for family in FAMILIES for variant in family.sizes]
 

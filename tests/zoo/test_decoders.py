@@ -1,7 +1,6 @@
 """The rows of the decoder families, and the config.json that transformers wrote of them, of old and of now."""
 
 import dataclasses
-import importlib.util
 
 import pytest
 
@@ -10,17 +9,13 @@ from pretrainax.config import LinearScaling, LongContextScaling, UserError
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
-from tests.golden.case import weights
+from tests.golden.case import needs_transformers, weights
 
-needs_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
 MODULES = ("gpt", "llama", "mistral", "qwen", "gemma")
 FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
 
-# Counted from the tensors of the released files; of GPT-3 from table 2.1, which rounds.
+# As the released files are said to have; of GPT-3 from table 2.1, which rounds.
 PUBLISHED = {
     "gpt1_117m": 116_534_784,
     "gpt2_124m": 124_439_808,

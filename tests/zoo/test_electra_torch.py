@@ -1,7 +1,6 @@
 """ELECTRA as transformers has it: the joint loss of its two classes, their sizes, their config.json."""
 
 import functools
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +16,8 @@ from pretrainax.zoo.convert import from_huggingface
 from pretrainax.zoo.electra import FAMILY, HUGGINGFACE, SIZES
 from pretrainax.zoo.electra import electra as preset
 from tests.golden import make
-from tests.golden.case import Case, weights
+from tests.golden.case import Case, needs_transformers, weights
 from tests.golden.electra import everywhere, joint, masked_batch
-
-needs_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
-
 
 # --- the joint loss ------------------------------------------------------------------------------------------------
 

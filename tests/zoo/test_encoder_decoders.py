@@ -2,7 +2,6 @@
 transformers makes of an export."""
 
 import dataclasses
-import importlib.util
 import json
 
 import jax
@@ -17,15 +16,11 @@ from pretrainax.zoo import bart, t5, transformer
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import encoder_decoders, make
-from tests.golden.case import batch, weights
+from tests.golden.case import batch, needs_transformers, weights
 
 FAMILIES = (*transformer.FAMILIES, *bart.FAMILIES, *t5.FAMILIES)
 (TRANSFORMER,), (BART,), (T5, _, MT5, BYT5, _) = transformer.FAMILIES, bart.FAMILIES, t5.FAMILIES
 CASES = encoder_decoders.CASES
-needs_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
 
 
 # --- sizes ---------------------------------------------------------------------------------------------------------

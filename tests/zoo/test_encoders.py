@@ -1,13 +1,12 @@
 """The encoders after BERT: how many parameters each size has, and what of a config.json is read or refused."""
 
-import importlib.util
-
 import pytest
 
 from pretrainax import zoo
 from pretrainax.config import LearnedPositions, UserError
 from pretrainax.zoo import albert, bert, modernbert, roberta
 from pretrainax.zoo.__main__ import count
+from tests.golden.case import needs_transformers
 
 BERT, MACBERT, DISTILBERT = bert.FAMILIES
 ROBERTA, XLM_ROBERTA = roberta.FAMILIES
@@ -61,10 +60,7 @@ def test_parameters(name, parameters, published):
     assert published is None or abs(parameters / (1e6 * published) - 1) < 0.07
 
 
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
+@needs_transformers
 @pytest.mark.parametrize("name", [family.prefix + variant for family in FAMILIES for variant in family.sizes])
 def test_transformers_counts_as_many(name):
     import torch

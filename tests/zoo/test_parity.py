@@ -1,7 +1,6 @@
 """Each published architecture computes what its reference does: logits, hidden states, gradients, three updates."""
 
 import dataclasses
-import importlib.util
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +15,8 @@ from pretrainax.optim import AdamW, WarmupConstant, decay_mask
 from pretrainax.paths import parameter_names
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
 from tests.golden import CASES, make
-from tests.golden.case import batch, packed, weights
+from tests.golden.case import batch, needs_transformers, packed, weights
 from tests.zoo.parity import differences, ours
-
-needs_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("torch", "transformers"))),
-    reason="torch or transformers is not installed (extra parity)",
-)
 
 
 def check(found: dict[str, float]) -> None:
