@@ -12,7 +12,7 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, Position, UserError, nearest
+from pretrainax.config import Choice, Experiment, Position, RotaryScaling, UserError, nearest
 from pretrainax.validation import validate
 
 
@@ -23,7 +23,7 @@ class _ChoiceParser(flags.ArgumentParser):
         return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
 
 
-for _type in (Choice, Position):
+for _type in (Choice, Position, RotaryScaling):
     config_flags.register_flag_parser_for_type(_type, _ChoiceParser())
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")

@@ -9,7 +9,10 @@ import jax.numpy as jnp
 from pretrainax import models, optim, sharding, zoo
 from pretrainax.paths import parameter_names
 
-PRESETS = ("bert_base", "t5_base", "gpt2_124m", "llama3_8b")
+PRESETS = (
+    *("bert_base", "albert_base", "electra_base", "deberta_v3_base", "modernbert_base"),
+    *("t5_base", "bart_base", "gpt2_124m", "llama3_8b", "qwen2_7b", "qwen3_8b", "gemma2_2b"),
+)
 
 
 def example_shapes(config, batch_size=8, length=16):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pretrainax import zoo
+from pretrainax import models, optim, sharding, zoo
 from pretrainax.config import UserError
 from pretrainax.zoo import __main__ as table
 from tests.golden import CASES
@@ -43,6 +43,13 @@ def test_no_such_row_is_one_line():
 def test_every_family_that_transformers_has_is_measured():
     names = {family.name for family in zoo.FAMILIES if family.huggingface is not None}
     assert names == {case.family.name for case in CASES.values()}
+
+
+@pytest.mark.parametrize("family", zoo.FAMILIES, ids=lambda family: family.name)
+def test_every_parameter_of_a_family_is_sharded_and_decays_by_the_tables(family):
+    params = models.abstract_params(family.preset(next(iter(family.sizes))))
+    sharding.param_specs(params)  # both raise for a path that no row covers
+    optim.decay_mask(params)
 
 
 def test_names_and_rows_are_unique():
