@@ -213,6 +213,8 @@ def write_params(workdir: str, abstract_params: Any, read: Callable[[str, Index]
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     os.makedirs(directory, exist_ok=True)
     staging, target = (os.path.join(directory, name) for name in ("0.saving", "0"))
+    if os.path.exists(target):
+        raise UserError(f"{workdir} holds a checkpoint already: take another --workdir")
     shutil.rmtree(staging, ignore_errors=True)
     try:
         with _naming(0):

@@ -157,7 +157,7 @@ def _family_for(model: ModelConfig, original: str) -> tuple[HuggingFace, dict[st
             reasons.append(str(e))
         except (AttributeError, KeyError, TypeError):  # a position of another kind has not the fields that it looks for
             continue
-    nearest = min((reason for reason in reasons if "no way to say" in reason), key=len)
+    nearest = min((reason for reason in reasons if "no way to say" in reason), key=len, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {nearest}")
 
 

@@ -43,22 +43,13 @@ def objective(
       options: of `loss_sums`.
 
     Raises:
-      UserError: a head without labels, or labels without a head.
+      UserError: a discriminator without a generator, whose tokens nobody replaced.
     """
-    if (outputs.pair_logits is None) == ("pair_labels" in batch):
-        raise UserError(
-            "config.model.pair_head and config.objective do not fit: "
-            + (
-                "the head has no pair_labels to learn from"
-                if "pair_labels" not in batch
-                else "pair_labels have no head"
-            )
-        )
     total, sums = jnp.zeros((), jnp.float32), {}
     if outputs.features is not None:
         sums = loss_sums(outputs, batch["targets"], batch["loss_weights"], **options)
         total += sums.pop("objective")[0] / total_counts["loss"]
-    if outputs.pair_logits is not None:
+    if outputs.pair_logits is not None and "pair_labels" in batch:
         labels = batch["pair_labels"]
         loss = jax.nn.logsumexp(outputs.pair_logits, axis=-1) - jnp.take_along_axis(
             outputs.pair_logits, labels[:, None], axis=1
@@ -67,13 +58,24 @@ def objective(
         sums |= _mean("pair", loss, right, jnp.ones_like(loss))
         total += loss.sum() / total_counts["pair_loss"]
     if outputs.replaced_logits is not None:
-        logits = outputs.replaced_logits
-        truth = batch["replaced"] > 0 if outputs.replaced is None else outputs.replaced
+        logits, truth = outputs.replaced_logits, outputs.replaced
+        if truth is None and "replaced" not in batch:
+            raise UserError(
+                "a replaced_token_head has nothing to tell apart without a generator: set config.model.generator"
+            )
+        truth = batch["replaced"] > 0 if truth is None else truth
         real = (batch["segment_ids"] > 0).astype(jnp.float32)
         loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
         sums |= _mean("replaced", loss, (logits > 0) == truth, real)
         total += outputs.replaced_weight * loss.sum() / total_counts["replaced_loss"]
     return total, sums
+
+
+def check_labels(outputs: Any, batch: Mapping[str, jax.Array]) -> None:
+    """Raises UserError for a pair head that would not be trained, or labels that nothing would learn from."""
+    if (outputs.pair_logits is None) == ("pair_labels" in batch):
+        lack = "pair_labels have no head" if "pair_labels" in batch else "the head has no pair_labels to learn from"
+        raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
 
 
 def _mean(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:

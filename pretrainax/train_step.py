@@ -91,6 +91,7 @@ def make_train_step(
 
     def objective(params, batch, counts, keys):
         outputs = model.apply({"params": params}, batch, deterministic=False, rngs=keys)
+        losses.check_labels(outputs, batch)
         return losses.objective(outputs, batch, counts, **_options(train))
 
     def micro_step(params, batch, counts, keys):

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.losses import counts, loss_sums, objective
+from pretrainax.losses import check_labels, counts, loss_sums, objective
 from pretrainax.models import Outputs
 from pretrainax.sharding import make_mesh
 
@@ -268,4 +268,16 @@ def test_a_pair_head_and_labels_go_together(missing):
     else:
         outputs = outputs.replace(pair_logits=None)
     with pytest.raises(UserError, match="config.model.pair_head and config.objective"):
-        objective(outputs, batch, counts(batch))
+        check_labels(outputs, batch)
+
+
+def test_a_discriminator_without_a_generator_has_no_loss():
+    outputs, batch = three_heads()
+    with pytest.raises(UserError, match="set config.model.generator"):
+        objective(outputs.replace(replaced=None), batch, counts(batch))
+
+
+def test_pairs_without_labels_are_left_out_of_an_evaluation():
+    outputs, batch = three_heads()
+    del batch["pair_labels"]
+    assert "pair_loss" not in objective(outputs, batch, counts(batch))[1]

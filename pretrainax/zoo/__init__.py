@@ -3,19 +3,29 @@
 zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("gpt2_124m"), zoo.preset("llama3_8b")
 """
 
-import importlib
-import importlib.util
-
 from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.zoo import (
+    albert,
+    bart,
+    bert,
+    deberta,
+    electra,
+    gemma,
+    gpt,
+    llama,
+    mistral,
+    modernbert,
+    qwen,
+    roberta,
+    t5,
+    transformer,
+)
 from pretrainax.zoo.family import Family
 
-_MODULES = ("transformer bert roberta albert electra deberta modernbert t5 bart gpt llama mistral qwen gemma").split()
-
+_ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
+_DECODERS = (gpt, llama, mistral, qwen, gemma)
 FAMILIES: tuple[Family, ...] = tuple(
-    family
-    for module in _MODULES
-    if importlib.util.find_spec(f"pretrainax.zoo.{module}")
-    for family in getattr(importlib.import_module(f"pretrainax.zoo.{module}"), "FAMILIES", ())
+    family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
 )
 
 # "bert_base" -> family and variant
