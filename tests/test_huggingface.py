@@ -1,89 +1,31 @@
-"""Weights of Hugging Face directories: in, out, and everything that can be wrong with them."""
+"""Imports and exports of Hugging Face directories: every bit there and back."""
 
-import dataclasses
 import json
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-import tokenizers
-from tokenizers import pre_tokenizers
 
 from pretrainax import config as config_lib
-from pretrainax import huggingface, models, pretrained, sharding, train
-from pretrainax.checkpoint import load_params
-from pretrainax.config import MeshConfig, UserError
+from pretrainax import huggingface, train
+from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.huggingface_tokenizer import read_tokenizer
-from pretrainax.paths import parameter_names
-from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
 from tests.golden.case import batch, needs_transformers, weights
+from tests.huggingface_weights import PUBLISHED, assert_same, params_of, stored, write_directory, write_tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
-# DeBERTa as its authors pretrain it has no class in transformers that gives its logits.
-PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
-
-
-def write_tokenizer(directory, pad_id):
-    """A letter a token; enough special ones for every objective."""
-    special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
-    special.insert(pad_id, "<pad>")
-    vocabulary = {piece: i for i, piece in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,"])}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens(special)
-    tokenizer.save(str(directory / "tokenizer.json"))
-    names = dict(pad="<pad>", bos="<s>", eos="</s>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="<mask>")
-    named = {f"{name}_token": piece for name, piece in names.items()}
-    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
-
-
-def write_directory(directory, name="bert", dtype=np.float32):
-    """As transformers would save the tiny model of a case, without needing it."""
-    case, directory = CASES[name], pathlib.Path(directory)
-    directory.mkdir()
-    family = case.family.huggingface
-    state = to_huggingface(family.names(case.config), weights(case.config))
-    state |= {name: np.zeros(shape, np.float32) for name, shape in family.zeros(case.config).items()}
-    state = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in state.items()}
-    safetensors.numpy.save_file(state, directory / "model.safetensors", {"format": "pt"})
-    (directory / "config.json").write_text(json.dumps(family.write_config(case.config)))
-    write_tokenizer(directory, case.pad_id)
-    return directory
 
 
 @pytest.fixture
 def source(tmp_path):
     return write_directory(tmp_path / "source")
-
-
-def stored(directory):
-    """Every tensor of a directory's files."""
-    tensors = {}
-    for file in sorted(pathlib.Path(directory).glob("*.safetensors")):
-        tensors |= safetensors.numpy.load_file(file)
-    return tensors
-
-
-def params_of(workdir, config):
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = models.abstract_params(config)
-    return load_params(
-        str(workdir), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
-    )
-
-
-def assert_same(a, b):
-    for path, x, y in zip(parameter_names(a), jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
 
 
 # --- there and back --------------------------------------------------------------------------------------------------
@@ -178,36 +120,6 @@ def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
 # --- a start for training --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["llama3", "bert", "t5_1_1"])
-def test_each_device_reads_its_shards(name, tmp_path):
-    source = write_directory(tmp_path / "source", name)
-    config = CASES[name].config
-    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
-    shapes = models.abstract_params(config)
-    abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.shardings(mesh, shapes)
-    )
-    params = pretrained.load_params(str(source), config, abstract)
-    assert_same(jax.device_get(params), weights(config))
-    assert jax.tree.map(lambda x: x.sharding, params) == jax.tree.map(lambda x: x.sharding, abstract)
-
-
-def test_another_architecture_is_refused_by_field(source):
-    config = dataclasses.replace(CASES["bert"].config, num_layers=5, norm_at="pre")
-    with pytest.raises(UserError, match=r"config.model.num_layers is 5, there 3; config.model.norm_at is 'pre'"):
-        pretrained.load_params(str(source), config, None)
-
-
-def test_a_run_may_do_without_the_pair_head(source):
-    config = dataclasses.replace(CASES["bert"].config, pair_head=False)
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    shapes = models.abstract_params(config)
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
-    params = pretrained.load_params(str(source), config, abstract)
-    kept = {key: x for key, x in weights(CASES["bert"].config).items() if key != "pair_head"}
-    assert_same(params, kept)
-
-
 @pytest.mark.parametrize("through", ["directory", "workdir"])
 def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", "gpt2")
@@ -247,116 +159,6 @@ def test_an_imported_workdir_is_not_resumed(tmp_path, text, cache):
     os.remove(tmp_path / "run" / "config.json")
     with pytest.raises(UserError, match="holds imported parameters alone.*--config.checkpoint.init_from="):
         train.run(experiment, str(tmp_path / "run"))
-
-
-# --- what can be wrong -----------------------------------------------------------------------------------------------
-
-
-def save(source, state):
-    safetensors.numpy.save_file(state, source / "model.safetensors", {"format": "pt"})
-
-
-def missing_and_misshaped(source):
-    state = stored(source)
-    del state["cls.predictions.bias"], state["bert.encoder.layer.1.output.dense.weight"]
-    state["bert.embeddings.LayerNorm.weight"] = np.ones(7, np.float32)
-    save(source, state)
-
-
-def extra(source):
-    save(source, stored(source) | {"bert.adapter.weight": np.ones(3, np.float32), "more": np.ones(3, np.float32)})
-
-
-def untied(source):
-    state = stored(source)
-    state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"] + 1
-    save(source, state)
-
-
-def not_finite(source):
-    state = stored(source)
-    state["cls.predictions.bias"] = state["cls.predictions.bias"].copy()
-    state["cls.predictions.bias"][3] = np.nan
-    save(source, state)
-
-
-def truncated(source):
-    content = (source / "model.safetensors").read_bytes()
-    (source / "model.safetensors").write_bytes(content[:-10])
-
-
-def header_flipped(source):
-    content = bytearray((source / "model.safetensors").read_bytes())
-    content[content.index(b"data_offsets") + 15] ^= 0x10
-    (source / "model.safetensors").write_bytes(content)
-
-
-def only_pickles(source):
-    (source / "model.safetensors").rename(source / "pytorch_model.bin")
-
-
-def index_that_leaves(source):
-    shutil.move(source / "model.safetensors", source / "a.safetensors")
-    index = {"weight_map": {name: "../a.safetensors" for name in safetensors.numpy.load_file(source / "a.safetensors")}}
-    (source / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def index_of_a_missing_file(source):
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "b.safetensors"}}))
-
-
-def unknown_model(source):
-    (source / "config.json").write_text(json.dumps({"model_type": "brt"}))
-
-
-def no_config(source):
-    (source / "config.json").unlink()
-
-
-def broken_config(source):
-    (source / "config.json").write_text("{")
-
-
-@pytest.mark.parametrize(
-    "damage, message",
-    [
-        (
-            missing_and_misshaped,
-            r"LayerNorm.weight is \[7\], wanted \[16\].*layer.1.output.dense.weight \[16, 48\] is missing.*"
-            r"cls.predictions.bias \[99\] is missing",
-        ),
-        (extra, "does not have: bert.adapter.weight, more"),
-        (untied, "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight"),
-        (not_finite, "cls.predictions.bias holds numbers that are not finite"),
-        (truncated, "is no whole safetensors file"),
-        (header_flipped, "is no whole safetensors file"),
-        (only_pickles, "pytorch_model.bin.*are not read.*save_pretrained"),
-        (index_that_leaves, "must be one of this directory"),
-        (index_of_a_missing_file, "names b.safetensors, which is missing"),
-        (unknown_model, "model_type 'brt', did you mean 'bert'"),
-        (no_config, "holds no config.json"),
-        (broken_config, "is no JSON file"),
-    ],
-)
-def test_a_bad_directory_is_one_error(damage, message, source, tmp_path):
-    damage(source)
-    with pytest.raises(UserError, match=message) as error:
-        huggingface.import_directory(str(source), str(tmp_path / "run"))
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "run" / "checkpoints" / "0").exists()
-
-
-def test_every_flipped_bit_of_an_export_is_seen(source, tmp_path):
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
-    file = tmp_path / "out" / "model.safetensors"
-    good = file.read_bytes()
-    for place in np.random.default_rng(0).integers(0, len(good), 20):
-        bad = bytearray(good)
-        bad[place] ^= 1 << int(place) % 8
-        file.write_bytes(bad)
-        with pytest.raises(UserError, match="model.safetensors changed"):
-            pretrained.Pretrained(str(tmp_path / "out"))
 
 
 def test_a_model_that_transformers_has_not_is_not_exported(source, tmp_path):
