@@ -6,19 +6,25 @@ import pathlib
 import subprocess
 import sys
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from pretrainax import checkpoint, huggingface, models, pretrained, train
 from pretrainax import config as config_lib
-from pretrainax import huggingface, train
 from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.huggingface_tokenizer import read_tokenizer
+from pretrainax.models import electra
+from pretrainax.paths import parameter_names
+from pretrainax.zoo.family import differences
 from tests.golden import CASES
 from tests.golden.case import batch, needs_transformers, weights
+from tests.golden.electra import joint
 from tests.huggingface_weights import PUBLISHED, assert_same, params_of, stored, write_directory, write_tokenizer
+from tests.zoo.parity import ours
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -31,7 +37,7 @@ def source(tmp_path):
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CASES)
 def test_import_and_export_keep_every_bit(name, tmp_path):
     source = write_directory(tmp_path / "source", name)
     huggingface.import_directory(str(source), str(tmp_path / "run"))
@@ -76,6 +82,43 @@ def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path)
         np.testing.assert_allclose(a[key], b[key], rtol=0, atol=2e-6, err_msg=key)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert tokenizer.decode(tokenizer("a cab.", add_special_tokens=False).input_ids).replace(" ", "") == "acab."
+
+
+@needs_transformers
+def test_the_encoder_of_deberta_v3_is_loaded_without_the_authors_head(tmp_path):
+    import torch
+    import transformers
+
+    huggingface.import_directory(str(write_directory(tmp_path / "source", "deberta_v3")), str(tmp_path / "run"))
+    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    theirs, info = transformers.DebertaV2Model.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and all(name.startswith("mask_predictions.") for name in info["unexpected_keys"])
+    arrays = batch(CASES["deberta_v3"])
+    with torch.no_grad():
+        out = theirs.eval()(torch.from_numpy(arrays["tokens"]).long(), torch.from_numpy(arrays["segment_ids"]).long())
+    real = arrays["segment_ids"] > 0
+    got = ours("deberta_v3")["output encoder"][real]
+    np.testing.assert_allclose(got, out.last_hidden_state.numpy()[real], atol=2e-4, rtol=0)  # as all parity tests
+
+
+@pytest.mark.parametrize("part", ["discriminator", "generator"])
+@pytest.mark.parametrize("sharing", ["all", "gradient_disentangled"])
+def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
+    config = joint(sharing)
+    params, shapes = weights(config), models.abstract_params(config)
+    by_path = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+    write_tokenizer(tmp_path, pad_id=0)
+    tokenizer = read_tokenizer(str(tmp_path))
+    tokenizer.save(str(tmp_path / "run" / "tokenizer"))
+    checkpoint.write_params(str(tmp_path / "run"), shapes, lambda path, index: by_path[path][index], {})
+    experiment = huggingface._experiment(config, str(tmp_path / "run" / "tokenizer"))
+    (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
+    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part=part)
+    source = pretrained.Pretrained(str(tmp_path / "out"))
+    wanted_config, wanted = getattr(electra, part)(config, params)
+    assert differences(source.config, wanted_config) == []
+    for path, x in zip(parameter_names(wanted), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(source.read(path, (slice(None),) * x.ndim), x, err_msg=path)
 
 
 def test_bfloat16_is_kept(tmp_path):
