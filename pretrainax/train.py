@@ -23,7 +23,7 @@ from pretrainax.metrics import Metrics, summarize
 from pretrainax.paths import parameter_names
 from pretrainax.prepare import Prepared, prepare
 from pretrainax.sample import samples
-from pretrainax.train_step import TrainState
+from pretrainax.train_step import TrainState, state_from
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
 
@@ -88,14 +88,15 @@ def start(job: Job, checkpoints: Checkpoints) -> tuple[TrainState, dict]:
                 f"{fingerprint[:12]}: set config.tokenizer.path to the workdir's tokenizer/ folder"
             )
         return state, notes
-    state = job.fresh_state()
     if job.experiment.checkpoint.init_from:
         directory, abstract = os.path.expanduser(job.experiment.checkpoint.init_from), job.abstract_state.params
         if pretrained.is_directory(directory):
             params = pretrained.load_params(directory, job.experiment.model, abstract)
         else:
             params = load_params(directory, abstract)
-        state = state.replace(params=params)
+        state = state_from(params, job.optimizer, job.mesh)
+    else:
+        state = job.fresh_state()
     return state, {
         "step": 0,
         "tokenizer": fingerprint,

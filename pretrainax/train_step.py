@@ -56,6 +56,16 @@ def init_state(
     )()
 
 
+def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
+    """A state at step 0 of parameters that are there, with moments of zero. The parameters are donated to it."""
+
+    def make(params):
+        return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+
+    shapes = jax.eval_shape(make, params)
+    return jax.jit(make, out_shardings=sharding.shardings(mesh, shapes), donate_argnums=0)(params)
+
+
 def _init(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], seed: int) -> TrainState:
     params = _init_params(model, batch_shapes, seed)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
