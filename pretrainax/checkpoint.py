@@ -230,9 +230,7 @@ def write_params(workdir: str, abstract_params: Any, read: Callable[[str, Index]
                     shape=x.shape,
                     dtype=x.dtype.name,
                     chunk_layout=ts.ChunkLayout(chunk_shape=chunk),
-                    codec=ts.CodecSpec(
-                        {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
-                    ),
+                    codec=ts.CodecSpec(_CODEC),
                 ).result()
             for start in itertools.product(*(range(0, n, size) for n, size in zip(x.shape, chunk, strict=True))):
                 index = tuple(slice(i, min(i + c, n)) for i, c, n in zip(start, chunk, x.shape, strict=True))

@@ -27,6 +27,7 @@ from pretrainax.config import (
     EvaluateConfig,
     Experiment,
     ModelConfig,
+    RunFailed,
     TrainConfig,
     UserError,
 )
@@ -52,6 +53,8 @@ def import_directory(directory: str, workdir: str) -> str:
     started = time.perf_counter()
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(f"--workdir={workdir} holds a run already: take another one")
+    if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
+        raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or take another one")
     source = Pretrained(directory)
     tokenizer = read_tokenizer(directory)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
@@ -106,8 +109,8 @@ def export_workdir(
     described["dtype"] = described["torch_dtype"] = first.name  # as new and as old versions call it
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
-    os.makedirs(staging)
     try:
+        os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
         _fill(files, rows, checkpoint.newest_step(workdir, step), part)
         _write_json(os.path.join(staging, "config.json"), described)
@@ -116,6 +119,8 @@ def export_workdir(
         if os.path.isdir(to):
             os.rmdir(to)
         os.rename(staging, to)
+    except OSError as e:
+        raise RunFailed(f"could not write --to={to}: {e.strerror or e}") from e
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     seconds = time.perf_counter() - started

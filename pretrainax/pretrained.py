@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pretrainax import manifest, models, zoo
@@ -59,6 +60,8 @@ class Pretrained:
         self.directory = directory
         self.json = read_config_json(directory)
         self.family, self.config = _family_of(self.json)
+        if self.json.get("quantization_config"):
+            raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not read")
         listed = os.path.join(directory, manifest.MANIFEST)
         faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(listed) else []
         if faults:
@@ -76,14 +79,14 @@ class Pretrained:
         for copy, original in tied.items():  # a file may hold either
             if copy in self._theirs:
                 self._theirs.setdefault(original, self._theirs[copy])
-        check_shapes(self._rows, {name: self._tensors.shapes[theirs] for name, theirs in self._theirs.items()})
         ignored = re.compile("|".join((*self.family.ignored, "(?!)")))
         own = rows_of(self.family.names(self.config), models.abstract_params(self.config)).values()
         known = needed | tied.keys() | zeros.keys() | {name for row, shape in own for name, _ in places(row, shape)}
         unknown = [name for name in self._theirs if name not in known and not ignored.fullmatch(name)]
-        if unknown:
-            model_type = self.json["model_type"]
-            raise UserError(f"{self.directory} holds tensors that a {model_type!r} does not have: {', '.join(unknown)}")
+        check_shapes(self._rows, {name: self._tensors.shapes[x] for name, x in self._theirs.items()}, unknown)
+        coded = [f"{name} is {self.dtypes[name]}" for name in sorted(needed) if not self._is_float(name)]
+        if coded:
+            raise UserError(f"{self.directory} is quantized, which is not read: {', '.join(coded)}")
         for copy, original in tied.items():
             if copy in self._theirs and not np.array_equal(self.tensor(copy), self.tensor(original)):
                 raise UserError(f"{self.directory}: {copy} differs from {original}, to which config.json ties it")
@@ -95,6 +98,9 @@ class Pretrained:
     def dtypes(self) -> dict[str, str]:
         """Of each tensor."""
         return {name: self._tensors.dtypes[theirs].name for name, theirs in self._theirs.items()}
+
+    def _is_float(self, name: str) -> bool:
+        return jnp.issubdtype(self._tensors.dtypes[self._theirs[name]], jnp.floating)
 
     def tensor(self, name: str) -> np.ndarray:
         return self._tensors[self._theirs[name]]
@@ -110,7 +116,10 @@ class Pretrained:
     def _block(self, row: Row, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
         block = np.ascontiguousarray(view(row, self.tensor(name), shape)[index], np.float32)
         if not np.isfinite(block).all():
-            raise UserError(f"{self.directory}: {name} holds numbers that are not finite: a damaged file")
+            # all of them are looked through only now that one is known
+            named = [x for x in self._theirs if self._is_float(x) and not np.isfinite(self.tensor(x)).all()]
+            verb = "holds" if len(named) == 1 else "hold"
+            raise UserError(f"{self.directory}: {', '.join(named)} {verb} numbers that are not finite: a damaged file")
         return block
 
 
@@ -139,9 +148,13 @@ def _family_of(described: Mapping[str, Any]) -> tuple[HuggingFace, ModelConfig]:
     for family in families():
         if family.model_type == model_type:
             try:
-                return family, family.read_config(described)
+                config = family.read_config(described)
+                models.abstract_params(config)
+                return family, config
             except UserError as e:
                 reasons.append(e)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # "12", null, 0, a list
+                reasons.append(UserError(f"config.json describes no model: a missing or wrong value ({e})"))
     if reasons:
         raise reasons[0]
     known = {family.model_type for family in families()}

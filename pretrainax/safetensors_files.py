@@ -113,7 +113,9 @@ class Writer:
         text += b" " * (-len(text) % 8)  # so that the data is aligned
         with open(path, "wb") as f:
             f.write(len(text).to_bytes(8, "little") + text)
-            f.truncate(8 + len(text) + end)
+            f.flush()
+            # in full, now: a disk that fills up under a memory map kills the process without a word
+            os.posix_fallocate(f.fileno(), 0, 8 + len(text) + end)
         for name, (dtype, shape) in tensors.items():
             start = 8 + len(text) + header[name]["data_offsets"][0]
             self._places[name] = _Place(path, np.dtype(dtype), tuple(shape), start)

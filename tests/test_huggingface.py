@@ -1,5 +1,6 @@
 """Imports and exports of Hugging Face directories: every bit there and back."""
 
+import errno
 import json
 import os
 import pathlib
@@ -14,7 +15,7 @@ import safetensors.numpy
 
 from pretrainax import checkpoint, huggingface, models, pretrained, train
 from pretrainax import config as config_lib
-from pretrainax.config import UserError
+from pretrainax.config import RunFailed, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.models import electra
@@ -244,3 +245,21 @@ def test_a_bad_command_is_one_line(words, message):
     done = run(*words)
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and message in done.stderr
+
+
+def test_an_import_that_was_cut_short_is_one_line(source, tmp_path):
+    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    (tmp_path / "run" / "config.json").unlink()  # written last
+    with pytest.raises(UserError, match="an import that was cut short"):
+        huggingface.import_directory(str(source), str(tmp_path / "run"))
+
+
+def test_a_full_disk_is_one_line(source, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(RunFailed, match="could not write --to=.*No space left on device"):
+        huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["run", "source"]

@@ -11,14 +11,34 @@ import safetensors.numpy
 
 from pretrainax import huggingface, models, pretrained, sharding
 from pretrainax.config import MeshConfig, UserError
+from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
-from tests.huggingface_weights import assert_same, stored, write_directory
+from tests.huggingface_weights import PUBLISHED, assert_same, stored, write_directory
 
 
 @pytest.fixture
 def source(tmp_path):
     return write_directory(tmp_path / "source")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_each_device_reads_its_part_of_heads_and_widths(name, tmp_path):
+    case = CASES[name]
+    if case.config.num_heads % 2 or case.config.kv_heads % 2:
+        pytest.skip("its heads do not divide by two")
+    config, family = dataclasses.replace(case.config, vocab_size=104), case.family.huggingface
+    given = weights(config)
+    state = to_huggingface(family.names(config), given)
+    state |= {key: np.zeros(shape, np.float32) for key, shape in family.zeros(config).items()}
+    save(tmp_path, {key: np.ascontiguousarray(x) for key, x in state.items()})
+    (tmp_path / "config.json").write_text(json.dumps(family.write_config(config)))
+    shapes = models.abstract_params(config)
+    shardings = sharding.shardings(sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), shapes)
+    abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    params = pretrained.load_params(str(tmp_path), config, abstract)
+    assert any("tensor" in str(x.sharding.spec) for x in jax.tree.leaves(params))
+    assert_same(jax.device_get(params), given)
 
 
 @pytest.mark.parametrize("name", ["llama3", "bert", "t5_1_1"])
@@ -58,10 +78,11 @@ def save(source, state):
     safetensors.numpy.save_file(state, source / "model.safetensors", {"format": "pt"})
 
 
-def missing_and_misshaped(source):
+def missing_misshaped_and_extra(source):
     state = stored(source)
     del state["cls.predictions.bias"], state["bert.encoder.layer.1.output.dense.weight"]
     state["bert.embeddings.LayerNorm.weight"] = np.ones(7, np.float32)
+    state["more"] = np.ones(3, np.float32)
     save(source, state)
 
 
@@ -79,6 +100,7 @@ def not_finite(source):
     state = stored(source)
     state["cls.predictions.bias"] = state["cls.predictions.bias"].copy()
     state["cls.predictions.bias"][3] = np.nan
+    state["bert.pooler.dense.bias"] = np.full_like(state["bert.pooler.dense.bias"], np.inf)
     save(source, state)
 
 
@@ -107,6 +129,28 @@ def index_of_a_missing_file(source):
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "b.safetensors"}}))
 
 
+def quantized_numbers(source):
+    state = stored(source)
+    save(source, state | {"cls.predictions.bias": np.ones(99, np.uint8)})
+
+
+def change_config(source, **values):
+    described = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(described | values))
+
+
+def quantized_config(source):
+    change_config(source, quantization_config={"quant_method": "fp8"})
+
+
+def null_in_config(source):
+    change_config(source, hidden_size=None)
+
+
+def text_in_config(source):
+    change_config(source, vocab_size="99")
+
+
 def unknown_model(source):
     (source / "config.json").write_text(json.dumps({"model_type": "brt"}))
 
@@ -123,18 +167,22 @@ def broken_config(source):
     "damage, message",
     [
         (
-            missing_and_misshaped,
-            r"LayerNorm.weight is \[7\], wanted \[16\].*layer.1.output.dense.weight \[16, 48\] is missing.*"
-            r"cls.predictions.bias \[99\] is missing",
+            missing_misshaped_and_extra,
+            r"more is unknown.*LayerNorm.weight is \[7\], wanted \[16\].*"
+            r"layer.1.output.dense.weight \[16, 48\] is missing.*cls.predictions.bias \[99\] is missing",
         ),
-        (extra, "does not have: bert.adapter.weight, more"),
+        (extra, "bert.adapter.weight is unknown; more is unknown"),
         (untied, "cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight"),
-        (not_finite, "cls.predictions.bias holds numbers that are not finite"),
+        (not_finite, r"bert.pooler.dense.bias, cls.predictions.bias hold numbers that are not finite"),
         (truncated, "is no whole safetensors file"),
         (header_flipped, "is no whole safetensors file"),
         (only_pickles, "pytorch_model.bin.*are not read.*save_pretrained"),
         (index_that_leaves, "must be one of this directory"),
         (index_of_a_missing_file, "names b.safetensors, which is missing"),
+        (quantized_numbers, "is quantized, which is not read: cls.predictions.bias is uint8"),
+        (quantized_config, "is quantized .quantization_config of config.json."),
+        (null_in_config, "config.json describes no model"),
+        (text_in_config, "config.json describes no model"),
         (unknown_model, "model_type 'brt', did you mean 'bert'"),
         (no_config, "holds no config.json"),
         (broken_config, "is no JSON file"),

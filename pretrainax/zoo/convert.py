@@ -106,9 +106,13 @@ def to_huggingface(table: Sequence[Row], params: Any) -> dict[str, np.ndarray]:
     return state
 
 
-def check_shapes(rows: Mapping[str, tuple[Row, tuple[int, ...]]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises one UserError that names every tensor that is missing or of another shape than the model wants."""
-    problems = {}
+def check_shapes(
+    rows: Mapping[str, tuple[Row, tuple[int, ...]]],
+    found: Mapping[str, tuple[int, ...]],
+    unknown: Sequence[str] = (),
+) -> None:
+    """Raises one UserError that names every tensor that is missing, unknown, or of another shape than wanted."""
+    problems = {name: f"{name} is unknown" for name in unknown}
     for row, shape in rows.values():
         for name, layer in places(row, shape):
             wanted = their_shape(row, shape if layer is None else shape[1:])
