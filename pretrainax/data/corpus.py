@@ -18,7 +18,7 @@ from pretrainax.config import UserError
 from pretrainax.tokenizer import Tokenizer
 
 _BATCH_CHARACTERS = 1 << 20  # tokenized at a time
-_INDEX, _ENDS, _COUNTS = "index.json", "documents.bin", "counts.bin"
+_INDEX, _ENDS, _PARTS, _COUNTS = "index.json", "documents.bin", "parts.bin", "counts.bin"
 
 
 class Corpus:
@@ -33,6 +33,8 @@ class Corpus:
         self.num_documents: int = index["documents"]
         self.num_bytes: int = index["bytes"]  # of the text in UTF-8
         self.skipped: dict[str, int] = index["skipped"]  # reason -> records left out
+        self.parts: Optional[str] = index.get("parts")  # what documents are divided into: "sentences" | "pairs" | None
+        self.num_parts: int = index.get("num_parts", 0)
         self.fingerprint: str = index["fingerprint"]
         self._dtype = np.dtype(index["dtype"])
         self._starts = np.cumsum([0, *index["shards"]])  # [shards + 1] token offsets
@@ -57,23 +59,28 @@ class Corpus:
             piece = self._shard(shard)[offset : offset + length - filled]
             tokens[filled : filled + len(piece)] = piece
             filled, shard = filled + len(piece), shard + 1
-        first, last = self._ends.searchsorted((start, start + length - 1), "right")
+        first, last = self.document_ends.searchsorted((start, start + length - 1), "right")
         segment_ids = np.zeros(length, np.int32)
         segment_ids[0] = 1
-        segment_ids[self._ends[first:last] - start] = 1  # where a document has ended, the next begins
+        segment_ids[self.document_ends[first:last] - start] = 1  # where a document has ended, the next begins
         return tokens, segment_ids.cumsum(dtype=np.int32)
 
     def document(self, i: int) -> np.ndarray:
         """The tokens of document i with its separator: int32 [tokens]."""
         if not 0 <= i < self.num_documents:
             raise IndexError(f"document {i} of a corpus of {self.num_documents}")
-        start = int(self._ends[i - 1]) if i else 0
-        return self.window(start, int(self._ends[i]) - start)[0]
+        start = int(self.document_ends[i - 1]) if i else 0
+        return self.window(start, int(self.document_ends[i]) - start)[0]
 
     @functools.cached_property
-    def _ends(self) -> np.ndarray:
+    def document_ends(self) -> np.ndarray:
         """int64 [documents]: the offset behind each document's last token."""
         return _map(os.path.join(self.directory, _ENDS), np.dtype(np.int64), self.num_documents)
+
+    @functools.cached_property
+    def part_ends(self) -> np.ndarray:
+        """int64 [parts]: the offset behind each part's last token; a document ends where its last part does."""
+        return _map(os.path.join(self.directory, _PARTS), np.dtype(np.int64), self.num_parts)
 
     def _shard(self, shard: int) -> np.ndarray:
         if shard not in self._shards:

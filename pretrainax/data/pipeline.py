@@ -12,7 +12,8 @@ import numpy as np
 from absl import flags
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.data.objectives import Lengths, Objective
+from pretrainax.data.objectives import Lengths, Objective, Text
+from pretrainax.data.rows import fill_row
 
 if TYPE_CHECKING:
     from pretrainax.data.corpus import Corpus
@@ -89,7 +90,8 @@ class Batches:
         self.local_batch_size = global_batch_size // process_count
         self.first_row = process_index * self.local_batch_size
         self.seed = seed % 2**64  # NumPy takes no negative ones
-        self.raw = objective.lengths(sequence_length).raw
+        self.lengths = objective.lengths(sequence_length)
+        self.raw = self.lengths.raw
         if corpus.num_tokens < self.raw:
             raise UserError(
                 f"the corpus has {corpus.num_tokens} tokens, one row of config.data.sequence_length {sequence_length} "
@@ -112,7 +114,8 @@ class Batches:
         """Row `index` of the run."""
         tokens, segment_ids = self.corpus.window(self.start(index), self.raw)
         rng = np.random.default_rng([self.seed, _EXAMPLE, index])
-        return self.objective.example(tokens, rng, self.vocabulary, segment_ids)
+        example = self.objective.example(Text(tokens, segment_ids), rng, self.vocabulary)
+        return fill_row([example], self.lengths, self.vocabulary.pad or 0)
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         first = step * self.global_batch_size + self.first_row

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.objectives import Lengths, SpanCorruption
+from pretrainax.data.objectives import Lengths, SpanCorruption, Text
 from pretrainax.data.objectives.spans import corrupt, noise_mask, noise_of, random_partition
 from pretrainax.tokenizer import Vocabulary
 
@@ -22,7 +22,7 @@ ORDINARY = st.integers(103, 999) | st.just(EOS)  # a window holds the ends of it
 
 def example(objective, tokens, seed=0):
     tokens = np.asarray(tokens, np.int32)
-    return objective.example(tokens, np.random.default_rng(seed), VOCABULARY, np.ones(len(tokens), np.int32))
+    return objective.example(Text(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), VOCABULARY)
 
 
 def test_the_example_of_the_paper():
@@ -52,7 +52,7 @@ def test_rows_have_the_lengths_that_were_announced(density, mean, length):
     lengths = objective.lengths(length)
     vocabulary = dataclasses.replace(VOCABULARY, size=10_000, sentinels=tuple(range(5000, 9000)))
     tokens = np.arange(103, 103 + lengths.raw, dtype=np.int32)
-    row = objective.example(tokens, np.random.default_rng(0), vocabulary, np.ones(lengths.raw, np.int32))
+    row = objective.example(Text(tokens, None), np.random.default_rng(0), vocabulary)
     assert row["encoder_tokens"].shape == row["encoder_segment_ids"].shape == row["encoder_positions"].shape
     assert row["tokens"].shape == row["targets"].shape == row["loss_weights"].shape == row["positions"].shape
     assert len(row["encoder_tokens"]) == lengths.inputs in (length - 1, length)
@@ -162,7 +162,8 @@ def test_too_few_sentinels_are_refused():
 def test_as_many_sentinels_as_spans_are_enough():
     enough = dataclasses.replace(VOCABULARY, sentinels=SENTINELS[:28])
     SpanCorruption().check_vocabulary(enough, 512)
-    row = SpanCorruption().example(np.arange(103, 671, dtype=np.int32), np.random.default_rng(0), enough, None)
+    text = Text(np.arange(103, 671, dtype=np.int32), None)
+    row = SpanCorruption().example(text, np.random.default_rng(0), enough)
     assert set(SENTINELS[:28]) < set(row["targets"].tolist())
 
 

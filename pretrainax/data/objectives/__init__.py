@@ -3,9 +3,9 @@
 NumPy only: loader workers never load JAX.
 """
 
-from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.masked import MaskedLM
 from pretrainax.data.objectives.spans import SpanCorruption
 
-__all__ = ["CausalLM", "Lengths", "MaskedLM", "Objective", "SpanCorruption"]
+__all__ = ["CausalLM", "Lengths", "MaskedLM", "Objective", "SpanCorruption", "Statistic", "Text"]

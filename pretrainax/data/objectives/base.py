@@ -1,51 +1,96 @@
-"""What every objective has: lengths, an example of a window, its inverse, and checks of config and vocabulary."""
+"""What every objective has: lengths, an example of a text, its inverse, and checks of config and vocabulary."""
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
 from pretrainax.config import Choice, Experiment, UserError
 
 if TYPE_CHECKING:
-    from pretrainax.tokenizer import Vocabulary
+    from pretrainax.vocabulary import Tokenizer, Vocabulary
 
 
 class Lengths(NamedTuple):
-    """Tokens of one example, the same for every example of a run."""
+    """Tokens of one example, or of one row."""
 
     raw: int  # taken from the corpus
     inputs: int  # read by the encoder, or by the decoder where there is no encoder
     targets: int  # predicted
 
 
+class Text(NamedTuple):
+    """What one example is made of: a run of tokens of the corpus."""
+
+    tokens: np.ndarray  # [n] int32; a document ends with the vocabulary's separator
+    segment_ids: np.ndarray  # [n] int32, numbers the documents from 1
+    parts: Optional[np.ndarray] = None  # [p] int64, where each sentence ends, or source and target; the last is n
+    progress: float = 1.0  # of the training, from 0 to 1
+    elsewhere: Optional[Callable[[np.random.Generator], "Text"]] = None  # draws a text of another document
+
+
+class Statistic(NamedTuple):
+    """A figure of some examples beside what the config asks for."""
+
+    name: str  # "mask rate"
+    measured: float
+    asked: Optional[float] = None  # None: nothing is asked
+    tolerance: float = 0.0  # farther than this from `asked`, the objective is wrong: 5 standard deviations, rounding
+
+    @property
+    def is_off(self) -> bool:
+        return self.asked is not None and not math.fabs(self.measured - self.asked) <= self.tolerance
+
+
 class Objective(Choice):
-    """Base of the objectives. A subclass is a dataclass that gives what raises NotImplementedError here."""
+    """Base of the objectives. A subclass is a dataclass that gives what raises NotImplementedError here.
+
+    Examples are as long as their text makes them: the pipeline puts several into a row and pads it.
+    """
 
     families: ClassVar[tuple[str, ...]] = ()  # values of config.model.family it can train
     special_tokens: ClassVar[tuple[str, ...]] = ()  # fields of Vocabulary that must not be None
     tokenizers: ClassVar[str] = ""  # which have them, for the error line
     shortest: ClassVar[int] = 1  # least config.data.sequence_length
+    unit: ClassVar[str] = "tokens"  # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source
+    packs: ClassVar[bool] = True  # a row may hold more than one example
+    static: bool = False  # the same text gives the same example in each epoch
 
     def lengths(self, sequence_length: int) -> Lengths:
-        """How many raw tokens make an example whose input is `sequence_length` long."""
+        """The most raw tokens whose example has no more than `sequence_length` inputs, and that example's lengths."""
         raise NotImplementedError
 
-    def example(
-        self, tokens: np.ndarray, rng: np.random.Generator, vocabulary: "Vocabulary", segment_ids: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """One row of a batch; a pure function of its arguments and the state of `rng`.
+    def measure(self, raw: int) -> Lengths:
+        """At most how long an example of `raw` tokens is. Of a unit of "pairs", the pairs themselves tell."""
+        raise NotImplementedError
 
-        Args:
-          tokens: [raw] int32, a window of the corpus; its length fixes every length of the example.
-          rng: where all randomness comes from.
-          segment_ids: [raw] int32, numbers the documents of the window from 1.
+    def bind(self, tokenizer: "Tokenizer") -> "Objective":
+        """This objective with what it needs to know of the tokenizer beyond its vocabulary. `example` is called of it.
+
+        What is known is kept outside of the fields: it is not part of the config.
+        """
+        return self
+
+    def components(self, pairs: bool = False) -> list[tuple[float, "Objective"]]:
+        """The weighted objectives that a mixture is made of, for a corpus that holds `pairs` or text; not nested."""
+        return [(1.0, self)]
+
+    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> dict[str, np.ndarray]:
+        """Arrays of one example, not padded; a pure function of the arguments and the state of `rng`.
+
+        Its names are those of a batch. Arrays of int32 [inputs] or [targets], `loss_weights` float32, `pair_labels`
+        int32 [].
         """
         raise NotImplementedError
 
     def restore(self, example: dict[str, np.ndarray], vocabulary: "Vocabulary") -> np.ndarray:
         """The tokens that `example` was made of, [raw] int32: nothing of the text is lost."""
         raise NotImplementedError
+
+    def statistics(self, examples: Sequence[dict[str, np.ndarray]], vocabulary: "Vocabulary") -> Iterator[Statistic]:
+        """What `examples` show of the objective: the rates that its fields ask for, and others worth a look."""
+        yield from ()
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
         """Raises UserError when the vocabulary lacks a special token that examples of this length need."""
@@ -63,7 +108,7 @@ class Objective(Choice):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         name, family, length = type(self).__name__, experiment.model.family, experiment.data.sequence_length
         if family not in self.families:
-            fitting = sorted(c.__name__ for c in Objective.__subclasses__() if family in c.families)
+            fitting = sorted(c.__name__ for c in _kinds(Objective) if family in c.families)
             yield (
                 f"config.objective is {name}, which trains config.model.family {' or '.join(self.families)}, "
                 f"not {family!r}" + (f" (for it: {', '.join(fitting)})" if fitting else "")
@@ -81,3 +126,9 @@ class Objective(Choice):
                 f"config.data.sequence_length {length} makes rows of {longest} tokens, "
                 f"config.model.position.max_length is {room}"
             )
+
+
+def _kinds(base: type) -> Iterator[type]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _kinds(kind)

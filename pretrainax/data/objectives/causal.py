@@ -41,9 +41,13 @@ class CausalLM(Objective):
     families: ClassVar[tuple[str, ...]] = ("decoder",)
 
     def lengths(self, sequence_length):
-        return Lengths(raw=sequence_length + 1, inputs=sequence_length, targets=sequence_length)
+        return self.measure(sequence_length + 1)
 
-    def example(self, tokens, rng, vocabulary, segment_ids):
+    def measure(self, raw):
+        return Lengths(raw, inputs=raw - 1, targets=raw - 1)
+
+    def example(self, text, rng, vocabulary):
+        tokens, segment_ids = text.tokens, text.segment_ids
         length = len(tokens) - 1
         example = {"tokens": tokens[:-1], "targets": tokens[1:]}
         if self.mask_documents:

@@ -28,12 +28,12 @@ class MaskedLM(Objective):
     0.3 may become
 
         tokens             [CLS] my  dog  is  [MASK]  and  apple  barks  [SEP]
-        masked_positions   4      6    0
-        targets            hairy  it   0
-        loss_weights       1      1    0
+        masked_positions   4      6
+        targets            hairy  it
+        loss_weights       1      1
 
-    The model computes its head at `masked_positions` only. Their number K = ceil(rate * T) is the same for every row
-    (BERT's max_predictions_per_seq); slots that a row does not need have weight 0, position 0 and target 0.
+    The model computes its head at `masked_positions` only. A row has room for K = ceil(rate * T) of them (BERT's
+    max_predictions_per_seq); slots that it does not need have weight 0, position 0 and target 0.
     """
 
     rate: float = 0.15  # of the ordinary tokens are predicted
@@ -61,8 +61,11 @@ class MaskedLM(Objective):
         slots = math.ceil(self.rate * sequence_length - 1e-6)  # 0.07 * 100 is 7.000000000000001
         return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=slots)
 
-    def example(self, tokens, rng, vocabulary, segment_ids):
-        length, slots = len(tokens) + 2, self.lengths(len(tokens) + 2).targets
+    def measure(self, raw):
+        return Lengths(raw, inputs=raw + 2, targets=max(round(self.rate * raw), 1))
+
+    def example(self, text, rng, vocabulary):
+        tokens, length = text.tokens, len(text.tokens) + 2
         special, ordinary = _special_and_ordinary(vocabulary)
 
         row = np.empty(length, np.int32)
@@ -72,24 +75,23 @@ class MaskedLM(Objective):
         chosen = candidates[rng.choice(len(candidates), count, replace=False, shuffle=False)] if count else candidates
         chosen.sort()
 
-        positions, targets, weights = np.zeros(slots, np.int32), np.zeros(slots, np.int32), np.zeros(slots, np.float32)
-        positions[:count], targets[:count], weights[:count] = chosen, row[chosen], 1.0
+        targets = row[chosen]
 
         fate = rng.random(count)
         drawn = ordinary[rng.integers(len(ordinary), size=count)]
-        replacement = np.where(fate < self.mask_fraction + self.random_fraction, drawn, targets[:count])
+        replacement = np.where(fate < self.mask_fraction + self.random_fraction, drawn, targets)
         row[chosen] = np.where(fate < self.mask_fraction, np.int32(vocabulary.mask), replacement)
         return {
             "tokens": row,
             "segment_ids": np.ones(length, np.int32),
             "positions": np.arange(length, dtype=np.int32),
             "token_types": np.zeros(length, np.int32),
-            "masked_positions": positions,
+            "masked_positions": chosen.astype(np.int32),
             "targets": targets,
-            "loss_weights": weights,
+            "loss_weights": np.ones(count, np.float32),
         }
 
     def restore(self, example, vocabulary):
-        row, used = example["tokens"].copy(), example["loss_weights"] > 0
-        row[example["masked_positions"][used]] = example["targets"][used]
+        row = example["tokens"].copy()
+        row[example["masked_positions"]] = example["targets"]
         return row[1:-1]

@@ -26,22 +26,23 @@ def noise_of(raw: int, density: float, mean_span_length: float) -> Noise:
     return Noise(tokens, min(max(round(tokens / mean_span_length), 1), tokens, raw - tokens))
 
 
+def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Lengths:
+    """Inputs are the tokens that stay, a sentinel a span and the end; targets those that go, and as many more."""
+    noise = noise_of(raw, density, mean_span_length)
+    return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + noise.spans + 1)
+
+
 @functools.lru_cache(maxsize=64)
 def span_lengths(sequence_length: int, density: float, mean_span_length: float) -> Lengths:
     """The most raw tokens whose corrupted form, with its end of sequence, fits: 512, 0.15, 3.0 -> (568, 512, 114).
 
-    Inputs are the tokens that stay, a sentinel a span and the end; targets the tokens that go, a sentinel a span and
-    the end. Inputs fill the sequence length, or are one shorter where so much is dropped that it bounds the spans.
+    Inputs fill the sequence length, or are one shorter where so much is dropped that it bounds the spans.
     """
 
-    def of(raw: int) -> Lengths:
-        noise = noise_of(raw, density, mean_span_length)
-        return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + noise.spans + 1)
-
     raw = sequence_length - 1  # each dropped span leaves at most its length: this many always fit
-    while of(raw + 1).inputs <= sequence_length:
+    while corrupted_lengths(raw + 1, density, mean_span_length).inputs <= sequence_length:
         raw += 1
-    return of(raw)
+    return corrupted_lengths(raw, density, mean_span_length)
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
@@ -121,7 +122,11 @@ class SpanCorruption(Objective):
                 "or raise config.objective.mean_span_length"
             )
 
-    def example(self, tokens, rng, vocabulary, segment_ids):
+    def measure(self, raw):
+        return corrupted_lengths(raw, self.noise_density, self.mean_span_length)
+
+    def example(self, text, rng, vocabulary):
+        tokens = text.tokens
         mask = noise_mask(len(tokens), self.noise_density, self.mean_span_length, rng)
         inputs, targets = corrupt(tokens, mask, vocabulary)
         decoder_tokens = np.empty_like(targets)
