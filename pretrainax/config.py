@@ -57,7 +57,13 @@ class Choice:
     @staticmethod
     def named(name: str) -> type:
         """The choice of this class name; UserError with the nearest ones where there is none."""
-        for module in ("tokenizer", "data.sources", "data.objectives", "optim"):  # importing them registers theirs
+        for module in (
+            "tokenizer",
+            "data.sources",
+            "data.objectives",
+            "data.packing",
+            "optim",
+        ):  # importing them registers theirs
             importlib.import_module(f"pretrainax.{module}")
         choices = {k: c for k, c in Choice._classes.items() if "__dataclass_fields__" in vars(c)}  # no abstract ones
         if name not in choices:
@@ -239,6 +245,7 @@ class ModelConfig:
 class DataConfig:
     source: Choice  # where documents come from: a class of pretrainax.data.sources
     sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
+    packing: Optional[Choice] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
     cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
     prepare_workers: int = free(0)  # processes that tokenize; 0: one a core

@@ -11,7 +11,7 @@ import numpy as np
 from pretrainax import flops, models, sharding, train_step
 from pretrainax.config import DisentangledPositions, Experiment, RelativePositionBuckets
 from pretrainax.data.objectives import Lengths
-from pretrainax.data.pipeline import Batches
+from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.host import compute_for, for_this_machine
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.metrics import summarize
@@ -62,17 +62,19 @@ class Job:
 
     def validation_batches(self) -> Iterator[dict[str, np.ndarray]]:
         """This process's rows of the validation split: always the same batches, with the same masks."""
-        every = max(self.valid_batches.windows_per_epoch // self.experiment.train.global_batch_size, 1)
+        every = max(self.valid_batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
         for i in range(min(self.experiment.evaluate.batches or every, every)):
             yield self.valid_batches[i]
 
     def validate(self, params: Any) -> dict:
         """The figures of the validation batches: sums and counts are added over all of them, then divided once."""
-        valid = self.prepared.valid
+        tokens, text_bytes = (
+            sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
+        )
         causal = self.experiment.model.family == "decoder"  # the only loss that is a likelihood of the text
         sums = [self.eval_step(params, sharding.put_batch(batch, self.mesh)) for batch in self.validation_batches()]
         totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
-        return summarize(totals, bytes_per_token=valid.num_bytes / valid.num_tokens if causal else None)
+        return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the run's header."""
@@ -120,17 +122,10 @@ class Job:
 
 def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh) -> Job:
     sharding.check_batch_divides(experiment, mesh)
-    vocabulary = prepared.tokenizer.vocabulary
-    data = dict(
-        objective=experiment.objective,
-        vocabulary=vocabulary,
-        sequence_length=experiment.data.sequence_length,
-        global_batch_size=experiment.train.global_batch_size,
-        process_index=jax.process_index(),
-        process_count=jax.process_count(),
+    train_batches, valid_batches = (
+        batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
+        for split in ("train", "valid")
     )
-    train_batches = Batches(prepared.train, seed=experiment.train.seed, **data)
-    valid_batches = Batches(prepared.valid, seed=0, shuffle=False, **data)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
     batch_shapes = train_step.global_shapes(train_batches[0], experiment.train.global_batch_size)
@@ -143,7 +138,7 @@ def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh
         mesh=mesh,
         model=model,
         optimizer=optimizer,
-        lengths=experiment.objective.lengths(experiment.data.sequence_length),
+        lengths=train_batches.lengths,
         batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,

@@ -39,8 +39,8 @@ _SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
 @dataclasses.dataclass(frozen=True)
 class Prepared:
     tokenizer: Tokenizer
-    train: Corpus
-    valid: Corpus
+    train: tuple[Corpus, ...]  # one for each component of the source
+    valid: tuple[Corpus, ...]
     summary: str  # a line about the two
 
 
@@ -59,7 +59,7 @@ def prepare(experiment: Experiment, report: Callable[[str], None] = print) -> Pr
             for split in ("train", "valid")
         ]
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
-    return Prepared(tokenizer, *splits, summary=f"{_describe(*splits)}; {seconds}")
+    return Prepared(tokenizer, *((split,) for split in splits), summary=f"{_describe(*splits)}; {seconds}")
 
 
 def _describe(train: Corpus, valid: Corpus) -> str:

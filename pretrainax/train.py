@@ -184,9 +184,10 @@ class Loop:
 
     def _checked(self, batches: Iterator[dict]) -> Iterator[dict]:
         """The first batch is checked in full; the others only for how much of them is padding."""
+        model, made = self.job.experiment.model, self.job.train_batches
         for i, batch in enumerate(batches):
             if i == 0:
-                check_batch(batch, self.job.experiment.model, self.job.lengths, self.job.train_batches.local_batch_size)
+                check_batch(batch, model, made.lengths_of(self.notes["step"]), made.local_batch_size)
             segments = [v for k, v in batch.items() if k.endswith("segment_ids")]
             self.padding = sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
             yield batch

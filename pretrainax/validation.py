@@ -26,6 +26,7 @@ _ALLOWED = {
 _KINDS = {  # by name: their modules import this one
     "tokenizer": "TokenizerConfig",
     "data.source": "Source",
+    "data.packing": "Packing",
     "objective": "Objective",
     "optimizer": "Optimizer",
     "schedule": "Schedule",
@@ -100,6 +101,8 @@ def _problems(e: Experiment) -> Iterator[str]:
         yield f"config.mesh.sequence is {e.mesh.sequence}, only 1 is supported"
     for path, kind in _KINDS.items():
         choice = get(e, path)
+        if choice is None and path == "data.packing":
+            continue
         if kind in (c.__name__ for c in type(choice).__mro__):
             yield from choice.problems(e)
         else:

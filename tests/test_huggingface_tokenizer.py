@@ -148,7 +148,7 @@ def test_a_corpus_is_made_with_it(name, objective, family, text, tmp_path):
     prepared = prepare(experiment(old(name), text, objective, family, tmp_path), report=lambda line: None)
     tokenizer = read_tokenizer(old(name))
     assert prepared.tokenizer.fingerprint == tokenizer.fingerprint
-    document = prepared.train.document(0)
+    document = prepared.train[0].document(0)
     assert document[-1] == tokenizer.vocabulary.eos
     np.testing.assert_array_equal(tokenizer.encode(tokenizer.decode(document[:-1])), document[:-1])
 

@@ -54,7 +54,7 @@ def run(*args, **kwargs):
 
 
 def tokens(prepared):
-    return [split.window(0, split.num_tokens)[0] for split in (prepared.train, prepared.valid)]
+    return [split.window(0, split.num_tokens)[0] for split in (prepared.train[0], prepared.valid[0])]
 
 
 def files(folder, pattern):
@@ -67,8 +67,8 @@ def files(folder, pattern):
 def test_corpus_holds_the_text_of_the_source(tmp_path):
     (tmp_path / "a.txt").write_text("0123456789" * 10)
     prepared = run(tmp_path, TextFiles(str(tmp_path / "a.txt")))
-    assert prepared.tokenizer.decode(prepared.train.document(0)) == "0123456789" * 9 + "</s>"
-    assert prepared.tokenizer.decode(prepared.valid.document(0)) == "0123456789</s>"
+    assert prepared.tokenizer.decode(prepared.train[0].document(0)) == "0123456789" * 9 + "</s>"
+    assert prepared.tokenizer.decode(prepared.valid[0].document(0)) == "0123456789</s>"
 
 
 def test_two_processes_make_what_one_makes(tmp_path, lines):
@@ -85,7 +85,7 @@ def test_summary_counts_both_splits_and_what_was_skipped(tmp_path, lines):
         f.write('{"text": ""}\n{"text": 3}\n')
     prepared = run(tmp_path, JsonLines(str(lines), valid_path=str(lines / "1.jsonl"), on_error="skip"))
     wanted = "train 60 documents, 0.0 MB, {:,} tokens; valid 10 documents, 0.0 MB, {:,} tokens; "
-    wanted = wanted.format(prepared.train.num_tokens, prepared.valid.num_tokens)
+    wanted = wanted.format(prepared.train[0].num_tokens, prepared.valid[0].num_tokens)
     assert prepared.summary.startswith(wanted + "skipped 1 broken lines; skipped 1 empty documents; prepared in")
 
 
@@ -93,7 +93,7 @@ def test_python_docs_are_prepared_by_two_processes(tmp_path, monkeypatch):
     shards = PythonDocs.shards
     monkeypatch.setattr(PythonDocs, "shards", lambda self, split: shards(self, split)[:2])  # of 40
     prepared = run(tmp_path, PythonDocs(), workers=2)
-    text = prepared.tokenizer.decode(prepared.train.window(0, prepared.train.num_tokens)[0])
+    text = prepared.tokenizer.decode(prepared.train[0].window(0, prepared.train[0].num_tokens)[0])
     assert "Return" in text and "the" in text
 
 
@@ -115,8 +115,8 @@ def test_changed_file_makes_another_corpus(tmp_path, lines):
     with open(lines / "5.jsonl", "a") as f:
         f.write('{"text": "one more"}\n')
     after = run(tmp_path, source)
-    assert after.train.num_documents + after.valid.num_documents == 61
-    assert before.train.fingerprint != after.train.fingerprint
+    assert after.train[0].num_documents + after.valid[0].num_documents == 61
+    assert before.train[0].fingerprint != after.train[0].fingerprint
 
 
 def test_tokenizer_of_a_path_serves_another_corpus(tmp_path, lines):
@@ -176,7 +176,7 @@ def test_killed_run_goes_on_where_it_was(tmp_path, lines, workers):
     assert not files(cache, "*.tmp*")
     for split in ("train", "valid"):
         (index,) = files(cache, f"{split}/index.json")
-        resumed, whole = corpus.Corpus(str(index.parent)), getattr(wanted, split)
+        resumed, whole = corpus.Corpus(str(index.parent)), getattr(wanted, split)[0]
         np.testing.assert_array_equal(resumed.window(0, whole.num_tokens)[0], whole.window(0, whole.num_tokens)[0])
     assert wait_until_gone(children)
 

@@ -71,7 +71,7 @@ def poisoned(monkeypatch):
 
     def batch(batches, step):
         rows = whole(batches, step)
-        return rows | {"loss_weights": rows["loss_weights"] * (1e38 if step == 2 and batches.shuffle else 1.0)}
+        return rows | {"loss_weights": rows["loss_weights"] * (1e38 if step == 2 and batches.rows else 1.0)}
 
     monkeypatch.setattr(Batches, "__getitem__", batch)
 
@@ -116,7 +116,7 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
     job = SimpleNamespace(
         experiment=experiment,
         mesh=mesh,
-        prepared=SimpleNamespace(valid=SimpleNamespace(num_bytes=3, num_tokens=1)),
+        prepared=SimpleNamespace(valid=[SimpleNamespace(num_bytes=3, num_tokens=1)]),
         validation_batches=lambda: iter(batches),
         eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )

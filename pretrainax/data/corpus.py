@@ -48,8 +48,8 @@ class Corpus:
         """int64 [vocabulary]: how often each id occurs."""
         return np.fromfile(os.path.join(self.directory, _COUNTS), np.int64)
 
-    def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens from `start` on, and which of the window's documents each is of, from 1: int32 [length] both."""
+    def tokens(self, start: int, length: int) -> np.ndarray:
+        """int32 [length], from offset `start` on."""
         if not 0 <= start <= self.num_tokens - length or length < 1:
             raise ValueError(f"window {start}..{start + length} of a corpus of {self.num_tokens} tokens")
         tokens = np.empty(length, np.int32)
@@ -59,6 +59,11 @@ class Corpus:
             piece = self._shard(shard)[offset : offset + length - filled]
             tokens[filled : filled + len(piece)] = piece
             filled, shard = filled + len(piece), shard + 1
+        return tokens
+
+    def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens from `start` on, and which of the window's documents each is of, from 1: int32 [length] both."""
+        tokens = self.tokens(start, length)
         first, last = self.document_ends.searchsorted((start, start + length - 1), "right")
         segment_ids = np.zeros(length, np.int32)
         segment_ids[0] = 1
@@ -70,7 +75,7 @@ class Corpus:
         if not 0 <= i < self.num_documents:
             raise IndexError(f"document {i} of a corpus of {self.num_documents}")
         start = int(self.document_ends[i - 1]) if i else 0
-        return self.window(start, int(self.document_ends[i]) - start)[0]
+        return self.tokens(start, int(self.document_ends[i]) - start)
 
     @functools.cached_property
     def document_ends(self) -> np.ndarray:

@@ -4,123 +4,145 @@ Row i of a run is a pure function of (seed, i), so batch s is one of (seed, s): 
 neither the number of processes nor of loader workers changes it.
 """
 
-import functools
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 from absl import flags
 
-from pretrainax.config import ModelConfig, UserError
-from pretrainax.data.objectives import Lengths, Objective, Text
-from pretrainax.data.rows import fill_row
+from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.data.objectives import Lengths, Objective
+from pretrainax.data.order import Draws, Shares
+from pretrainax.data.packing import Packing
+from pretrainax.data.rows import Example, fill_rows
+from pretrainax.data.streams import Stream, packing_of
 
 if TYPE_CHECKING:
     from pretrainax.data.corpus import Corpus
-    from pretrainax.tokenizer import Vocabulary
+    from pretrainax.vocabulary import Vocabulary
 
-_EXAMPLE, _EPOCH = 0, 1  # a seed's two streams of random numbers: by row, by epoch
-_ROUNDS = 6
-
-
-def _mix(x: int) -> int:
-    """A 64-bit hash (the finaliser of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
-    return x ^ x >> 31
-
-
-def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
-    """Where `index` goes in a pseudo-random order of range(size), without a table of that order.
-
-    A Feistel network permutes the numbers of as many bits; one that lands outside range(size) is permuted again until
-    it is inside, which keeps the whole one-to-one (Black and Rogaway 2002, section 5). `keys` are an even number of
-    64-bit integers.
-    """
-    bits = max(6, (size - 1).bit_length())  # with fewer, some orders come visibly more often than others
-    while True:
-        low, high = bits // 2, bits - bits // 2
-        left, right = index >> high, index & (1 << high) - 1
-        for key in keys:
-            left, right = right, left ^ _mix(right + key & 0xFFFFFFFFFFFFFFFF) & (1 << low) - 1
-            low, high = high, low
-        index = left << high | right
-        if index < size:
-            return index
-
-
-@functools.lru_cache(maxsize=8)
-def _epoch_draws(seed: int, epoch: int, offsets: int) -> tuple[int, tuple[int, ...]]:
-    """Where the first window of an epoch starts, in range(offsets), and the keys of its permutation."""
-    rng = np.random.default_rng([seed, _EPOCH, epoch])
-    return int(rng.integers(offsets)), tuple(rng.integers(2**64, size=_ROUNDS, dtype=np.uint64).tolist())
+Rates = Sequence[tuple[float, Sequence[float]]]  # (from which share of the training on, weight of each corpus)
 
 
 class Batches:
     """`batches[step]`: this process's rows of the global batch of a step, as a dict of arrays [b, ...].
 
-    Process p of n holds rows [p * b, (p + 1) * b) with b = global_batch_size / n. Windows do not overlap and each is
-    used once an epoch. With `shuffle` their order is new each epoch, and so is the token where the first one begins
-    (what is left over at either end is less than a window); without, they come in order from the first token on.
+    Process p of n holds rows [p * b, (p + 1) * b) with b = global_batch_size / n. Each objective of a mixture has a
+    stream of rows over each corpus; the streams take turns in proportion to their weights. A stream uses each of its
+    rows once an epoch; with `shuffle` their order is new each epoch, without they come in order.
 
-    Raises UserError when the corpus is shorter than one window, when the processes do not divide the batch, and when
-    the vocabulary lacks what the objective needs.
+    Raises UserError when a corpus is shorter than one row, when the processes do not divide the batch, and when the
+    vocabulary lacks what the objective needs.
     """
 
     def __init__(
         self,
-        corpus: "Corpus",
+        corpora: Sequence["Corpus"],
         objective: Objective,
         vocabulary: "Vocabulary",
         *,
         sequence_length: int,
         global_batch_size: int,
         seed: int,
+        packing: Optional[Packing] = None,
+        rates: Rates = ((0.0, (1.0,)),),
+        steps: Optional[int] = None,
         shuffle: bool = True,
         process_index: int = 0,
         process_count: int = 1,
     ):
+        """packing: None: what fits the objective; steps: of the whole run; None: every row is as at its end."""
         objective.check_vocabulary(vocabulary, sequence_length)
         if global_batch_size % process_count:
             raise UserError(
                 f"config.train.global_batch_size {global_batch_size} is not a multiple of the {process_count} processes"
             )
-        self.corpus, self.objective, self.vocabulary = corpus, objective, vocabulary
-        self.global_batch_size, self.shuffle = global_batch_size, shuffle
+        self.vocabulary, self.global_batch_size, self.rows = (
+            vocabulary,
+            global_batch_size,
+            (steps or 0) * global_batch_size,
+        )
         self.local_batch_size = global_batch_size // process_count
         self.first_row = process_index * self.local_batch_size
         self.seed = seed % 2**64  # NumPy takes no negative ones
-        self.lengths = objective.lengths(sequence_length)
-        self.raw = self.lengths.raw
-        if corpus.num_tokens < self.raw:
+        self.streams, of_corpus = [], []  # the corpus and the weight of each stream
+        for corpus_number, corpus in enumerate(corpora):
+            for weight, component in objective.components(corpus.parts == "pairs"):
+                of_corpus.append((corpus_number, weight))
+                stream = Stream(
+                    corpus,
+                    component,
+                    packing or packing_of(component),
+                    vocabulary,
+                    sequence_length=sequence_length,
+                    batch_size=global_batch_size,
+                    seed=self.seed,
+                    number=len(self.streams),
+                    shuffle=shuffle,
+                )
+                self.streams.append(stream)
+        if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError(
-                f"the corpus has {corpus.num_tokens} tokens, one row of config.data.sequence_length {sequence_length} "
-                f"takes {self.raw}: set a smaller one, or give more text in config.data.source"
+                "config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=(), or no mixture"
             )
-        # Shuffled windows may start anywhere in the first window's length and must all fit nevertheless.
-        spare = self.raw - 1 if shuffle else 0
-        self.windows_per_epoch = max(1, (corpus.num_tokens - spare) // self.raw)
-        self.offsets = min(spare, corpus.num_tokens - self.windows_per_epoch * self.raw) + 1
+        self.shares = Shares(
+            [(int(start * self.rows), [weights[c] * weight for c, weight in of_corpus]) for start, weights in rates]
+        )
+        self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
+        self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
-    def start(self, index: int) -> int:
-        """The corpus position of the first token of row `index` of the run."""
-        epoch, window = divmod(index, self.windows_per_epoch)
-        if not self.shuffle:
-            return window * self.raw
-        offset, keys = _epoch_draws(self.seed, epoch, self.offsets)
-        return offset + permute(window, self.windows_per_epoch, keys) * self.raw
+    def examples(self, row: int, draws: Optional[Draws] = None) -> tuple[Objective, list[Example]]:
+        """What row `row` of the run is made of: the examples, not padded, of one objective."""
+        stream, n = self._place(row)
+        progress = min(row / self.rows, 1.0) if self.rows else 1.0
+        return stream.objective, stream.examples(n, progress, draws or Draws(self.seed))
 
-    def example(self, index: int) -> dict[str, np.ndarray]:
-        """Row `index` of the run."""
-        tokens, segment_ids = self.corpus.window(self.start(index), self.raw)
-        rng = np.random.default_rng([self.seed, _EXAMPLE, index])
-        example = self.objective.example(Text(tokens, segment_ids), rng, self.vocabulary)
-        return fill_row([example], self.lengths, self.vocabulary.pad or 0)
+    def lengths_of(self, step: int) -> Lengths:
+        """Of the rows of a batch: the longest there are, or those of its bucket."""
+        if len(self.streams[0].lengths) == 1:
+            return self.lengths
+        stream, n = self._place(step * self.global_batch_size)
+        return stream.row(n)[1]
+
+    def figures(self) -> dict[str, float]:
+        """What the plans of the streams cut and leave out, added up; the fill, of the fullest."""
+        total: dict[str, float] = {}
+        for stream in self.streams:
+            for name, value in stream.plan.figures.items():
+                total[name] = max(total.get(name, 0), value) if name == "fill" else total.get(name, 0) + value
+        return total
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        first = step * self.global_batch_size + self.first_row
-        rows = [self.example(index) for index in range(first, first + self.local_batch_size)]
-        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+        first, draws = step * self.global_batch_size + self.first_row, Draws(self.seed)
+        rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
+        return fill_rows(rows, self.lengths_of(step), self.vocabulary.pad or 0)
+
+    def _place(self, row: int) -> tuple[Stream, int]:
+        number, n = self.shares[row]
+        return self.streams[number], n
+
+
+def batches_of(
+    experiment: Experiment, prepared: Any, split: str, process_index: int = 0, process_count: int = 1
+) -> Batches:
+    """The batches of a run (`prepared`: prepare.Prepared): of "train" in an order of its seed, of "valid" always the
+    same ones."""
+    corpora, data = getattr(prepared, split), experiment.data
+    training = split == "train"
+    return Batches(
+        corpora,
+        experiment.objective.bind(prepared.tokenizer),
+        prepared.tokenizer.vocabulary,
+        sequence_length=data.sequence_length,
+        global_batch_size=experiment.train.global_batch_size,
+        seed=experiment.train.seed if training else 0,
+        packing=data.packing,
+        rates=data.source.rates([corpus.num_documents for corpus in corpora]),
+        steps=experiment.train.steps if training else None,
+        shuffle=training,
+        process_index=process_index,
+        process_count=process_count,
+    )
 
 
 def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterator[dict[str, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Examples laid into one row of a batch: one after the other, told apart by segment ids, then padding."""
+"""Examples laid into the rows of a batch: one after the other, told apart by segment ids, then padding."""
 
 from collections.abc import Sequence
 
@@ -6,44 +6,53 @@ import numpy as np
 
 from pretrainax.data.objectives import Lengths
 
+Example = dict[str, np.ndarray]
+
 _PREDICTED = ("targets", "loss_weights", "masked_positions")
 _SEGMENTS = ("segment_ids", "encoder_segment_ids")
 
 
-def fill_row(examples: Sequence[dict[str, np.ndarray]], lengths: Lengths, pad: int) -> dict[str, np.ndarray]:
-    """One row of the lengths of a batch: encoder's arrays and, without an encoder, the text's are [inputs].
+def fill_rows(rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int) -> dict[str, np.ndarray]:
+    """A batch [b, ...] of rows, each of one or more examples; what the encoder reads, and a text alone, is [b, inputs].
 
-    Segments of the n-th example are numbered after those of the one before; its `masked_positions` count from the
-    row's start. Padding is `pad` in the tokens and 0 everywhere else: segment 0 is seen by nobody, weight 0 is no loss.
+    Segments of an example are numbered after those of the one before it; its `masked_positions` count from the row's
+    start. Padding is `pad` in the tokens and 0 everywhere else: segment 0 is seen by nobody, weight 0 is no loss.
     """
-    first = examples[0]
-    row = {}
-    for name, array in first.items():
-        if array.ndim == 0:  # of a whole row
-            row[name] = array
+    batch: dict[str, np.ndarray] = {}
+    for name, like in {name: array for row in rows for name, array in row[0].items()}.items():
+        if like.ndim == 0:  # of a whole row
+            batch[name] = np.array([row[0][name] for row in rows])
             continue
-        length = _length(name, first, lengths)
-        if len(examples) == 1 and len(array) == length:
-            row[name] = array
-            continue
-        filled = np.full(length, pad if name.endswith("tokens") else 0, array.dtype)
-        shift, start, tokens = 0, 0, 0
-        for example in examples:
-            piece = example[name]
-            place = filled[start : start + len(piece)]
-            place[:] = piece  # raises where an example is longer than was announced
-            if name in _SEGMENTS:
-                place += shift
-                shift = place[-1]
-            elif name == "masked_positions":
-                place += tokens
-                tokens += len(example["tokens"])
-            start += len(piece)
-        row[name] = filled
-    return row
+        length = _length(name, rows[0][0], lengths)
+        padding = pad if name.endswith("tokens") else 0
+        batch[name] = filled = np.empty((len(rows), length), like.dtype)
+        for out, row in zip(filled, rows, strict=True):
+            end = _lay(out, name, row)
+            out[end:] = padding
+    return batch
 
 
-def _length(name: str, example: dict[str, np.ndarray], lengths: Lengths) -> int:
+def _lay(out: np.ndarray, name: str, row: Sequence[Example]) -> int:
+    """Writes the arrays of one name one after the other; returns where they end."""
+    end, shift = 0, 0
+    for example in row:
+        piece = example.get(name)
+        if piece is None:  # of another objective of a mixture
+            piece = np.zeros(len(example["tokens"]), out.dtype)
+        start, end = end, end + len(piece)
+        out[start:end] = piece  # raises where examples are longer than they said
+        if len(row) == 1:
+            break
+        if name in _SEGMENTS:
+            out[start:end] += shift
+            shift = out[end - 1]
+        elif name == "masked_positions":
+            out[start:end] += shift
+            shift += len(example["tokens"])
+    return end
+
+
+def _length(name: str, example: Example, lengths: Lengths) -> int:
     if name in _PREDICTED:
         return lengths.targets
     has_encoder = "encoder_tokens" in example

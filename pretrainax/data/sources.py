@@ -15,8 +15,8 @@ import sys
 import sysconfig
 import warnings
 import zlib
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
@@ -26,6 +26,16 @@ from pretrainax.data import files
 
 class Source(Choice):
     """Base of the sources. `split` is "train" or "valid"."""
+
+    pairs: ClassVar[bool] = False  # documents are (source, target)
+
+    def components(self) -> tuple["Source", ...]:
+        """The sources that a mixture is made of, each with a corpus of its own."""
+        return (self,)
+
+    def rates(self, sizes: Sequence[int]) -> list[tuple[float, tuple[float, ...]]]:
+        """(from which share of the training on, weight of each component). sizes: documents of each."""
+        return [(0.0, (1.0,))]
 
     def fingerprint(self) -> str:
         """Changes whenever the text may have changed."""

@@ -8,7 +8,8 @@ import pytest
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
-from pretrainax.data.pipeline import Batches, check_batch, iterate, permute
+from pretrainax.data.order import permute
+from pretrainax.data.pipeline import Batches, check_batch, iterate
 from pretrainax.tokenizer import Vocabulary
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
@@ -17,6 +18,8 @@ OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
 
 class CountingCorpus:
     """Token i is 200 + i: what a window holds tells where it came from."""
+
+    parts = None
 
     def __init__(self, num_tokens):
         self.num_tokens = num_tokens
@@ -28,7 +31,13 @@ class CountingCorpus:
 
 def make(objective=None, num_tokens=1000, **kwargs):
     settings = dict(sequence_length=31, global_batch_size=4, seed=3) | kwargs
-    return Batches(CountingCorpus(num_tokens), objective or CausalLM(), VOCABULARY, **settings)
+    return Batches([CountingCorpus(num_tokens)], objective or CausalLM(), VOCABULARY, **settings)
+
+
+def start(batches, row):
+    """Where the window of a row begins."""
+    ((place, _),), _ = batches.streams[0].row(row)
+    return place
 
 
 def same(one, other):
@@ -57,23 +66,23 @@ def test_permutations_are_uniform():
 @pytest.mark.parametrize("num_tokens", [32, 33, 63, 64, 95, 1000])
 def test_every_window_is_used_once_an_epoch(shuffle, num_tokens):
     batches = make(num_tokens=num_tokens, shuffle=shuffle)  # rows of 32 tokens
-    windows = batches.windows_per_epoch
+    windows = batches.rows_per_epoch
     for epoch in range(3):
-        starts = sorted(batches.start(epoch * windows + i) for i in range(windows))
+        starts = sorted(start(batches, epoch * windows + i) for i in range(windows))
         assert starts == [starts[0] + 32 * i for i in range(windows)]
         assert 0 <= starts[0] and starts[-1] + 32 <= num_tokens
 
 
 def test_an_epoch_leaves_out_less_than_two_windows():
     for num_tokens in range(32, 400):
-        assert num_tokens - 32 * make(num_tokens=num_tokens).windows_per_epoch < 2 * 32
-        assert num_tokens - 32 * make(num_tokens=num_tokens, shuffle=False).windows_per_epoch < 32
+        assert num_tokens - 32 * make(num_tokens=num_tokens).rows_per_epoch < 2 * 32
+        assert num_tokens - 32 * make(num_tokens=num_tokens, shuffle=False).rows_per_epoch < 32
 
 
 def test_epochs_have_their_own_order_and_offset():
     batches = make(num_tokens=4000)
-    windows = batches.windows_per_epoch
-    epochs = [[batches.start(epoch * windows + i) for i in range(windows)] for epoch in range(8)]
+    windows = batches.rows_per_epoch
+    epochs = [[start(batches, epoch * windows + i) for i in range(windows)] for epoch in range(8)]
     offsets = [min(starts) for starts in epochs]
     orders = {tuple((s - o) // 32 for s in starts) for starts, o in zip(epochs, offsets, strict=True)}
     assert len(orders) == 8
@@ -82,7 +91,7 @@ def test_epochs_have_their_own_order_and_offset():
 
 def test_without_shuffle_windows_come_in_order_and_start_again():
     batches = make(num_tokens=32 * 3 + 5, shuffle=False)
-    assert [batches.start(i) for i in range(5)] == [0, 32, 64, 0, 32]
+    assert [start(batches, i) for i in range(5)] == [0, 32, 64, 0, 32]
 
 
 # --- purity
@@ -98,8 +107,8 @@ def test_a_batch_depends_on_nothing_asked_before(objective):
 @pytest.mark.parametrize("objective", [MaskedLM(), SpanCorruption()], ids=lambda o: type(o).__name__)
 def test_masks_are_drawn_anew_each_epoch(objective):
     batches = make(objective, num_tokens=100, shuffle=False, global_batch_size=1)
-    one, other = batches[0], batches[batches.windows_per_epoch]
-    assert batches.start(0) == batches.start(batches.windows_per_epoch)
+    one, other = batches[0], batches[batches.rows_per_epoch]
+    assert start(batches, 0) == start(batches, batches.rows_per_epoch)
     assert not same(one, other)
 
 

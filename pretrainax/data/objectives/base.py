@@ -62,8 +62,16 @@ class Objective(Choice):
         raise NotImplementedError
 
     def measure(self, raw: int) -> Lengths:
-        """At most how long an example of `raw` tokens is. Of a unit of "pairs", the pairs themselves tell."""
+        """At most how long an example of `raw` tokens is; of pairs, `measure_pairs`."""
         raise NotImplementedError
+
+    def pair_room(self, lengths: Lengths) -> tuple[int, int]:
+        """The most tokens of source and target that make an example of these lengths; pairs are cut to it."""
+        return lengths.inputs, lengths.targets
+
+    def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
+        """Inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
+        return sizes
 
     def bind(self, tokenizer: "Tokenizer") -> "Objective":
         """This objective with what it needs to know of the tokenizer beyond its vocabulary. `example` is called of it.
