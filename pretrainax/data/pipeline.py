@@ -83,7 +83,7 @@ class Batches:
                 self.streams.append(stream)
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError(
-                "config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=(), or no mixture"
+                "config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()"
             )
         self.shares = Shares(
             [(int(start * self.rows), [weights[c] * weight for c, weight in of_corpus]) for start, weights in rates]

@@ -8,7 +8,6 @@ import pytest
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
-from pretrainax.data.order import permute
 from pretrainax.data.pipeline import Batches, check_batch, iterate
 from pretrainax.tokenizer import Vocabulary
 
@@ -45,21 +44,6 @@ def same(one, other):
 
 
 # --- the order of windows
-
-
-@pytest.mark.parametrize("size", [*range(1, 35), 1000, 4097])
-def test_a_permutation_hits_every_place_once(size):
-    assert sorted(permute(i, size, (1, 2, 3, 4, 5, 6)) for i in range(size)) == list(range(size))
-
-
-def test_permutations_are_uniform():
-    """Every index of range(5) goes to every place equally often over many keys."""
-    counts = np.zeros((5, 5))
-    draws = np.random.default_rng(0).integers(2**64, size=(5000, 6), dtype=np.uint64).tolist()
-    for keys in draws:
-        for i in range(5):
-            counts[i, permute(i, 5, tuple(keys))] += 1
-    assert np.abs(counts - 1000).max() < 5 * np.sqrt(5000 * 0.2 * 0.8)  # 5 standard deviations
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

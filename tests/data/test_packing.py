@@ -1,0 +1,187 @@
+"""Pieces of documents, what fits together, and the rows of an epoch."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pretrainax.config import UserError
+from pretrainax.data.corpus import Corpus, write_index, write_shard
+from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_documents, cut_sentences
+from pretrainax.data.pipeline import Batches
+from pretrainax.vocabulary import Vocabulary
+
+VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
+SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=80)
+PACKINGS = [FirstFit(), BestFit(), OneEach()]
+
+
+def name_of(value):
+    return type(value).__name__
+
+
+# --- pieces
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=20), st.integers(1, 20))
+def test_pieces_of_documents_cover_them(lengths, longest):
+    ends = np.cumsum(lengths)
+    starts, sizes = cut_documents(ends, longest)
+    np.testing.assert_array_equal(starts, np.cumsum([0, *sizes[:-1]]))  # one after the other, nothing left out
+    assert sizes.sum() == ends[-1] and sizes.max() <= longest and sizes.min() >= 1
+    assert set(ends.tolist()) <= set((starts + sizes).tolist())  # no piece is of two documents
+
+
+@given(st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_size=1, max_size=8), st.integers(1, 40))
+def test_pieces_end_where_sentences_do(documents, longest):
+    ends, sentence_ends = np.cumsum([sum(d) for d in documents]), np.cumsum([s for d in documents for s in d])
+    starts, sizes = cut_sentences(ends, sentence_ends, longest)
+    np.testing.assert_array_equal(starts, np.cumsum([0, *sizes[:-1]]))
+    assert sizes.sum() == ends[-1] and sizes.max() <= longest and sizes.min() >= 1
+    assert set(ends.tolist()) <= set((starts + sizes).tolist())
+    for start, size in zip(starts, sizes, strict=True):
+        if start + size not in sentence_ends:  # then a sentence was too long for a piece
+            assert size == longest and not ((sentence_ends > start) & (sentence_ends < start + size)).any()
+
+
+def test_sentences_are_taken_greedily():
+    starts, sizes = cut_sentences(np.array([20, 26]), np.array([4, 9, 12, 20, 23, 26]), 10)
+    assert list(zip(starts, sizes, strict=True)) == [(0, 9), (9, 3), (12, 8), (20, 6)]
+
+
+# --- fitting
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=name_of)
+@given(sizes=SIZES)
+def test_no_row_is_overfull_and_none_is_empty(packing, sizes):
+    sizes = np.array(sizes)
+    rows = packing.rows(sizes, (40, 20))
+    assert set(rows.tolist()) == set(range(rows.max() + 1))
+    for side, room in enumerate((40, 20)):
+        assert np.bincount(rows, weights=sizes[:, side]).max() <= room
+
+
+def test_first_fit_takes_the_oldest_row_with_room():
+    assert FirstFit().rows(np.array([(6, 1), (8, 1), (4, 1), (2, 1), (9, 1)]), (10, 5)).tolist() == [0, 1, 0, 1, 2]
+
+
+def test_best_fit_takes_the_row_that_it_fills_best():
+    rows = BestFit().rows(np.array([(3, 1), (6, 1), (7, 1), (4, 1)]), (10, 5)).tolist()
+    assert rows[0] == rows[2] and rows[1] == rows[3]
+
+
+@pytest.mark.parametrize("packing", [FirstFit(), BestFit()], ids=name_of)
+def test_targets_bound_a_row_too(packing):
+    assert len(set(packing.rows(np.array([(1, 3), (1, 3), (1, 3)]), (10, 6)).tolist())) == 2
+
+
+# --- rows of a corpus
+
+
+class Numbers:
+    """A tokenizer of texts such as "5 6 7"."""
+
+    vocabulary = VOCABULARY
+
+    def encode_batch(self, texts):
+        return [np.array(text.split(), np.int32) for text in texts]
+
+    def encode(self, text):
+        return self.encode_batch([text])[0]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """200 documents; token t of document d is 200 + (100 d + t) mod 4,000."""
+    directory = str(tmp_path_factory.mktemp("corpus"))
+    lengths = np.random.default_rng(0).integers(1, 60, 200)
+    texts = [" ".join(str(200 + (100 * d + t) % 4000) for t in range(n)) for d, n in enumerate(lengths)]
+    write_shard(directory, 0, texts, {}, Numbers())
+    write_index(directory, 1, VOCABULARY.size, "numbers")
+    return Corpus(directory)
+
+
+def make(corpus, packing, objective=None, **settings):
+    settings = dict(sequence_length=32, global_batch_size=4, seed=3) | settings
+    return Batches([corpus], objective or CausalLM(), VOCABULARY, packing=packing, **settings)
+
+
+@pytest.mark.parametrize("packing", PACKINGS, ids=name_of)
+@pytest.mark.parametrize("objective", [CausalLM(), MaskedLM(), SpanCorruption()], ids=name_of)
+def test_an_epoch_holds_every_token_once(corpus, packing, objective):
+    batches = make(corpus, packing, objective)
+    for epoch in range(2):
+        rows = range(epoch * batches.rows_per_epoch, (epoch + 1) * batches.rows_per_epoch)
+        made = [example for row in rows for example in batches.examples(row)[1]]
+        texts = [objective.restore(example, VOCABULARY) for example in made]
+        left_out = batches.figures()["pieces without a target"]
+        assert sum(map(len, texts)) == corpus.num_tokens - left_out  # of one token each
+        found = np.bincount(np.concatenate(texts), minlength=VOCABULARY.size)
+        assert (corpus.token_counts - found).min() >= 0
+
+
+@pytest.mark.parametrize("packing", [FirstFit(), BestFit()], ids=name_of)
+def test_examples_of_a_row_are_told_apart(corpus, packing):
+    batch = make(corpus, packing)[0]
+    for tokens, segments, positions, weights in zip(
+        *(batch[name] for name in ("tokens", "segment_ids", "positions", "loss_weights")), strict=True
+    ):
+        for segment in range(1, segments.max() + 1):
+            inside = segments == segment
+            np.testing.assert_array_equal(positions[inside], np.arange(inside.sum()))
+            steps = np.diff(tokens[inside].astype(int)) % 4000
+            assert (steps == 1).all()  # one document
+        np.testing.assert_array_equal(weights, segments > 0)
+        np.testing.assert_array_equal(tokens[segments == 0], VOCABULARY.pad)
+
+
+def test_masked_positions_of_a_packed_row_point_at_their_tokens(corpus):
+    objective = MaskedLM(mask_fraction=0.0, random_fraction=0.0)  # every token stays what it was
+    batch = make(corpus, BestFit(), objective)[3]
+    used = batch["loss_weights"] > 0
+    at = np.take_along_axis(batch["tokens"], batch["masked_positions"], axis=1)
+    np.testing.assert_array_equal(at[used], batch["targets"][used])
+    assert used.sum(1).min() >= 1 and batch["targets"].shape == (4, objective.lengths(32).targets)
+
+
+@pytest.mark.parametrize("packing", [*PACKINGS, OneEach(buckets=(8, 16)), Windows()], ids=repr)
+@pytest.mark.parametrize("processes", [2, 4])
+def test_processes_share_the_same_packed_batches(corpus, packing, processes):
+    whole = make(corpus, packing)
+    parts = [make(corpus, packing, process_index=p, process_count=processes) for p in range(processes)]
+    for step in (0, 7, 1000):
+        for name, array in whole[step].items():
+            np.testing.assert_array_equal(array, np.concatenate([part[step][name] for part in parts]))
+
+
+def test_a_bucketed_batch_is_as_short_as_its_bucket(corpus):
+    batches = make(corpus, OneEach(buckets=(8, 16)))
+    seen = set()
+    for step in range(batches.rows_per_epoch // 4):
+        length = batches[step]["tokens"].shape[1]
+        longest = batches[step]["segment_ids"].sum(1).max()
+        assert longest <= length and (length == 8 or longest > length // 2)
+        assert batches.lengths_of(step).inputs == length
+        seen.add(length)
+    assert seen == {8, 16, 32}
+
+
+def test_what_fills_no_batch_is_counted(corpus):
+    batches = make(corpus, OneEach(buckets=(8, 16)))
+    figures = batches.figures()
+    starts, _ = cut_documents(corpus.document_ends, 33)
+    left = figures["pieces left out of each epoch"] + figures["pieces without a target"]
+    assert batches.rows_per_epoch + left == len(starts) and figures["pieces left out of each epoch"] < 3 * 4
+
+
+def test_a_plan_is_made_once(corpus, monkeypatch):
+    first = make(corpus, BestFit(), sequence_length=20)[0]
+    monkeypatch.setattr("pretrainax.data.plans._tables", None)
+    np.testing.assert_array_equal(make(corpus, BestFit(), sequence_length=20)[0]["tokens"], first["tokens"])
+
+
+def test_a_corpus_without_a_row_is_refused(corpus):
+    with pytest.raises(UserError, match="no row for CausalLM with OneEach and config.train.global_batch_size 4096"):
+        make(corpus, OneEach(buckets=(8,)), global_batch_size=4096)
