@@ -13,13 +13,24 @@ from pretrainax.tokenizer import Tokenizer
 def samples(
     model: Any, params: Any, batch: dict[str, np.ndarray], tokenizer: Tokenizer, count: int = 4
 ) -> Iterator[str]:
-    """One text for each of the first `count` examples of a host batch. What is asked follows from its names."""
+    """One text for each of the first `count` rows of a host batch, of a packed row its first example.
+
+    What is asked follows from the names of the batch.
+    """
     batch = {name: value[:count] for name, value in batch.items() if name not in ("loss_weights", "targets")} | {
         "targets": batch["targets"][:count] * (batch["loss_weights"][:count] > 0)
     }
     if "masked_positions" in batch:
         return _fill_masks(model, params, batch, tokenizer)
-    return (_fill_spans if "encoder_tokens" in batch else _continue)(model, params, batch, tokenizer)
+    return (_write if "encoder_tokens" in batch else _continue)(model, params, batch, tokenizer)
+
+
+def _example(batch: dict, row: int, *names: str) -> Iterator[np.ndarray]:
+    """The arrays of a row, without the padding and without what is packed behind its first example."""
+    for name in names:
+        segments = batch.get("encoder_segment_ids" if name.startswith("encoder") else "segment_ids")
+        values = batch[name][row]
+        yield values if segments is None else values[: np.count_nonzero(segments[row] == 1)]
 
 
 def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
@@ -31,29 +42,40 @@ def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
 def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
     logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True).logits())(params, batch)
     guesses = np.asarray(jnp.argmax(logits, axis=-1))  # [B, K, V] -> [B, K]
-    for row, tokens in enumerate(batch["tokens"]):
+    for row in range(len(guesses)):
+        (tokens,) = _example(batch, row, "tokens")
         answers = {
             int(position): ([guess], [target])
             for position, guess, target in zip(
                 batch["masked_positions"][row], guesses[row], batch["targets"][row], strict=True
             )
-            if target  # empty slots have no weight
+            if target and position < len(tokens)  # empty slots have no weight
         }
         yield _interleave(tokens, answers, tokenizer)
 
 
-def _fill_spans(model, params, batch, tokenizer) -> Iterator[str]:
-    """Each span gets as many tokens as were taken out: left free, a small model says nothing but sentinels."""
+def _write(model, params, batch, tokenizer) -> Iterator[str]:
+    """What the decoder says to the encoder's text: its spans, or a text of its own beside the true one.
+
+    It says as much as was taken out: left free, a small model says nothing but sentinels.
+    """
     vocabulary = tokenizer.vocabulary
     special = np.isin(np.arange(model.config.vocab_size), [*vocabulary.sentinels, vocabulary.eos, vocabulary.pad])
     kept = special[batch["tokens"]]  # the decoder's input: which spans there are, and where they end
+    kept[:, 0] = True
     guesses = _decode(model, params, batch, kept, banned=special)
-    for row, tokens in enumerate(batch["encoder_tokens"]):
+    for row in range(len(guesses)):
+        source, truth = _example(batch, row, "encoder_tokens", "targets")
         # input -> what was predicted: one place to the left; of the last target there is no guess
-        said = np.append(guesses[row, 1:], batch["targets"][row, -1])
-        said, truth = _spans(said, vocabulary), _spans(batch["targets"][row], vocabulary)
-        answers = {i: (said[int(t)], truth[int(t)]) for i, t in enumerate(tokens) if int(t) in vocabulary.sentinels}
-        yield _interleave(tokens, answers, tokenizer)
+        said = np.append(guesses[row, 1 : len(truth)], truth[-1])
+        if np.isin(source, vocabulary.sentinels).any():
+            said, truth = _spans(said, vocabulary), _spans(truth, vocabulary)
+            holes = {i: int(token) for i, token in enumerate(source) if int(token) in truth}
+            answers = {i: (said.get(token, []), truth[token]) for i, token in holes.items()}
+            yield _interleave(source, answers, tokenizer)
+        else:
+            said, truth = said[~special[said]], truth[~special[truth]]
+            yield f"{tokenizer.decode(source).strip()} ⟶{_guess(said.tolist(), truth.tolist(), tokenizer)}".rstrip()
 
 
 def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:

@@ -68,3 +68,26 @@ def test_masks_are_filled_in_and_a_wrong_one_shows_the_truth():
 def test_a_text_is_continued_from_its_first_half():
     text = say("thank you for inviting me last", tokens=ids("thank you </s> </s>"), targets=ids("you for for for"))
     assert text == "thank you ⟶ for inviting"
+
+
+def test_a_row_without_sentinels_is_answered_as_a_whole():
+    text = say(
+        "</s> thank you for me",
+        encoder_tokens=ids("inviting me </s> </s>"),
+        encoder_segment_ids=np.array([[1, 1, 1, 0]], np.int32),
+        tokens=ids("</s> thank you inviting </s>"),
+        targets=ids("thank you inviting </s> </s>"),
+        segment_ids=np.array([[1, 1, 1, 1, 0]], np.int32),
+    )
+    assert text == "inviting me </s> ⟶ [thank you for ≠ thank you inviting]"
+
+
+def test_of_a_packed_row_the_first_example_is_shown():
+    text = say(
+        "thank you me inviting",
+        tokens=ids("thank </s> me </s> last"),
+        segment_ids=np.array([[1, 1, 2, 2, 2]], np.int32),
+        masked_positions=np.array([[1, 3]], np.int32),
+        targets=ids("you last"),
+    )
+    assert text == "thank [you]"
