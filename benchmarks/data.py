@@ -45,7 +45,7 @@ def main() -> None:
     causal = dict(corpus=bpe, objective=CausalLM(), sequence_length=1024)
     masked = dict(corpus=bpe, objective=MaskedLM(), sequence_length=512)
     spans = dict(corpus=unigram, objective=SpanCorruption(), sequence_length=512)
-    print(f"| work | tokens/s | peer | its tokens/s | ratio (range) |\n| --- | --- | --- | --- | --- |")
+    print("| work | tokens/s | peer | its tokens/s | ratio (range) |\n| --- | --- | --- | --- | --- |")
     row = lambda *columns: compare(*columns, options.rounds, options.seconds)  # noqa: E731
     row("masked LM, 512, ids to gathered batch", examples(**masked), "transformers' collator", collator(bpe))
     row("span corruption, 568 to 512 + 114", examples(**spans), "published algorithm in NumPy", sketch(unigram))
