@@ -111,7 +111,7 @@ def measure(experiment) -> dict:
             "tokens_per_second": job.tokens_per_step / step_seconds,
             "step_seconds": step_seconds,
             "step_seconds_range": [min(seconds), max(seconds)],
-            "mfu": job.mfu(step_seconds),
+            "mfu": job.mfu(job.flops_per_step, step_seconds),
             "flops_per_second": job.flops_per_step / step_seconds,
             "peak_memory_bytes": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             "compile_seconds": compile_seconds,

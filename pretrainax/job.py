@@ -53,12 +53,19 @@ class Job:
     @functools.cached_property
     def flops_per_step(self) -> float:
         """Of one update over all devices, as `flops.flops_per_step` counts them."""
-        return flops.flops_per_step(self.experiment.model, self.experiment.train.global_batch_size, self.lengths)
+        return self._flops(self.lengths)
 
-    def mfu(self, step_seconds: float) -> Optional[float]:
+    def flops_of(self, step: int) -> float:
+        """The same of one step, whose batch may be of a shorter bucket."""
+        return self._flops(self.train_batches.lengths_of(step))
+
+    def mfu(self, flops_done: float, seconds: float) -> Optional[float]:
         """Model FLOPs utilisation; None where the chip's peak is unknown."""
         peak = flops.peak_flops(jax.devices()[0].device_kind)
-        return peak and self.flops_per_step / (step_seconds * peak * self.mesh.size)
+        return peak and flops_done / (seconds * peak * self.mesh.size)
+
+    def _flops(self, lengths: Lengths) -> float:
+        return flops.flops_per_step(self.experiment.model, self.experiment.train.global_batch_size, lengths)
 
     def validation_batches(self) -> Iterator[dict[str, np.ndarray]]:
         """This process's rows of the validation split: always the same batches, with the same masks."""

@@ -148,6 +148,7 @@ class Loop:
         self.newest = None  # the last of them that was
         self.evaluated = None, None  # (step, figures) of the last evaluation here
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
+        self.tokens, self.flops = 0, 0.0  # in the same time
 
     def run(self, state: TrainState) -> tuple[TrainState, int]:
         experiment, notes = self.job.experiment, self.notes
@@ -163,6 +164,8 @@ class Loop:
             batch = next(batches)
             self.waited += time.perf_counter() - before
             state, out = self.job.step(state, batch)
+            self.tokens += sum(x.size for name, x in batch.items() if name in ("tokens", "encoder_tokens"))
+            self.flops += self.job.flops_of(step - 1)
             self.pending.append((step, out))
             notes["step"] = step
             if step in (first, first + 3):
@@ -232,14 +235,14 @@ class Loop:
             "learning_rate": float(self.newest["learning_rate"]),
             "gradient_norm": float(self.newest["gradient_norm"]),
             "skipped_updates": self.notes["skipped_updates"],
-            "tokens_per_second": self.job.tokens_per_step / seconds,
+            "tokens_per_second": self.tokens / self.seconds,
             "step_seconds": seconds,
-            "mfu": self.job.mfu(seconds),
+            "mfu": self.job.mfu(self.flops, self.seconds),
             "data_wait_fraction": self.waited / self.seconds,
             "padding_fraction": self.padding,
         }
         self.metrics.log(self.notes["step"], "train", line)
-        self.seconds, self.waited, self.steps = 0.0, 0.0, 0
+        self.seconds, self.waited, self.steps, self.tokens, self.flops = 0.0, 0.0, 0, 0, 0.0
 
     def _evaluate(self, state: TrainState) -> bool:
         """Logs the validation figures; whether they are the best so far."""
