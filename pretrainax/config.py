@@ -62,6 +62,7 @@ class Choice:
             "data.sources",
             "data.objectives",
             "data.packing",
+            "data.filters",
             "optim",
         ):  # importing them registers theirs
             importlib.import_module(f"pretrainax.{module}")
@@ -72,24 +73,40 @@ class Choice:
 
     @staticmethod
     def parse(text: str) -> "Choice":
-        """`"TextFiles(path='my/books', valid_fraction=0.05)"` as the object; what a flag gives for a whole field."""
+        """`"TextFiles(path='my/books', valid_fraction=0.05)"` as the object; what a flag gives for a whole field.
+
+        Values are literals, choices and tuples of them. Nothing is evaluated.
+        """
         try:
-            call = ast.parse(text, mode="eval").body
-            name = call.func.id if isinstance(call, ast.Call) else call.id
-            values = {k.arg: ast.literal_eval(k.value) for k in getattr(call, "keywords", ())}
-            if getattr(call, "args", ()):
-                raise SyntaxError
+            return _choice(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError, AttributeError):
             raise UserError(f"cannot read {text!r}; write Name or Name(field=value, ...)") from None
-        cls = Choice.named(name)
-        fields = [f.name for f in dataclasses.fields(cls)]
-        for field in values.keys() - set(fields):
-            raise UserError(f"{name} has no field {field!r}, {nearest(field, fields)}")
-        return cls(**values)
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         """One line for each thing that cannot work: value got, what is allowed, field to set."""
         yield from ()
+
+
+def _choice(node: ast.expr) -> Choice:
+    """Of a name or a call; SyntaxError, ValueError or AttributeError where it is neither."""
+    name = node.func.id if isinstance(node, ast.Call) else node.id
+    values = {k.arg: _value(k.value) for k in getattr(node, "keywords", ())}
+    if getattr(node, "args", ()) or None in values:  # without a name, and **
+        raise SyntaxError
+    cls = Choice.named(name)
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    for field in values.keys() - fields:
+        raise UserError(f"{name} has no field {field!r}, {nearest(field, fields)}")
+    for field in fields.keys() - values:
+        if fields[field].default is fields[field].default_factory is dataclasses.MISSING:
+            raise UserError(f"{name} needs a value for {field!r}: write {name}({field}=...)")
+    return cls(**values)
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, (ast.Tuple, ast.List)):
+        return tuple(map(_value, node.elts))
+    return _choice(node) if isinstance(node, (ast.Call, ast.Name)) else ast.literal_eval(node)
 
 
 # --- model ---------------------------------------------------------------------------------------------------------
@@ -246,6 +263,9 @@ class DataConfig:
     source: Choice  # where documents come from: a class of pretrainax.data.sources
     sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
     packing: Optional[Choice] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
+    drop_duplicates: bool = False  # documents that are equal to an earlier one of their split
+    near_duplicates: Optional[Choice] = None  # NearDuplicates: drop documents that are nearly equal to an earlier one
+    quality: Optional[Choice] = None  # QualityFilter: drop documents that are no good text
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
     cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
     prepare_workers: int = free(0)  # processes that tokenize; 0: one a core

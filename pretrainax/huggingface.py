@@ -31,7 +31,14 @@ from pretrainax.config import (
     TrainConfig,
     UserError,
 )
-from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.objectives import (
+    CausalLM,
+    MaskedLM,
+    NextSentencePrediction,
+    ReplacedTokenDetection,
+    SentenceOrderPrediction,
+    SpanCorruption,
+)
 from pretrainax.data.sources import PythonDocs
 from pretrainax.huggingface_tokenizer import read_tokenizer, write_tokenizer
 from pretrainax.models import electra
@@ -172,6 +179,10 @@ def _family_for(model: ModelConfig, original: str) -> tuple[HuggingFace, dict[st
 def _experiment(model: ModelConfig, tokenizer: str) -> Experiment:
     """A run of an imported model: what evaluates it, and a start for a config of one's own."""
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
+    if model.replaced_token_head:
+        objective = ReplacedTokenDetection()
+    elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
+        objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(
         model=model,
         tokenizer=PretrainedTokenizer(path=tokenizer),

@@ -25,6 +25,7 @@ from pretrainax.vocabulary import (
     SubwordTokenizer,
     Tokenizer,
     Vocabulary,
+    byte_character,
     decisive_part,
     load_tokenizer,
 )
@@ -178,7 +179,7 @@ class _Files:
         names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
             259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
         }
-        vocabulary = {_character(byte): byte + 3 for byte in range(256)} | {piece: i for i, piece in names.items()}
+        vocabulary = {byte_character(byte): byte + 3 for byte in range(256)} | {piece: i for i, piece in names.items()}
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -292,12 +293,6 @@ def _class(directory: str) -> str:
 def _piece(token: Any) -> Any:
     """The text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
     return token.get("content") if isinstance(token, dict) else token
-
-
-def _character(byte: int) -> str:
-    """What byte-level BPE writes for a byte (Radford et al. 2019): itself where it can be seen, else from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return chr(byte) if byte in seen else chr(0x100 + sorted(set(range(256)) - set(seen)).index(byte))
 
 
 # --- writing -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrainax import flops, models, sharding, train_step
 from pretrainax.config import DisentangledPositions, Experiment, RelativePositionBuckets
-from pretrainax.data.objectives import Lengths
+from pretrainax.data.objectives import CausalLM, Lengths
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.host import compute_for, for_this_machine
 from pretrainax.layers.attention import choose_implementation
@@ -78,7 +78,7 @@ class Job:
         tokens, text_bytes = (
             sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
         )
-        causal = self.experiment.model.family == "decoder"  # the only loss that is a likelihood of the text
+        causal = type(self.experiment.objective) is CausalLM  # the only loss that is a likelihood of the text
         sums = [self.eval_step(params, sharding.put_batch(batch, self.mesh)) for batch in self.validation_batches()]
         totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
         return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
@@ -122,6 +122,7 @@ class Job:
                 has_row_bias=isinstance(model.position, DisentangledPositions),
                 has_window=model.window is not None,
                 has_logit_cap=model.attention_logit_cap is not None,
+                has_prefix="prefix_mask" in self.batch_shapes,
                 causal=model.family == "decoder",
                 dtype=self.model.compute.dtype,
             )

@@ -66,7 +66,10 @@ def objective(
         truth = batch["replaced"] > 0 if truth is None else truth
         real = (batch["segment_ids"] > 0).astype(jnp.float32)
         loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
-        sums |= _mean("replaced", loss, (logits > 0) == truth, real)
+        said, is_real = logits > 0, real > 0
+        sums |= _mean("replaced", loss, said == truth, real)
+        hits, said, there = (jnp.sum(x & is_real, dtype=jnp.float32) for x in (said & truth, said, truth))
+        sums |= {"replaced_precision": (hits, said), "replaced_recall": (hits, there)}
         total += outputs.replaced_weight * loss.sum() / total_counts["replaced_loss"]
     return total, sums
 

@@ -2,38 +2,44 @@
 
 Training does the same first. What is in the cache under the same fingerprint is used as it is; a run that was killed
 goes on with the shards that are missing.
+
+Past one machine, all machines see the same files and the same `config.data.cache_dir`. Each of n jobs (a SLURM array,
+an indexed Kubernetes job) writes its share of the shards with `--shard=i/n`, i from 0. When all have ended, one call
+without `--shard`, or the training, joins them and writes what is missing. The jobs need no locks of a shared file
+system: each has shards of its own, and those that find no tokenizer train the same one. `pretrainax.prepare_beam` does
+it with Apache Beam. However many they are, the files come out the same, byte for byte.
 """
 
 import collections
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import functools
-import itertools
-import multiprocessing
 import os
 import shutil
-import signal
+import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
+import numpy as np
 from tqdm import tqdm
 
-from pretrainax.config import Experiment, UserError, to_json
-from pretrainax.data import corpus
+from pretrainax.config import DataConfig, Experiment, UserError, to_json
+from pretrainax.data import duplicates, shards
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
+from pretrainax.data.filters import NearDuplicates, QualityFilter
 from pretrainax.data.sources import Source
+from pretrainax.data.sources.base import Document
 from pretrainax.tokenizer import Tokenizer, TokenizerConfig, check_tokenizer, load_tokenizer
+from pretrainax.workers import Workers, alone, until_stopped
 
-_FORMAT = 1  # of the files in the cache; another number, another cache
+_FORMAT = 2  # of the files in the cache; another number, another cache
 _SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
+_SPLITS = ("train", "valid")
+Run = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,33 +47,98 @@ class Prepared:
     tokenizer: Tokenizer
     train: tuple[Corpus, ...]  # one for each component of the source
     valid: tuple[Corpus, ...]
-    summary: str  # a line about the two
+    summary: str  # a line about them
 
 
-def prepare(experiment: Experiment, report: Callable[[str], None] = print) -> Prepared:
-    """Finds or makes the tokenizer and the corpus of a config. Raises a UserError when they cannot be had."""
-    data, started = experiment.data, time.perf_counter()
+class Recipe(NamedTuple):
+    """All that a corpus follows from, but for its split."""
+
+    source: Source
+    tokenizer: str  # directory
+    parts: Optional[str]  # what documents are divided into: "sentences" | "pairs" | None
+    quality: Optional[QualityFilter]
+    drop_duplicates: bool
+    near_duplicates: Optional[NearDuplicates]
+    vocabulary_size: int
+    key: str  # digest of all of it, and of the text
+    cache: str  # directory
+
+    @property
+    def drops(self) -> bool:
+        """Whether documents go only when all are there."""
+        return self.drop_duplicates or self.near_duplicates is not None
+
+    def directory(self, split: str) -> str:
+        """Of the finished corpus."""
+        return os.path.join(self.cache, "corpora", self.key, split)
+
+    def tokenized(self, split: str) -> str:
+        """Of the shards as they are tokenized."""
+        return os.path.join(self.directory(split), "whole") if self.drops else self.directory(split)
+
+
+def prepare(experiment: Experiment, report: Callable[[str], None] = print, elsewhere: Optional[Run] = None) -> Prepared:
+    """Finds or makes the tokenizer and the corpora of a config. Raises a UserError when they cannot be had.
+
+    elsewhere: where shards are tokenized, if not in processes of this machine.
+    """
+    started = time.perf_counter()
+    with _at_work(experiment.data) as (cache, workers):
+        recipes, tokenizer = _recipes(experiment, cache, workers, report)
+        corpora = {
+            split: tuple(_corpus(split, recipe, workers, elsewhere or workers.run, report) for recipe in recipes)
+            for split in _SPLITS
+        }
+    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
+    return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}")
+
+
+def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
+    """Tokenizes the shards whose number is `index` modulo `count`, and returns a line about them."""
+    with _at_work(experiment.data) as (cache, workers):
+        recipes, _ = _recipes(experiment, cache, workers, report)
+        for split in _SPLITS:
+            for recipe in recipes:
+                if not shards.is_complete(recipe.directory(split)):
+                    _tokenize(split, recipe, workers.run, report, index, count)
+    return f"share {index} of {count} is done; when all are, run the same command once without --shard"
+
+
+@contextlib.contextmanager
+def _at_work(data: DataConfig) -> Iterator[tuple[str, Workers]]:
     cache = os.path.abspath(os.path.expanduser(data.cache_dir))
     with _explained_errors(cache), Workers(data.prepare_workers) as workers:
-        fingerprint = data.source.fingerprint()
-        directory = _tokenizer(experiment.tokenizer, data.source, fingerprint, cache, workers, report)
-        tokenizer = load_tokenizer(directory)
-        check_tokenizer(tokenizer, experiment)
-        key = digest(fingerprint, tokenizer.fingerprint, _FORMAT)
-        splits = [
-            _corpus(split, data.source, directory, os.path.join(cache, "corpora", key, split), key, workers, report)
-            for split in ("train", "valid")
-        ]
-    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
-    return Prepared(tokenizer, *((split,) for split in splits), summary=f"{_describe(*splits)}; {seconds}")
+        yield cache, workers
 
 
-def _describe(train: Corpus, valid: Corpus) -> str:
-    figures = [
-        f"{split} {c.num_documents:,} documents, {c.num_bytes / 1e6:,.1f} MB, {c.num_tokens:,} tokens"
-        for split, c in (("train", train), ("valid", valid))
-    ]
-    skipped = collections.Counter(train.skipped) + collections.Counter(valid.skipped)
+def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Callable) -> tuple[list[Recipe], Tokenizer]:
+    """One for each component of the source."""
+    data = experiment.data
+    components = data.source.components()
+    fingerprints = [source.fingerprint() for source in components]
+    directory = _tokenizer(experiment.tokenizer, data.source, fingerprints, cache, workers, report)
+    tokenizer = load_tokenizer(directory)
+    check_tokenizer(tokenizer, experiment)
+    filters = (data.quality, data.drop_duplicates, data.near_duplicates)
+    by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())
+    recipes = []
+    for source, fingerprint in zip(components, fingerprints, strict=True):
+        parts = "pairs" if source.pairs else "sentences" if by_sentence else None
+        key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], _FORMAT)
+        recipes.append(Recipe(source, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
+    return recipes, tokenizer
+
+
+def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
+    figures, skipped = [], collections.Counter()
+    for split, several in corpora.items():
+        for i, corpus in enumerate(several):
+            number = f" {i + 1}" if len(several) > 1 else ""
+            kinds = f", {corpus.num_parts:,} sentences" if corpus.parts == "sentences" else ""
+            documents = "pairs" if corpus.parts == "pairs" else "documents"
+            size = f"{corpus.num_bytes / 1e6:,.1f} MB, {corpus.num_tokens:,} tokens"
+            figures.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
+            skipped.update(corpus.skipped)
     return "; ".join([*figures, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
 
 
@@ -75,32 +146,67 @@ def _describe(train: Corpus, valid: Corpus) -> str:
 
 
 def _tokenizer(
-    config: TokenizerConfig, source: Source, fingerprint: str, cache: str, workers: "Workers", report: Callable
+    config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
 ) -> str:
     """The directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
     loaded = None if config.path is None else config.load()
-    key = digest(fingerprint, to_json(config), _FORMAT) if loaded is None else loaded.fingerprint
+    weights = _weights(source).tolist()
+    key = digest(fingerprints, weights, to_json(config), _FORMAT) if loaded is None else loaded.fingerprint
     directory = os.path.join(cache, "tokenizers", key)
     if not os.path.isdir(directory):
-        with _alone(directory, report):
+        with alone(directory, report):
             if not os.path.isdir(directory):
                 if loaded is None:
                     report("training the tokenizer")
-                tokenizer = loaded or config.build(_sample(source, config.train_bytes, workers))
-                temporary = f"{directory}.tmp"
-                shutil.rmtree(temporary, ignore_errors=True)
-                tokenizer.save(temporary)
-                os.rename(temporary, directory)
+                    texts = _sample(source, config.train_bytes, workers)
+                    train = _train if config.train_bytes is None else functools.partial(workers.apart, _train)
+                    train(config, texts, directory)
+                else:
+                    _save(loaded, directory)
     return directory
 
 
-def _sample(source: Source, limit: Optional[int], workers: "Workers") -> Iterable[str]:
-    """`limit` bytes of training text, as much from each of the shards (None: all of it)."""
-    shards = source.shards("train")
+def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> None:
+    _save(config.build(texts), directory)
+
+
+def _save(tokenizer: Tokenizer, directory: str) -> None:
+    temporary = f"{directory}.tmp-{socket.gethostname()}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    tokenizer.save(temporary)
+    try:
+        os.rename(temporary, directory)
+    except OSError:  # another machine was faster: it is the same one
+        shutil.rmtree(temporary)
+        if not os.path.isdir(directory):
+            raise
+
+
+def _weights(source: Source) -> np.ndarray:
+    """Of each component on average over the training, were all of one size; their sum is 1."""
+    stages = source.rates([1] * len(source.components()))
+    lengths = np.diff([start for start, _ in stages], append=1.0)
+    weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
+    return weights / weights.sum()
+
+
+def _sample(source: Source, limit: Optional[int], workers: Workers) -> Iterable[str]:
+    """`limit` bytes of training text (None: all of it), as much from each of the shards of a component."""
+    components = source.components()
     if limit is None:
-        return itertools.chain.from_iterable(source.read(shard, collections.Counter()) for shard in shards)
-    shards = shards[:: -(-len(shards) // _SAMPLED_SHARDS) or 1]
-    tasks = [(i, source, shard, -(-limit // len(shards))) for i, shard in enumerate(shards)]
+        documents = (
+            document
+            for component in components
+            for shard in component.shards("train")
+            for document in component.read(shard, collections.Counter())
+        )
+        return (piece for document in documents for text in _texts(document) for piece in shards.pieces_of(text))
+    tasks = []
+    for component, weight in zip(components, _weights(source), strict=True):
+        chosen = component.shards("train")
+        chosen = chosen[:: -(-len(chosen) // _SAMPLED_SHARDS) or 1]
+        share = int(np.ceil(limit * weight / max(len(chosen), 1)))
+        tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
     samples = dict(workers.run(_sample_shard, tasks))
     texts = [text for i in range(len(tasks)) for text in samples[i]]
     if not any(map(str.strip, texts)):
@@ -109,57 +215,98 @@ def _sample(source: Source, limit: Optional[int], workers: "Workers") -> Iterabl
 
 
 def _sample_shard(i: int, source: Source, shard: Any, limit: int) -> tuple[int, list[str]]:
-    texts = []
-    for text in _until_stopped(source.read(shard, collections.Counter())):
-        texts.append(text.encode()[:limit].decode(errors="ignore"))
-        limit -= len(text.encode())
+    sample = []
+    for document in until_stopped(source.read(shard, collections.Counter())):
+        for text in _texts(document):
+            text = text[:limit] if isinstance(text, bytearray) else text[:limit].encode()[:limit]
+            sample.append(text.decode(errors="ignore"))
+            limit -= len(text)
         if limit <= 0:
             break
-    return i, texts
+    return i, sample
+
+
+def _texts(document: Document) -> tuple:
+    return document if isinstance(document, tuple) else (document,)
 
 
 # --- corpus --------------------------------------------------------------------------------------------------------
 
 
-def _corpus(
-    split: str, source: Source, tokenizer: str, directory: str, key: str, workers: "Workers", report: Callable
-) -> Corpus:
-    if not corpus.is_complete(directory):
-        with _alone(directory, report):
-            if not corpus.is_complete(directory):
-                _fill(split, source, tokenizer, directory, key, workers, report)
+def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, report: Callable) -> Corpus:
+    directory = recipe.directory(split)
+    if not shards.is_complete(directory):
+        with alone(directory, report):
+            if not shards.is_complete(directory):
+                workers.worked = True
+                count = _tokenize(split, recipe, tokenizing, report)
+                if recipe.drops:
+                    _drop(split, recipe, count, workers, report)
+                shards.write_index(directory, count, recipe.vocabulary_size, f"{recipe.key}-{split}", recipe.parts)
+    if recipe.drops:
+        shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also what a run left that was killed right here
     opened = Corpus(directory)
     if not opened.num_documents:
         more = "" if split == "train" else "; set config.data.source.valid_path, or a larger valid_fraction"
-        raise UserError(f"config.data.source holds no document for {split}{more}: {source}")
+        raise UserError(f"config.data.source holds no document for {split}{more}: {recipe.source}")
     return opened
 
 
-def _fill(
-    split: str, source: Source, tokenizer: str, directory: str, key: str, workers: "Workers", report: Callable
-) -> None:
+def _tokenize(split: str, recipe: Recipe, run: Run, report: Callable, index: int = 0, count: int = 1) -> int:
+    """Writes the shards that are missing among those whose number is `index` modulo `count`; how many there are."""
+    directory, descriptions = recipe.tokenized(split), recipe.source.shards(split)
     os.makedirs(directory, exist_ok=True)
-    for name in os.listdir(directory):
-        if ".tmp" in name:  # of a run that was killed
-            os.remove(os.path.join(directory, name))
-    size = load_tokenizer(tokenizer).vocabulary.size
-    shards = source.shards(split)
-    missing = corpus.missing_shards(directory, len(shards), size)
-    kept = f", {len(shards) - len(missing)} are there" if len(missing) < len(shards) else ""
-    report(f"tokenizing {split}: {len(shards)} shards{kept}")
-    tasks = [(i, source, shards[i], tokenizer, directory) for i in missing]
-    for _ in _progress(workers.run(_write_shard, tasks), len(tasks), split, report):
+    own = range(index, len(descriptions), count)
+    missing = sorted({*own} & {*shards.missing_shards(directory, len(descriptions), recipe.vocabulary_size)})
+    _remove_unfinished(recipe, split, None if count == 1 else missing)
+    kept = f", {len(own) - len(missing)} are there" if len(missing) < len(own) else ""
+    report(f"tokenizing {split}: {len(own)} shards{kept}")
+    tasks = [(i, descriptions[i], recipe, directory) for i in missing]
+    for _ in _progress(run(_write_shard, tasks), len(tasks), split, report):
         pass
-    corpus.write_index(directory, len(shards), size, f"{key}-{split}")
+    return len(descriptions)
 
 
-def _write_shard(i: int, source: Source, shard: Any, tokenizer: str, directory: str) -> None:
+def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) -> None:
+    """Removes what runs that were killed left: all of it, or, where others may be at work, of the shards `only`."""
+    own = None if only is None else {f"{i:05d}" for i in only}
+    for directory in {recipe.tokenized(split), recipe.directory(split)}:
+        for name in os.listdir(directory):
+            if ".tmp-" in name and (own is None or name.split(".")[0] in own):
+                os.remove(os.path.join(directory, name))
+
+
+def _write_shard(i: int, shard: Any, recipe: Recipe, directory: str) -> None:
     skipped = collections.Counter()
-    documents = _until_stopped(source.read(shard, skipped))
-    corpus.write_shard(directory, i, documents, skipped, _load_once(tokenizer))
+    documents = until_stopped(recipe.source.read(shard, skipped))
+    if recipe.quality is not None:
+        documents = recipe.quality.kept(documents, skipped)
+    with shards.ShardWriter(directory, i, _load_once(recipe.tokenizer), recipe.parts) as writer:
+        written = writer.write(documents, skipped)
+        if recipe.drop_duplicates:
+            written = duplicates.hashed(written, directory, i)
+        if recipe.near_duplicates is not None:
+            recipe.near_duplicates.sign(written, directory, i)
+        collections.deque(written, maxlen=0)
 
 
 _load_once = functools.lru_cache(maxsize=1)(load_tokenizer)
+
+
+def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Callable) -> None:
+    """Copies the tokenized shards without the documents that repeat others."""
+    report(f"looking for duplicates in {split}")
+    source, directory = recipe.tokenized(split), recipe.directory(split)
+    dropped = [{} for _ in range(count)]
+    if recipe.drop_duplicates:
+        for reasons, numbers in zip(dropped, duplicates.find_duplicates(source, count), strict=True):
+            reasons["duplicates"] = numbers
+    if recipe.near_duplicates is not None:
+        for reasons, numbers in zip(dropped, recipe.near_duplicates.find(source, count), strict=True):
+            reasons["near-duplicates"] = np.setdiff1d(numbers, reasons.get("duplicates", ()))
+    dtype = shards.token_dtype(recipe.vocabulary_size)
+    tasks = [(source, directory, i, reasons, dtype) for i, reasons in enumerate(dropped)]
+    collections.deque(workers.run(duplicates.copy_without, tasks), maxlen=0)
 
 
 def _progress(results: Iterator, total: int, split: str, report: Callable) -> Iterator:
@@ -173,88 +320,6 @@ def _progress(results: Iterator, total: int, split: str, report: Callable) -> It
             report(f"tokenizing {split}: {done} of {total} shards")
             said = time.monotonic()
         yield result
-
-
-# --- processes -----------------------------------------------------------------------------------------------------
-
-
-class Workers:
-    """Processes that are started when there is work for more than one. They end with this one, however it ends."""
-
-    def __init__(self, count: int):
-        """count: 0 is one a core, 1 is this process alone."""
-        self._count = count or len(
-            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
-        )
-        self._context = multiprocessing.get_context("spawn")  # JAX and tokenizers have threads: no fork
-        self._stop: Any = None  # tells workers that their results are no longer wanted
-        self._pool: Optional[ProcessPoolExecutor] = None
-        self.worked = False
-
-    def __enter__(self) -> "Workers":
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._pool is not None:
-            self._stop.set()
-            self._pool.shutdown(cancel_futures=True)
-
-    def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
-        """function(*task) for each task, in the order in which they end."""
-        self.worked = True
-        if self._count == 1 or len(tasks) <= 1:
-            yield from itertools.starmap(function, tasks)
-            return
-        if self._pool is None:
-            self._stop = self._context.Event()
-            self._pool = ProcessPoolExecutor(self._count, self._context, _start_worker, (self._stop,))
-        try:
-            for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
-                yield future.result()
-        except BrokenProcessPool as e:
-            raise UserError(
-                "a process that tokenizes was killed, perhaps for want of memory: "
-                f"config.data.prepare_workers is {self._count}, set it lower"
-            ) from e
-
-
-_stop: Any = None  # in a worker: the event of its Workers
-
-
-def _start_worker(stop: Any) -> None:
-    global _stop
-    _stop = stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one thread a process
-
-    def end_with_parent():
-        multiprocessing.parent_process().join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _until_stopped(documents: Iterator[str]) -> Iterator[str]:
-    for text in documents:
-        if _stop is not None and _stop.is_set():
-            raise InterruptedError("stopped by the process that prepares")
-        yield text
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _alone(directory: str, report: Callable) -> Iterator[None]:
-    """Holds a lock beside `directory`, which the system takes back when a process dies."""
-    os.makedirs(os.path.dirname(directory), exist_ok=True)
-    with open(f"{directory}.lock", "w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            report(f"waiting for another process that prepares {directory}")
-            fcntl.flock(f, fcntl.LOCK_EX)
-        yield
 
 
 @contextlib.contextmanager
@@ -278,9 +343,25 @@ def _explained_errors(cache: str) -> Iterator[None]:
 
 
 def main() -> None:
+    from absl import flags
+
     from pretrainax import cli  # defines flags: not in the workers, which import this module too
 
-    cli.run(lambda: print(prepare(cli.experiment()).summary) or 0)
+    shard = flags.DEFINE_string("shard", None, "i/n: only every n-th shard, from number i (0 to n - 1) on")
+
+    def run() -> int:
+        experiment = cli.experiment()
+        print(prepare_share(experiment, *_share(shard.value)) if shard.value else prepare(experiment).summary)
+        return 0
+
+    cli.run(run)
+
+
+def _share(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise UserError(f"--shard is {text!r}, it must be i/n with i from 0 to n - 1, as 0/8")
+    return int(index), int(count)
 
 
 if __name__ == "__main__":

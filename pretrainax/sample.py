@@ -104,12 +104,16 @@ def _interleave(tokens: np.ndarray, answers: dict[int, tuple], tokenizer: Tokeni
 
 
 def _continue(model, params, batch, tokenizer) -> Iterator[str]:
-    """The first half of each window, then what the model goes on with, drawn at temperature 0.8."""
+    """The first half of each window, or its prefix, then what the model goes on with, drawn at temperature 0.8."""
     length = batch["tokens"].shape[1]
-    half = length // 2
-    kept = np.broadcast_to(np.arange(length) < half, batch["tokens"].shape)
-    for tokens in _decode(model, params, batch, kept, temperature=0.8):
-        yield f"{tokenizer.decode(tokens[:half]).strip()} ⟶ {tokenizer.decode(tokens[half:]).strip()}"
+    kept = np.broadcast_to(np.arange(length) < length // 2, batch["tokens"].shape)
+    if "prefix_mask" in batch:  # what stands in it is seen from before its place, so it cannot be filled in
+        kept = (batch["prefix_mask"] > 0) | (np.arange(length) == 0)
+    drawn = _decode(model, params, batch, kept, temperature=0.8)
+    for row, tokens in enumerate(drawn):
+        start = int(kept[row].argmin())
+        end = np.count_nonzero(batch["segment_ids"][row] == 1) if "prefix_mask" in batch else length
+        yield f"{tokenizer.decode(tokens[:start]).strip()} ⟶ {tokenizer.decode(tokens[start:end]).strip()}"
 
 
 def _decode(

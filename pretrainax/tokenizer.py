@@ -2,19 +2,18 @@
 
 import collections
 import dataclasses
-import io
 import json
 import os
-import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Optional
 
-import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from pretrainax import sentencepiece_models
 from pretrainax.config import Choice, UserError, nearest
 from pretrainax.huggingface_tokenizer import read_tokenizer, tokenizer_file
+from pretrainax.sentencepiece_models import too_little_text
 from pretrainax.vocabulary import (
     DESCRIPTION,
     CharacterTokenizer,
@@ -82,8 +81,33 @@ class TokenizerConfig(Choice):
         raise NotImplementedError
 
 
+class _SentencePiece(TokenizerConfig):
+    kind = SentencePieceTokenizer
+    model_type: ClassVar[str]
+
+    @property
+    def size(self) -> int:
+        return self.vocab_size + self.num_sentinels
+
+    @property
+    def specials(self) -> dict[str, str]:
+        return sentencepiece_models.SPECIALS[self.special_pieces]
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.num_sentinels < 0:
+            yield f"config.tokenizer.num_sentinels is {self.num_sentinels}, it must be at least 0"
+        yield from _unknown_pieces(self.special_pieces, sentencepiece_models.SPECIALS)
+
+    def build(self, texts: Iterator[str]) -> Tokenizer:
+        return self._read(sentencepiece_models.learn(texts, self.model_type, self.vocab_size, self.specials))
+
+    def _read(self, model: bytes) -> Tokenizer:
+        return sentencepiece_models.read(model, self.specials, self.num_sentinels, self.path)
+
+
 @dataclasses.dataclass
-class Unigram(TokenizerConfig):
+class Unigram(_SentencePiece):
     """SentencePiece's unigram language model (Kudo 2018), lossless: bytes stand in for unknown characters.
 
     As in T5, pad = 0, eos = 1, unk = 2, and the sentinels come after the `vocab_size` pieces, <extra_id_0> last:
@@ -94,92 +118,47 @@ class Unigram(TokenizerConfig):
     path: Optional[str] = None  # read this instead: a saved tokenizer or a .model file (T5's, LLaMA's)
     num_sentinels: int = 100  # <extra_id_0> ... for span corruption
     train_bytes: int = 10_000_000  # of text to learn from
+    special_pieces: str = "t5"  # t5: <pad> </s> <unk> | albert: <pad> <unk> [CLS] [SEP] [MASK] | llama | gemma
 
-    kind = SentencePieceTokenizer
-
-    @property
-    def size(self) -> int:
-        return self.vocab_size + self.num_sentinels
-
-    def problems(self, experiment: Any) -> Iterator[str]:
-        yield from super().problems(experiment)
-        if self.num_sentinels < 0:
-            yield f"config.tokenizer.num_sentinels is {self.num_sentinels}, it must be at least 0"
-
-    def build(self, texts: Iterator[str]) -> Tokenizer:
-        model = io.BytesIO()
-        lines = (line for text in texts for line in text.split("\n") if line)
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=lines,
-                model_writer=model,
-                model_type="unigram",
-                vocab_size=self.vocab_size,
-                pad_id=0,
-                eos_id=1,
-                unk_id=2,
-                bos_id=-1,
-                normalization_rule_name="identity",
-                add_dummy_prefix=False,
-                remove_extra_whitespaces=False,
-                allow_whitespace_only_pieces=True,  # indentation
-                byte_fallback=True,
-                user_defined_symbols=["\n", "\n\n"],
-                max_sentence_length=1 << 20,  # bytes of a line; longer ones are left out
-                num_threads=4,  # the result depends on it: the same on every machine
-                minloglevel=2,
-            )
-        except RuntimeError as e:
-            raise UserError(_explain_sentencepiece(str(e), self.vocab_size)) from e
-        return self._read(model.getvalue())
-
-    def _read(self, model: bytes) -> Tokenizer:
-        processor = sentencepiece.SentencePieceProcessor()
-        try:
-            processor.load_from_serialized_proto(model)
-        except RuntimeError as e:
-            raise UserError(f"config.tokenizer.path={self.path} is no SentencePiece model") from e
-        ids = {"pad": processor.pad_id(), "bos": processor.bos_id(), "eos": processor.eos_id()}
-        ids = {name: i for name, i in ids.items() if i >= 0} | {"unk": processor.unk_id()}
-        size = processor.get_piece_size() + self.num_sentinels
-        sentinels = tuple(size - 1 - n for n in range(self.num_sentinels))
-        pieces = {i: processor.id_to_piece(i) for i in ids.values()}
-        pieces |= {i: f"<extra_id_{n}>" for n, i in enumerate(sentinels)}
-        return SentencePieceTokenizer(model, Vocabulary(size, **ids, sentinels=sentinels), pieces)
+    model_type = "unigram"
 
 
-def _explain_sentencepiece(error: str, vocab_size: int) -> str:
-    too_high = re.search(r"to a value <= (\d+)", error)
-    too_low = re.search(r"required_chars\. \d+ vs (\d+)", error)
-    if too_high:
-        return _too_little_text(vocab_size, int(too_high[1]))
-    if too_low:
-        return f"config.tokenizer.vocab_size is {vocab_size}, the characters alone of this text need {too_low[1]}"
-    return (
-        f"SentencePiece cannot learn from this text, config.tokenizer.vocab_size={vocab_size}: {error.split('] ')[-1]}"
-    )
+@dataclasses.dataclass
+class BPE(_SentencePiece):
+    """SentencePiece's byte pair encoding (Kudo and Richardson 2018) of LLaMA 1 and 2, Mistral and Gemma, lossless.
+
+    It merges characters, not bytes, within words and the spaces before them; bytes stand in for unknown characters.
+    As in LLaMA, unk = 0, bos = 1, eos = 2.
+    """
+
+    vocab_size: int = 32_000  # pieces to learn, without the sentinels
+    path: Optional[str] = None  # read this instead: a saved tokenizer or a .model file (LLaMA's, Gemma's)
+    num_sentinels: int = 0  # <extra_id_0> ... for span corruption
+    train_bytes: int = 10_000_000  # of text to learn from
+    special_pieces: str = "llama"  # llama: <unk> <s> </s> | gemma: <pad> <eos> <bos> <unk> | t5 | albert
+
+    model_type = "bpe"
 
 
-def _too_little_text(vocab_size: int, most: int) -> str:
-    return (
-        f"config.tokenizer.vocab_size is {vocab_size}, this text is enough for {most} at most: "
-        "set it lower, or give more text"
-    )
+def _unknown_pieces(name: str, allowed: dict[str, dict]) -> Iterator[str]:
+    if name not in allowed:
+        yield f"config.tokenizer.special_pieces is {name!r}, {nearest(name, allowed)}"
 
 
 class _Subword(TokenizerConfig):
     kind = SubwordTokenizer
     specials: dict[str, str]  # Vocabulary field -> piece
     hint: ClassVar[str] = ""  # end of the error line where a file lacks some
+    num_sentinels: int = 0
 
     @property
     def size(self) -> int:
-        return self.vocab_size
+        return self.vocab_size + self.num_sentinels
 
     def _train(self, tokenizer: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) -> Tokenizer:
         tokenizer.train_from_iterator(texts, trainer)
         if tokenizer.get_vocab_size() < self.vocab_size:
-            raise UserError(_too_little_text(self.vocab_size, tokenizer.get_vocab_size()))
+            raise UserError(too_little_text(self.vocab_size, tokenizer.get_vocab_size()))
         if tokenizer.get_vocab_size() > self.vocab_size:
             raise UserError(
                 f"config.tokenizer.vocab_size is {self.vocab_size}, the alphabet and the special pieces alone need "
@@ -201,6 +180,11 @@ class _Subword(TokenizerConfig):
                 f"config.tokenizer.path={self.path} has no {', '.join(missing)}: no {type(self).__name__}{self.hint}"
             )
         pieces = {i: self.specials[field] for field, i in ids.items()}
+        if self.num_sentinels:
+            sentinels = [f"<extra_id_{n}>" for n in range(self.num_sentinels)]
+            tokenizer.add_special_tokens([tokenizers.AddedToken(s, normalized=False, special=True) for s in sentinels])
+            model, ids["sentinels"] = tokenizer.to_str().encode(), tuple(map(tokenizer.token_to_id, sentinels))
+            pieces |= dict(zip(ids["sentinels"], sentinels, strict=True))
         return SubwordTokenizer(model, Vocabulary(tokenizer.get_vocab_size(), **ids), pieces)
 
 
@@ -266,10 +250,14 @@ _SPECIAL_PIECES = {
 
 @dataclasses.dataclass
 class ByteBPE(_Subword):
-    """GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2), lossless."""
+    """GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2), lossless.
 
-    vocab_size: int = 50_257  # special pieces included
+    The sentinels, which GPT-2 has not, come after the `vocab_size` pieces, <extra_id_0> first.
+    """
+
+    vocab_size: int = 50_257  # special pieces included, sentinels not
     path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
+    num_sentinels: int = 0  # <extra_id_0> ... for span corruption; three of them to fill in the middle
     train_bytes: int = 10_000_000  # of text to learn from
     special_pieces: str = "gpt2"  # gpt2: <|endoftext|> | roberta: <s> <pad> </s> <unk> <mask> | bert: [PAD] [UNK] …
 
@@ -281,11 +269,9 @@ class ByteBPE(_Subword):
 
     def problems(self, experiment: Any) -> Iterator[str]:
         yield from super().problems(experiment)
-        if self.special_pieces not in _SPECIAL_PIECES:
-            yield (
-                f"config.tokenizer.special_pieces is {self.special_pieces!r}, "
-                f"{nearest(self.special_pieces, _SPECIAL_PIECES)}"
-            )
+        if self.num_sentinels < 0:
+            yield f"config.tokenizer.num_sentinels is {self.num_sentinels}, it must be at least 0"
+        yield from _unknown_pieces(self.special_pieces, _SPECIAL_PIECES)
 
     def build(self, texts: Iterator[str]) -> Tokenizer:
         tokenizer = tokenizers.Tokenizer(models.BPE())
@@ -345,3 +331,9 @@ class PretrainedTokenizer(TokenizerConfig):
             return read_tokenizer(os.path.expanduser(self.path))
         except UserError as e:
             raise UserError(f"config.tokenizer.path: {e}") from e
+
+
+if __name__ == "__main__":
+    from pretrainax import tokenizer_command  # imports this module under its own name, whose classes are the ones used
+
+    tokenizer_command.main()

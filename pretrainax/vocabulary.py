@@ -11,6 +11,8 @@ import hashlib
 import itertools
 import json
 import os
+import re
+import unicodedata
 from collections.abc import Iterable
 from typing import ClassVar, Optional
 
@@ -106,6 +108,21 @@ class Tokenizer:
             parts += [self._decode(run)] if is_text else [self.special_pieces.get(i, "\ufffd") for i in run]
         return self._between.join(parts)
 
+    @functools.cached_property
+    def word_edges(self) -> tuple[np.ndarray, np.ndarray]:
+        """Whether a word begins with an id whatever comes before, and ends with it whatever follows: [V] bool both.
+
+        Words are those of BERT for every tokenizer: what white space parts, and each punctuation mark and each Chinese
+        character by itself. Special ids are words.
+        """
+        edges = np.array([_edges(spelling) for spelling in self._spellings()], bool)  # [V, 2]
+        edges[list(self.vocabulary.special_ids)] = True
+        return edges[:, 0], edges[:, 1]
+
+    def _spellings(self) -> list[bytes]:
+        """What each id writes, [V]: UTF-8, perhaps parts of characters; a space in front of the beginning of a word."""
+        raise NotImplementedError
+
     def save(self, directory: str) -> None:
         os.makedirs(directory, exist_ok=True)
         for name, content in ((self.file, self.model), (DESCRIPTION, self._text.encode())):
@@ -160,6 +177,10 @@ class SentencePieceTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)
 
+    def _spellings(self) -> list[bytes]:
+        pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
+        return [_unmarked(piece) for piece in pieces] + [b""] * (self.vocabulary.size - len(pieces))
+
 
 class SubwordTokenizer(Tokenizer):
     """A tokenizers file: WordPiece, byte-level BPE, Unigram, …"""
@@ -182,6 +203,17 @@ class SubwordTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _spellings(self) -> list[bytes]:
+        pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary.size)]
+        if isinstance(self._tokenizer.model, models.WordPiece):
+            prefix = self._tokenizer.model.continuing_subword_prefix
+            return [(p.removeprefix(prefix) if p.startswith(prefix) else f" {p}").encode() for p in pieces]
+        described = json.loads(self.model)
+        if '"ByteLevel"' in json.dumps([described["pre_tokenizer"], described["decoder"]]):
+            byte_of = {byte_character(byte): byte for byte in range(256)}
+            return [bytes(byte_of[c] for c in p if c in byte_of) for p in pieces]
+        return [_unmarked(piece) for piece in pieces]
 
 
 def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:
@@ -215,6 +247,45 @@ class CharacterTokenizer(Tokenizer):
 
     def _decode(self, ids: list[int]) -> str:
         return "".join(self._characters[i - self._first] for i in ids)
+
+    def _spellings(self) -> list[bytes]:
+        return [b""] * self._first + [c.encode() for c in self._characters]
+
+
+def byte_character(byte: int) -> str:
+    """What byte-level BPE writes for a byte (Radford et al. 2019): itself where it can be seen, else from U+0100 on."""
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in seen else chr(0x100 + sorted(set(range(256)) - set(seen)).index(byte))
+
+
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _unmarked(piece: str) -> bytes:
+    """What a piece of SentencePiece writes; "<0xE5>" is a byte."""
+    if byte := _BYTE_PIECE.fullmatch(piece):
+        return bytes.fromhex(byte[1])
+    return piece.replace(SPACE_MARK, " ").encode()
+
+
+def _edges(spelling: bytes) -> tuple[bool, bool]:
+    """Whether a piece begins and ends a word, by its first and last character."""
+    if not spelling:
+        return False, False
+    text = spelling.decode("utf-8", "replace")
+    first, last = text[0], text[-1]
+    if first == "\ufffd":  # a part of a character; its first byte tells the script: Chinese, or full-width punctuation
+        begins = 0xE3 <= spelling[0] <= 0xE9 or spelling[0] == 0xEF
+    else:
+        begins = first == " " or _stands_alone(first)
+    return begins, last != "\ufffd" and _stands_alone(last)
+
+
+def _stands_alone(character: str) -> bool:
+    """A word by itself, as in BERT's tokenizer: line breaks, punctuation, symbols, Chinese characters."""
+    code = ord(character)
+    is_chinese = 0x3400 <= code < 0xA000 or 0xF900 <= code < 0xFB00 or 0x20000 <= code < 0x32000
+    return is_chinese or (character.isspace() and character != " ") or unicodedata.category(character)[0] in "PS"
 
 
 _KINDS = {kind.__name__: kind for kind in (SentencePieceTokenizer, SubwordTokenizer, CharacterTokenizer)}

@@ -67,7 +67,9 @@ def gpu_mesh():
     return mesh_of(topologies.get_topology_desc("", "cuda", target_config=H100, topology="1x1x4"))
 
 
-def compile_attention(mesh, implementation, lengths, has_bias=False, causal=True, window=None, mixed=False, cap=None):
+def compile_attention(
+    mesh, implementation, lengths, has_bias=False, causal=True, window=None, mixed=False, cap=None, prefix=False
+):
     """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids. Mixed: as in a scan over layers
     of which some have the window and some have not."""
     (t, s), (heads, key_heads, width) = lengths, (8, 4, 64)
@@ -88,7 +90,7 @@ def compile_attention(mesh, implementation, lengths, has_bias=False, causal=True
         return out, backward(out)
 
     with jax.set_mesh(mesh):
-        mask = Mask(causal, *ids, window, shape((), jnp.bool_) if mixed else None)
+        mask = Mask(causal, *ids, window, shape((), jnp.bool_) if mixed else None, ids[1] if prefix else None)
         return jax.jit(step).lower(q, k, k, bias, mask).compile()
 
 
@@ -106,6 +108,12 @@ WINDOWS = {
     "two-sided window": {"lengths": (1024, 1024), "window": 256, "causal": False},
     "mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True},
     "mixed with a cap": {"lengths": (1024, 1024), "window": 256, "mixed": True, "cap": 50.0},
+}
+
+
+PREFIXES = {
+    "prefix": {"lengths": (1024, 1024), "prefix": True},
+    "prefix and mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True, "prefix": True},
 }
 
 
@@ -130,17 +138,17 @@ def test_splash_compiles_with_windows(tpu_mesh, shape):
     assert text.count('custom_call_target="tpu_custom_call"') == 3 * kinds
 
 
-@pytest.mark.parametrize("shape", SHAPES | WINDOWS)
+@pytest.mark.parametrize("shape", SHAPES | WINDOWS | PREFIXES)
 def test_xla_compiles_for_h100(gpu_mesh, shape):
-    assert compile_attention(gpu_mesh, "xla", **(SHAPES | WINDOWS)[shape])
+    assert compile_attention(gpu_mesh, "xla", **(SHAPES | WINDOWS | PREFIXES)[shape])
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed"])
+@pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES])
 def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
-    text = compile_attention(gpu_mesh, "cudnn", **(SHAPES | WINDOWS)[shape]).as_text()
-    kinds = 2 if shape == "mixed" else 1
+    text = compile_attention(gpu_mesh, "cudnn", **(SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
+    kinds = 2 if "mixed" in shape else 1
     assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
 
 

@@ -8,6 +8,7 @@ import pytest
 from pretrainax import config as config_lib
 from pretrainax import validation
 from pretrainax.config import Choice, Experiment, RotaryPositions, UserError
+from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from tests import tiny
 
 
@@ -43,6 +44,11 @@ def test_a_flag_gives_a_whole_choice():
     assert (type(source).__name__, source.path, source.valid_fraction) == ("TextFiles", "my/books", 0.05)
 
 
+def test_a_flag_gives_choices_within_a_choice():
+    source = Choice.parse("SourceMixture(sources=(PythonDocs, TextFiles(path='a')), weights=[1, 2.5])")
+    assert source == SourceMixture(sources=(PythonDocs(), TextFiles(path="a")), weights=(1, 2.5))
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -51,6 +57,13 @@ def test_a_flag_gives_a_whole_choice():
         ("TextFiles('x')", "cannot read"),
         ("TextFiles(path=__import__('os').getcwd())", "cannot read"),
         ("Source", "unknown choice 'Source'"),  # abstract
+        ("Records", "unknown choice 'Records'"),  # what several share
+        ("TextFiles()", "TextFiles needs a value for 'path'"),
+        ("TextFiles(**{'path': 'x'})", "cannot read"),
+        ("SourceMixture(sources=(TextFile(path='x'),))", "did you mean 'TextFiles'"),
+        ("SourceMixture(sources=(TextFiles(pth='x'),))", "TextFiles has no field 'pth', did you mean 'path'"),
+        ("SourceMixture(sources=(TextFiles('x'),))", "cannot read"),
+        ("SourceMixture(sources=[__import__('os')])", "cannot read"),
     ],
 )
 def test_a_flag_that_gives_no_choice_gets_one_line(text, message):

@@ -12,7 +12,7 @@ import pytest
 from pretrainax import config as config_lib
 from pretrainax import train
 from pretrainax.config import Experiment, LongContextScaling, UserError
-from pretrainax.data.sources import TextFiles
+from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.validation import validate
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -37,6 +37,7 @@ VARIANTS = {
     "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
     "t5_base": [f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b")],
+    "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),
 }
 NAMES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
@@ -53,8 +54,8 @@ def test_no_config_is_forgotten_here():
 @pytest.mark.parametrize("name, variant", NAMES)
 def test_a_config_is_sound_and_survives_json(name, variant):
     experiment = load(name, variant)
-    if name == "shakespeare_char":
-        experiment.data.source.path = __file__  # the one config whose text is the user's
+    if name in ("shakespeare_char", "transformer"):
+        experiment.data.source.path = __file__  # the configs whose text is the user's
     validate(experiment)
     assert config_lib.from_json(Experiment, json.loads(config_lib.dump(experiment))) == experiment
 
@@ -65,10 +66,19 @@ def test_an_unknown_variant_names_the_nearest(name):
         load(name, VARIANTS[name][0] + "x")
 
 
+def pairs_of(text: str) -> JsonLines:
+    """Each line of the files of a folder, and its words in reverse."""
+    path = pathlib.Path(text, "pairs.jsonl")
+    lines = [line for file in sorted(path.parent.glob("*.txt")) for line in file.read_text().splitlines()]
+    records = ({"source": line, "target": " ".join(line.split()[::-1])} for line in lines)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return JsonLines(path=str(path), text_field="source", target_field="target", valid_fraction=0.1)
+
+
 def shrink(experiment: Experiment, text: str, cache: str) -> None:
     """Same mechanisms, small sizes."""
     model = experiment.model
-    model.num_layers, model.d_model, model.d_ff, model.num_heads, model.vocab_size = 2, 32, 64, 4, 512
+    model.num_layers, model.d_model, model.d_ff, model.num_heads, model.vocab_size = 2, 32, 64, 4, 640
     model.embedding_dim = model.embedding_dim and 16
     if model.generator is not None:
         model.generator = dataclasses.replace(model.generator, num_layers=2, d_model=16, d_ff=32, num_heads=2)
@@ -80,7 +90,8 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     if hasattr(experiment.tokenizer, "vocab_size"):
         experiment.tokenizer.vocab_size = 400
     experiment.data.sequence_length, experiment.data.workers, experiment.data.prepare_workers = 32, 0, 1
-    experiment.data.source, experiment.data.cache_dir = TextFiles(path=text), cache
+    experiment.data.source = pairs_of(text) if experiment.data.source.pairs else TextFiles(path=text)
+    experiment.data.cache_dir = cache
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
     experiment.schedule.warmup_steps = 1
     experiment.evaluate.every, experiment.evaluate.batches = 2, 1

@@ -241,6 +241,9 @@ def test_each_head_adds_its_mean():
     expected = {"loss": token, "pair_loss": pair, "replaced_loss": replaced}
     expected["pair_accuracy"] = (outputs.pair_logits.argmax(-1) == batch["pair_labels"]).mean()
     expected["replaced_accuracy"] = ((outputs.replaced_logits > 0) == outputs.replaced)[real].mean()
+    said, there = (outputs.replaced_logits > 0) & real, outputs.replaced & real
+    expected["replaced_precision"] = (said & there).sum() / said.sum()
+    expected["replaced_recall"] = (said & there).sum() / there.sum()
     for name, exact in expected.items():
         np.testing.assert_allclose(means[name], exact, rtol=1e-6, err_msg=name)
 

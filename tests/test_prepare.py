@@ -15,10 +15,11 @@ import pytest
 import pretrainax
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data import corpus
-from pretrainax.data.objectives import CausalLM, MaskedLM
-from pretrainax.data.sources import JsonLines, PythonDocs, TextFiles
-from pretrainax.prepare import Workers, prepare
-from pretrainax.tokenizer import ByteBPE, Characters
+from pretrainax.data.objectives import CausalLM, MaskedLM, SentenceOrderPrediction
+from pretrainax.data.sources import JsonLines, PythonDocs, SourceMixture, TextFiles
+from pretrainax.prepare import prepare
+from pretrainax.tokenizer import ByteBPE, Characters, WordPiece
+from pretrainax.workers import Workers
 
 ROOT = os.path.dirname(os.path.dirname(pretrainax.__file__))
 
@@ -95,6 +96,49 @@ def test_python_docs_are_prepared_by_two_processes(tmp_path, monkeypatch):
     prepared = run(tmp_path, PythonDocs(), workers=2)
     text = prepared.tokenizer.decode(prepared.train[0].window(0, prepared.train[0].num_tokens)[0])
     assert "Return" in text and "the" in text
+
+
+def test_objective_of_sentences_gets_their_ends(tmp_path, lines):
+    source, objective = JsonLines(str(lines), valid_fraction=0.3), SentenceOrderPrediction()
+    (tmp_path / "lines" / "0.jsonl").write_text(json.dumps({"text": "Number one. Number two! And the third?"}) + "\n")
+    tokenizer = WordPiece(vocab_size=60)
+    plain = run(tmp_path, source, tokenizer, objective=MaskedLM())
+    split = run(tmp_path, source, tokenizer, objective=objective)
+    assert (plain.train[0].parts, split.train[0].parts) == (None, "sentences")
+    assert plain.train[0].fingerprint != split.train[0].fingerprint
+    assert plain.tokenizer.fingerprint == split.tokenizer.fingerprint
+    assert sum(c.num_parts - c.num_documents for c in (split.train[0], split.valid[0])) == 2
+    assert f"{split.train[0].num_documents} documents, {split.train[0].num_parts} sentences" in split.summary
+
+
+@pytest.fixture
+def mixture(tmp_path, lines):
+    """Of those documents and of ten pairs in Greek."""
+    pairs = [{"text": f"α {i}", "target": f"ω {i}"} for i in range(10)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(p) + "\n" for p in pairs))
+    greek = JsonLines(str(tmp_path / "pairs.jsonl"), target_field="target", valid_fraction=0.3)
+    return SourceMixture((JsonLines(str(lines), valid_fraction=0.3), greek), weights=(0.9, 0.1))
+
+
+def test_each_source_of_a_mixture_has_a_corpus(tmp_path, mixture):
+    prepared = run(tmp_path, mixture, workers=2)
+    assert [c.parts for c in (*prepared.train, *prepared.valid)] == [None, "pairs"] * 2
+    assert [a.num_documents + b.num_documents for a, b in zip(prepared.train, prepared.valid, strict=True)] == [60, 10]
+    assert prepared.tokenizer.decode(prepared.train[1].document(0))[0] == "α"
+    assert f"train 2 {prepared.train[1].num_documents} pairs, 0.0 MB" in prepared.summary
+
+
+def test_tokenizer_learns_from_each_source(tmp_path, mixture):
+    prepared = run(tmp_path, mixture, WordPiece(vocab_size=60), objective=MaskedLM())
+    greek = prepared.train[1].tokens(0, prepared.train[1].num_tokens)
+    assert prepared.tokenizer.vocabulary.unk not in greek
+
+
+def test_corpus_of_a_source_serves_each_mixture_with_it(tmp_path, mixture):
+    mixed = run(tmp_path, mixture)
+    mixed.tokenizer.save(str(tmp_path / "saved"))
+    alone = run(tmp_path, mixture.sources[0], Characters(path=str(tmp_path / "saved")))
+    assert alone.train[0].directory == mixed.train[0].directory
 
 
 # --- the cache -----------------------------------------------------------------------------------------------------
@@ -291,6 +335,16 @@ def test_killed_worker_is_explained():
         list(workers.run(os._exit, [(1,), (1,)]))
 
 
+def test_failure_in_a_process_apart_is_raised_here():
+    with Workers(2) as workers, pytest.raises(UserError, match="is enough for"):
+        workers.apart(ByteBPE(vocab_size=9999).build, ["a b"])
+
+
+def test_killed_process_apart_is_explained():
+    with Workers(2) as workers, pytest.raises(UserError, match="the process that trains the tokenizer was killed"):
+        workers.apart(os._exit, 1)
+
+
 # --- the command ---------------------------------------------------------------------------------------------------
 
 CONFIG = """
@@ -322,6 +376,13 @@ def test_command_prepares_and_prints_the_summary(tmp_path, lines):
     done = command(tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("train ") and files(tmp_path / "cache", "train/index.json")
+
+
+def test_command_prepares_a_share(tmp_path, lines):
+    done = command(tmp_path, "--shard=1/2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("share 1 of 2 is done; when all are, run the same command once")
+    assert command(tmp_path, "--shard=2/2").stderr.startswith("pretrainax: --shard is '2/2', it must be i/n")
 
 
 def test_command_ends_with_one_line_on_bad_input(tmp_path, lines):

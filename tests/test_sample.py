@@ -70,6 +70,17 @@ def test_a_text_is_continued_from_its_first_half():
     assert text == "thank you ⟶ for inviting"
 
 
+def test_a_text_is_continued_from_its_prefix_and_no_farther_than_its_end():
+    text = say(
+        "thank you for inviting me last",
+        tokens=ids("thank you for </s> </s> thank last"),
+        targets=ids("you for inviting me last last last"),
+        segment_ids=np.array([[1, 1, 1, 1, 1, 2, 2]], np.int32),
+        prefix_mask=np.array([[1, 1, 1, 0, 0, 1, 0]], np.int32),
+    )
+    assert text == "thank you for ⟶ inviting me"
+
+
 def test_a_row_without_sentinels_is_answered_as_a_whole():
     text = say(
         "</s> thank you for me",

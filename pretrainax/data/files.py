@@ -1,29 +1,49 @@
-"""What sources that read files share: which files, their fingerprint, and cutting big ones at lines and characters."""
+"""What sources that read files share: which files, their fingerprint, archives, and cutting big ones at lines."""
 
 import concurrent.futures
+import contextlib
 import glob
+import gzip
 import hashlib
+import importlib
+import io
 import json
+import lzma
 import os
+import sys
+import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import Any, BinaryIO, NamedTuple, Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
+ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
 _CHUNK = 1 << 22  # bytes read at a time
 
 
-class FileRange(NamedTuple):
-    path: str
-    start: int  # byte
-    stop: int
+class Part(NamedTuple):
+    """A shard: a part of a file, or of a split of a data set."""
+
+    place: str  # path of the file, or name of the split
+    start: int  # byte, row or record
+    stop: Optional[int]  # None: to the end of an archive
+    split: Optional[str] = None  # only the documents of "train" or "valid" in it; None: all
 
 
 def digest(*parts: Any) -> str:
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def extra(module: str) -> Any:
+    """A module of a package that is installed with the extra `data`, imported when a source first needs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as e:
+        package = module.partition(".")[0]
+        raise UserError(f"the package {package} is not installed: pip install 'pretrainax[data]'") from e
 
 
 def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
@@ -39,28 +59,36 @@ def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     if pattern != path:
         found = [f for f in found if f.endswith(endings)]
     if not found:
-        names = f"{' or '.join(endings)} file below the folder" if pattern != path else "such file"
-        raise UserError(f"config.data.source.{field} is {path!r}: no {names}")
+        plain = " or ".join(ending for ending in endings if not is_archive(ending))
+        names = f"{plain} file below the folder" if pattern != path else "such file"
+        raise UserError(f"{source.config_path}.{field} is {path!r}: no {names}")
     return found
 
 
-def problems(source: Any) -> Iterator[str]:
+def path_problems(source: Any) -> Iterator[str]:
     for field in ("path", "valid_path"):
         path = getattr(source, field)
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
-            yield f"config.data.source.{field} is {path!r}, which does not exist"
+            yield f"{source.config_path}.{field} is {path!r}, which does not exist"
+
+
+def fraction_problems(source: Any) -> Iterator[str]:
     if not 0 < source.valid_fraction < 1:
-        yield f"config.data.source.valid_fraction is {source.valid_fraction}, it must be between 0 and 1"
+        yield f"{source.config_path}.valid_fraction is {source.valid_fraction}, it must be between 0 and 1"
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
     """Of the settings and the whole content of the files (about 1 GB/s a core): times and sizes miss changes."""
     files = find(source, "train", endings)
     held_out = find(source, "valid", endings) if source.valid_path is not None else []
-    with concurrent.futures.ThreadPoolExecutor() as threads:  # hashing lets other threads run
-        hashes = list(threads.map(_hash_file, [*files, *held_out]))
+    hashes = hashes_of([*files, *held_out])
     settings = {name: value for name, value in settings.items() if name not in ("path", "valid_path")}
     return digest(settings, hashes[: len(files)], hashes[len(files) :])
+
+
+def hashes_of(paths: list[str]) -> list[str]:
+    with concurrent.futures.ThreadPoolExecutor() as threads:  # hashing lets other threads run
+        return list(threads.map(_hash_file, paths))
 
 
 def _hash_file(path: str) -> str:
@@ -73,11 +101,98 @@ def fraction(content: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
-def _chunks(path: str, stop: Optional[int] = None) -> Iterator[bytes]:
-    left = os.path.getsize(path) if stop is None else stop
-    with open(path, "rb") as f:
-        while left > 0 and (chunk := f.read(min(_CHUNK, left))):
-            left -= len(chunk)
+# --- archives ------------------------------------------------------------------------------------------------------
+
+
+class _BrokenArchive(Exception):
+    pass
+
+
+BROKEN_ARCHIVE = (_BrokenArchive, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+
+
+def is_archive(path: str) -> bool:
+    return path.endswith(tuple(ARCHIVES))
+
+
+def with_archives(*endings: str) -> tuple[str, ...]:
+    """`(".txt", ".txt.gz", ...)` of `".txt"`."""
+    return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """A file to read, an archive as its content. Where that is broken, a UserError names file and line."""
+    try:
+        with _open(path) as f:
+            yield f
+    except BROKEN_ARCHIVE as e:
+        kind = ARCHIVES[os.path.splitext(path)[1]]
+        raise UserError(f"{path}:{_broken_line(path)}: the {kind} file is broken here ({e})") from e
+
+
+def _open(path: str) -> BinaryIO:
+    if path.endswith(".gz"):
+        return gzip.open(path, "rb")
+    if path.endswith(".xz"):
+        return lzma.open(path, "rb")
+    if path.endswith(".zst"):
+        return io.BufferedReader(_Zstandard(path), 1 << 20)
+    return open(path, "rb")
+
+
+def _broken_line(path: str) -> int:
+    line = 1
+    with contextlib.suppress(*BROKEN_ARCHIVE), _open(path) as f:
+        while chunk := f.read1(1 << 16):  # `read` would forget what comes before the break
+            line += chunk.count(b"\n")
+    return line
+
+
+class _Zstandard(io.RawIOBase):
+    """The content of all frames of a file. zstandard's own reader takes a file that is cut off for a whole one."""
+
+    def __init__(self, path: str):
+        self._content, self._left = self._frames(path), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            self._left = next(self._content, None)
+            if self._left is None:
+                self._left = b""
+                return 0
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+    @staticmethod
+    def _frames(path: str) -> Iterator[bytes]:
+        zstandard = extra("zstandard")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # what zstd --long=31 makes
+        frame, left = None, b""
+        with open(path, "rb") as f:
+            while compressed := left or f.read(1 << 14):  # little: it may be the 10,000th part of its content
+                frame = frame or decompressor.decompressobj()
+                try:
+                    yield frame.decompress(compressed)
+                except zstandard.ZstdError as e:
+                    raise _BrokenArchive(e) from e
+                left = frame.unused_data
+                frame = None if frame.eof else frame
+        if frame is not None:
+            raise _BrokenArchive("it ends within a frame")
+
+
+# --- lines and characters ------------------------------------------------------------------------------------------
+
+
+def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
+    with opened(path) as f:
+        while stop > 0 and (chunk := f.read(min(_CHUNK, stop))):
+            stop -= len(chunk)
             yield chunk
 
 
@@ -88,28 +203,54 @@ def line_number(path: str, offset: int) -> int:
 
 def byte_of_character(path: str, fraction: float) -> int:
     """The byte at which character int(fraction * characters) of a UTF-8 file starts."""
-    counts = [int(_character_starts(chunk).sum()) for chunk in _chunks(path)]
-    wanted, before = int(fraction * sum(counts)), 0
-    for i, (chunk, count) in enumerate(zip(_chunks(path), counts, strict=True)):
-        if before + count > wanted:
-            return i * _CHUNK + int(np.flatnonzero(_character_starts(chunk))[wanted - before])
-        before += count
-    return os.path.getsize(path)
+    wanted, size = int(fraction * sum(int(_character_starts(chunk).sum()) for chunk in _chunks(path))), 0
+    for chunk in _chunks(path):
+        starts = np.flatnonzero(_character_starts(chunk))
+        if len(starts) > wanted:
+            return size + int(starts[wanted])
+        wanted, size = wanted - len(starts), size + len(chunk)
+    return size
 
 
 def _character_starts(chunk: bytes) -> np.ndarray:
     return (np.frombuffer(chunk, np.uint8) & 0xC0) != 0x80  # all but continuation bytes
 
 
-def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[FileRange]:
+def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part]:
     """Cuts bytes into ranges of about SHARD_BYTES, at a line's end; lines over `longest_line` bytes too (-1: never)."""
     with open(path, "rb") as f:
         while start < stop:
             f.seek(min(start + SHARD_BYTES, stop))
             if f.tell() < stop:
-                f.readline(longest_line)
-                while (f.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:  # inside a character
-                    f.read(1)
+                _rest_of_line(f, longest_line)
             end = min(f.tell(), stop)
-            yield FileRange(path, start, end)
+            yield Part(path, start, end)
             start = end
+
+
+def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes) of what `ranges` would cut, of archives too, whose offsets are those of the content."""
+    stop = sys.maxsize if stop is None else stop
+    with opened(path) as f:
+        _skip(f, start)
+        while piece := f.read(min(SHARD_BYTES, stop - start)):
+            left = stop - start - len(piece)
+            if left:
+                piece += _rest_of_line(f, min(longest_line, left))
+            yield start, piece
+            start += len(piece)
+
+
+def _skip(f: BinaryIO, count: int) -> None:
+    if f.seekable():
+        f.seek(count)
+        return
+    while count and (chunk := f.read(min(_CHUNK, count))):
+        count -= len(chunk)
+
+
+def _rest_of_line(f: BinaryIO, longest_line: int) -> bytes:
+    rest = f.readline(longest_line)
+    while (f.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:  # inside a character
+        rest += f.read(1)
+    return rest

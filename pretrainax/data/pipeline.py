@@ -82,9 +82,7 @@ class Batches:
                 )
                 self.streams.append(stream)
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
-            raise UserError(
-                "config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()"
-            )
+            raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
         self.shares = Shares(
             [(int(start * self.rows), [weights[c] * weight for c, weight in of_corpus]) for start, weights in rates]
         )
@@ -183,6 +181,8 @@ def check_batch(batch: dict[str, np.ndarray], model: ModelConfig, lengths: Lengt
         others["token_types"] = text
         if "masked_positions" in batch:
             others["masked_positions"] = predicted
+    if family == "decoder" and "prefix_mask" in batch:
+        others["prefix_mask"] = text
     if family == "encoder_decoder":
         ids["encoder_tokens"] = lengths.inputs
         others |= {"encoder_segment_ids": lengths.inputs, "encoder_positions": lengths.inputs}
@@ -203,6 +203,13 @@ def check_batch(batch: dict[str, np.ndarray], model: ModelConfig, lengths: Lengt
             raise UserError(
                 f"batch[{name!r}] has ids from {low} to {high}, config.model.vocab_size {vocab_size} takes 0 to "
                 f"{vocab_size - 1}"
+            )
+    tables = {name: ("position.max_length", model.position.max_length) for name in ("positions", "encoder_positions")}
+    tables["token_types"] = "num_token_types", model.num_token_types or None  # without any, they are not looked up
+    for name, (field, rows) in tables.items():
+        if name in others and rows is not None and batch[name].max() >= rows:
+            raise UserError(
+                f"batch[{name!r}] has {batch[name].max()}, config.model.{field} {rows} takes 0 to {rows - 1}"
             )
     if "masked_positions" in others and batch["masked_positions"].max() >= text:
         raise UserError(f"batch['masked_positions'] has {batch['masked_positions'].max()}, rows have {text} tokens")

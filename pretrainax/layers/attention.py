@@ -24,7 +24,7 @@ _PADDING = -1  # segment id of what such padding adds; segment ids of a batch ar
 
 @flax.struct.dataclass
 class Mask:
-    """Which keys a query may see: those of its own segment, and with `causal` none after it.
+    """Which keys a query may see: those of its own segment, and with `causal` none after it, but for its prefix.
 
     Padding is segment 0: it sees padding only, so in self-attention each query has a key to see.
     """
@@ -35,17 +35,23 @@ class Mask:
     # Tokens a query sees: itself and those before it; without `causal` half as many on each side of it.
     window: Optional[int] = flax.struct.field(pytree_node=False, default=None)
     windowed: Optional[jax.Array] = None  # [] bool: does `window` hold (None: yes); the layers of a scan may differ
+    prefix: Optional[jax.Array] = None  # [B, S] int32, 1 at keys that `causal` hides from nobody; None: there is none
 
     @property
     def reach(self) -> tuple[int, int]:
         """How many tokens before and after its own place a query sees."""
-        return (self.window - 1, 0) if self.causal else (self.window // 2, self.window // 2)
+        if not self.causal:
+            return self.window // 2, self.window // 2
+        return self.window - 1, 0 if self.prefix is None else self.window - 1
 
     def array(self, query_length: int, key_length: int) -> jax.Array:
-        """The mask as [B, 1, T, S] bool (first axis 1 without segment ids); True where the query sees the key."""
+        """The mask as [B, 1, T, S] bool (first axis 1 without arrays); True where the query sees the key."""
         allowed = jnp.ones((1, 1, query_length, key_length), bool)
         if self.causal:
             allowed = jnp.tril(allowed)
+            if self.prefix is not None:
+                # [1, 1, T, S] | [B, 1, 1, S] -> [B, 1, T, S]
+                allowed |= self.prefix[:, None, None, :] > 0
         if self.window is not None:
             before, after = self.reach
             distance = jnp.arange(key_length)[None] - jnp.arange(query_length)[:, None]  # [T, S]
@@ -101,6 +107,7 @@ def choose_implementation(
     has_row_bias: bool = False,
     has_window: bool = False,
     has_logit_cap: bool = False,
+    has_prefix: bool = False,
     causal: bool = True,
     dtype: Any,
 ) -> tuple[str, Optional[str]]:
@@ -110,13 +117,15 @@ def choose_implementation(
       requested: a name, or "auto": the fastest that fits.
       platform: `jax.default_backend()`.
       has_row_bias: the bias is another one for each row, not one for all.
+      has_prefix: a part of each segment is seen by the whole segment, though the mask is causal.
       dtype: of q, k and v.
 
     Raises:
       UserError: the requested one cannot run here.
     """
     shapes = {"head_dim": head_dim, "lengths": (query_length, key_length), "has_bias": has_bias}
-    shapes |= {"has_row_bias": has_row_bias, "has_window": has_window, "has_logit_cap": has_logit_cap, "causal": causal}
+    shapes |= {"has_row_bias": has_row_bias, "has_window": has_window, "has_logit_cap": has_logit_cap}
+    shapes |= {"has_prefix": has_prefix, "causal": causal}
     if requested != "auto":
         obstacle = _obstacle(requested, platform, dtype=dtype, **shapes)
         if obstacle:
@@ -138,7 +147,18 @@ def choose_implementation(
 
 
 def _obstacle(
-    name: str, platform: str, *, head_dim, lengths, has_bias, has_row_bias, has_window, has_logit_cap, causal, dtype
+    name: str,
+    platform: str,
+    *,
+    head_dim,
+    lengths,
+    has_bias,
+    has_row_bias,
+    has_window,
+    has_logit_cap,
+    has_prefix,
+    causal,
+    dtype,
 ) -> Optional[str]:
     """Why an implementation cannot run, as the end of a sentence that begins with its name; None if it can."""
     if name not in _IMPLEMENTATIONS:
@@ -164,6 +184,8 @@ def _obstacle(
             return f"needs a TPU, and this is a {platform.upper()}"
         if head_dim != 64 and head_dim % 128:
             return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {head_dim}"
+        if has_prefix:
+            return "has no bidirectional prefix, and config.objective makes one in each row"
         if name == "tpu_splash" and has_bias:
             return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
         if name == "tpu_flash" and (has_window or has_logit_cap):
@@ -222,8 +244,10 @@ _copies.defvjp(lambda x, count: (_copies(x, count), None), _copies_backward)
 
 def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     assert logit_cap is None
-    array = None
-    if mask.query_segment_ids is not None:  # becomes one more additive bias [B, 1, T, S], in q's dtype
+    array = None  # becomes one more additive bias [B, 1, T, S], in q's dtype
+    if mask.prefix is not None:  # says all: the kernel's own causal mask would hide the prefix
+        array, mask = mask.array(q.shape[1], k.shape[1]), Mask()
+    elif mask.query_segment_ids is not None:
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).array(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
     return jax.nn.dot_product_attention(
@@ -292,7 +316,7 @@ def _tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    assert bias is None
+    assert bias is None and mask.prefix is None
     segments = _padded_segments(mask, q, k)
     # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
     heads_first = [_pad(x, 1).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
@@ -323,7 +347,7 @@ def _tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
 
 @_per_device
 def _tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    assert mask.window is None and logit_cap is None
+    assert mask.window is None and mask.prefix is None and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     segments = _padded_segments(mask, q, k)

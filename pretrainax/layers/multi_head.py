@@ -69,6 +69,7 @@ class MultiHeadAttention(nn.Module):
             has_row_bias=relative is not None,
             has_window=mask.window is not None,
             has_logit_cap=config.attention_logit_cap is not None,
+            has_prefix=mask.prefix is not None,
             causal=mask.causal,
             dtype=q.dtype,
         )

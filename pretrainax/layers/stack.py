@@ -25,9 +25,9 @@ _KEPT = {  # config.train.remat -> what jax.checkpoint keeps of a block for the 
 class Stack(nn.Module):
     """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks.
 
-    `segment_ids` [B, T] separate what may not see each other (0: padding). A decoder of an encoder-decoder is given
-    `encoded` [B, S, D] and `encoded_segment_ids` [B, S] to read. With `absolute` [B, T, D], the last block is a mask
-    decoder.
+    `segment_ids` [B, T] separate what may not see each other (0: padding). In a causal stack, `prefix_mask` [B, T] is 1
+    at tokens that all of their segment see. A decoder of an encoder-decoder is given `encoded` [B, S, D] and
+    `encoded_segment_ids` [B, S] to read. With `absolute` [B, T, D], the last block is a mask decoder.
     """
 
     config: ModelConfig
@@ -42,6 +42,7 @@ class Stack(nn.Module):
         positions: jax.Array,
         segment_ids: jax.Array,
         *,
+        prefix_mask: Optional[jax.Array] = None,
         encoded: Optional[jax.Array] = None,
         encoded_segment_ids: Optional[jax.Array] = None,
         absolute: Optional[jax.Array] = None,
@@ -58,7 +59,7 @@ class Stack(nn.Module):
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
         window = config.window if "local" in config.layer_pattern else None
         context = Context(
-            mask=Mask(self.causal, segment_ids, segment_ids, window),
+            mask=Mask(self.causal, segment_ids, segment_ids, window, prefix=prefix_mask),
             bias=bias,
             rotary=rotary_of(config, positions),
             local_rotary=local_rotary_of(config, positions),

@@ -1,4 +1,4 @@
-"""Decoder: every token sees those before it (GPT-2, LLaMA)."""
+"""Decoder: every token sees those before it (GPT-2, LLaMA), and of a prefix LM the whole prefix."""
 
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Batch, Model
@@ -12,5 +12,11 @@ class Decoder(Model):
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         x = self.embed(batch["tokens"], batch["positions"], deterministic=deterministic)
-        x = self.decoder(x, batch["positions"], batch["segment_ids"], deterministic=deterministic)
+        x = self.decoder(
+            x,
+            batch["positions"],
+            batch["segment_ids"],
+            prefix_mask=batch.get("prefix_mask"),
+            deterministic=deterministic,
+        )
         return self.predict(x)

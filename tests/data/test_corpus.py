@@ -1,6 +1,7 @@
-"""Shards on disk hold what was written, and windows and documents are where they should be."""
+"""Windows and documents of a corpus are where they should be."""
 
 import collections
+import json
 import os
 import pickle
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrainax.config import UserError
-from pretrainax.data import corpus
+from pretrainax.data import shards
 from pretrainax.data.corpus import Corpus
 from pretrainax.tokenizer import Characters
 
@@ -19,12 +20,13 @@ EOS = TOKENIZER.vocabulary.eos
 SIZE = TOKENIZER.vocabulary.size
 
 
-def write(directory, shards):
+def write(directory, lists):
     """A corpus of lists of documents, one list a shard."""
     directory = str(directory)
-    for i, documents in enumerate(shards):
-        corpus.write_shard(directory, i, documents, collections.Counter(), TOKENIZER)
-    corpus.write_index(directory, len(shards), SIZE, "fingerprint")
+    for i, documents in enumerate(lists):
+        with shards.ShardWriter(directory, i, TOKENIZER) as writer:
+            list(writer.write(documents, collections.Counter()))
+    shards.write_index(directory, len(lists), SIZE, "fingerprint")
     return Corpus(directory)
 
 
@@ -88,38 +90,11 @@ def test_token_counts_are_those_of_the_tokens(small):
     np.testing.assert_array_equal(small.token_counts, np.bincount(expected(SHARDS)[0], minlength=SIZE))
 
 
-def test_empty_documents_are_skipped_and_counted(tmp_path):
-    skipped = collections.Counter()
-    corpus.write_shard(str(tmp_path), 0, ["", "a", " \n"], skipped, TOKENIZER)
-    corpus.write_index(str(tmp_path), 1, SIZE, "fingerprint")
-    assert Corpus(str(tmp_path)).skipped == {"empty documents": 2} and Corpus(str(tmp_path)).num_documents == 1
-
-
-def test_long_document_is_tokenized_in_parts_and_stays_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus, "_BATCH_CHARACTERS", 10)
-    text = "some words\nand more of them\nwithoutanyspacesforaverylongtime"
-    written = write(tmp_path, [["before", text, "after"]])
-    np.testing.assert_array_equal(written.document(1), [*TOKENIZER.encode(text), EOS])
-
-
 def test_pickle_is_small_and_opens_the_same(small):
     small.window(0, 10)
     pickled = pickle.dumps(small)
     assert len(pickled) < 300
     np.testing.assert_array_equal(pickle.loads(pickled).window(2, 20)[0], small.window(2, 20)[0])
-
-
-@pytest.mark.parametrize(("size", "dtype"), [(1 << 16, "uint16"), ((1 << 16) + 1, "uint32")])
-def test_ids_take_two_bytes_where_they_fit(size, dtype):
-    assert corpus.token_dtype(size) == dtype
-
-
-def test_ids_over_16_bits_survive(tmp_path):
-    characters = "".join(chr(c) for c in range(0x10000, 0x10000 + 66_000))
-    tokenizer = Characters().build(iter([characters]))
-    corpus.write_shard(str(tmp_path), 0, [characters], collections.Counter(), tokenizer)
-    corpus.write_index(str(tmp_path), 1, tokenizer.vocabulary.size, "fingerprint")
-    assert tokenizer.decode(Corpus(str(tmp_path)).document(0)[:-1]) == characters
 
 
 def test_truncated_shard_is_named(small):
@@ -129,20 +104,30 @@ def test_truncated_shard_is_named(small):
         small.window(0, small.num_tokens)
 
 
-def test_shard_that_fails_half_way_leaves_nothing(tmp_path):
-    def documents():
-        yield "a"
-        raise OSError(28, "No space left on device")
+def test_more_tokens_than_31_bits_count(tmp_path):
+    """2^31 + 1,000 tokens, of which all but the last are a hole in the file that takes no space."""
+    size = 2**31 + 1000
+    with open(tmp_path / "00000.tokens", "wb") as f:
+        f.truncate(2 * size)
+        f.seek(2 * (size - 3))
+        f.write(np.array([7, 8, 9], np.uint16).tobytes())
+    np.array([size - 2, size], np.int64).tofile(tmp_path / "documents.bin")
+    index = {"tokens": size, "documents": 2, "bytes": size, "skipped": {}, "parts": None, "num_parts": 0}
+    index |= {"fingerprint": "", "dtype": "uint16", "shards": [size]}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    tokens, segment_ids = Corpus(str(tmp_path)).window(size - 4, 4)
+    assert (tokens.tolist(), segment_ids.tolist()) == ([0, 7, 8, 9], [1, 1, 2, 2])
+    assert Corpus(str(tmp_path)).document(1).tolist() == [8, 9]
 
-    with pytest.raises(OSError, match="No space"):
-        corpus.write_shard(str(tmp_path), 0, documents(), collections.Counter(), TOKENIZER)
-    assert os.listdir(tmp_path) == []
 
-
-def test_missing_shards_are_those_without_totals_or_tokens(small):
-    os.remove(os.path.join(small.directory, "00000.json"))
-    os.truncate(os.path.join(small.directory, "00003.tokens"), 2)
-    assert corpus.missing_shards(small.directory, 5, SIZE) == [0, 3, 4]
+def test_index_of_shards_with_more_than_31_bits_of_tokens(tmp_path):
+    """Two shards, the first with 2^31 tokens: what it takes to join them is their totals."""
+    for i, (size, ends) in enumerate([(2**31, [5, 2**31]), (3, [3])]):
+        arrays = {"ends": np.array(ends), "bytes": np.ones(len(ends), np.int64), "counts": np.array([size, 0])}
+        shards.finish_shard(shards.base_of(str(tmp_path), i), arrays, {})
+    shards.write_index(str(tmp_path), 2, 2, "fingerprint")
+    assert Corpus(str(tmp_path)).document_ends.tolist() == [5, 2**31, 2**31 + 3]
+    assert Corpus(str(tmp_path)).num_tokens == Corpus(str(tmp_path)).token_counts.sum() == 2**31 + 3
 
 
 def test_folder_without_index_is_no_corpus(tmp_path):

@@ -1,12 +1,15 @@
 """Pieces of documents, what fits together, and the rows of an epoch."""
 
+import collections
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import UserError
-from pretrainax.data.corpus import Corpus, write_index, write_shard
+from pretrainax.data import shards
+from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_documents, cut_sentences
 from pretrainax.data.pipeline import Batches
@@ -98,8 +101,9 @@ def corpus(tmp_path_factory):
     directory = str(tmp_path_factory.mktemp("corpus"))
     lengths = np.random.default_rng(0).integers(1, 60, 200)
     texts = [" ".join(str(200 + (100 * d + t) % 4000) for t in range(n)) for d, n in enumerate(lengths)]
-    write_shard(directory, 0, texts, {}, Numbers())
-    write_index(directory, 1, VOCABULARY.size, "numbers")
+    with shards.ShardWriter(directory, 0, Numbers()) as writer:
+        list(writer.write(texts, collections.Counter()))
+    shards.write_index(directory, 1, VOCABULARY.size, "numbers")
     return Corpus(directory)
 
 

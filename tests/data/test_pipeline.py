@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, RateChange, SpanCorruption
 from pretrainax.data.pipeline import Batches, check_batch, iterate
 from pretrainax.tokenizer import Vocabulary
 
@@ -108,6 +108,62 @@ def test_processes_share_the_same_global_batch(objective, processes):
     for step in (0, 11):
         locals_ = [part[step] for part in parts]
         assert same(whole[step], {name: np.concatenate([x[name] for x in locals_]) for name in locals_[0]})
+
+
+# --- mixtures
+
+
+def of(corpus):
+    """A corpus of which every token is `corpus`."""
+    counting = CountingCorpus(1000)
+    counting.window = lambda start, length: (np.full(length, corpus, np.int32), np.ones(length, np.int32))
+    return counting
+
+
+def mixed(rates, **settings):
+    settings = dict(sequence_length=31, global_batch_size=8, seed=3, steps=10) | settings
+    return Batches([of(300), of(301)], CausalLM(), VOCABULARY, rates=rates, **settings)
+
+
+def test_corpora_come_in_their_shares_in_each_batch():
+    batches = mixed([(0.0, (3.0, 1.0))])
+    for step in range(10):
+        assert (batches[step]["tokens"][:, 0] == 301).sum() == 2
+
+
+def test_shares_change_with_the_stage_of_training():
+    batches = mixed([(0.0, (1.0, 0.0)), (0.5, (0.0, 1.0))])
+    assert [set(batches[step]["tokens"].ravel().tolist()) for step in (0, 4, 5, 9)] == [{300}, {300}, {301}, {301}]
+
+
+def test_processes_share_the_same_mixed_batch():
+    whole = mixed([(0.0, (2.0, 1.0))])
+    parts = [mixed([(0.0, (2.0, 1.0))], process_index=p, process_count=4) for p in range(4)]
+    for step in (0, 7):
+        assert same(whole[step], {name: np.concatenate([part[step][name] for part in parts]) for name in whole[step]})
+
+
+def test_the_objectives_of_a_mixture_take_turns():
+    objective = ObjectiveMixture((SpanCorruption(0.15), SpanCorruption(0.5)), (3.0, 1.0))
+    batches = make(objective, num_tokens=4000)
+    densities = [batches.examples(row)[0].noise_density for row in range(400)]
+    assert densities.count(0.5) == 100
+    assert batches[0]["targets"].shape == (4, objective.lengths(31).targets)
+
+
+def test_the_progress_of_the_training_reaches_the_objective():
+    batches = make(MaskedLM(rate=0.5, rate_change=RateChange(to=0.1)), steps=100, num_tokens=4000)
+    counts = [batches[step]["loss_weights"].sum(1).mean() for step in (0, 50, 99)]
+    np.testing.assert_allclose(counts, [0.5 * 29, 0.3 * 29, 0.1 * 29], atol=0.6)  # 4 rows, each rounded at random
+
+
+def test_static_masks_are_those_of_the_epoch_before():
+    batches = make(MaskedLM(static=True), num_tokens=400)
+    epochs = [
+        [batches.examples(e * batches.rows_per_epoch + i)[1][0] for i in range(batches.rows_per_epoch)] for e in (0, 1)
+    ]
+    first, second = ({tuple(x["tokens"].tolist()) for x in epoch} for epoch in epochs)
+    assert first == second and [x["tokens"][1] for x in epochs[0]] != [x["tokens"][1] for x in epochs[1]]
 
 
 # --- the loader

@@ -13,6 +13,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import Lengths, SpanCorruption, Text
 from pretrainax.data.objectives.spans import corrupt, noise_mask, noise_of, random_partition
 from pretrainax.tokenizer import Vocabulary
+from tests.data.conftest import TEXTS
 
 PAD, EOS, UNK = range(3)
 SENTINELS = tuple(range(102, 2, -1))  # as T5's: <extra_id_0> has the highest id
@@ -20,9 +21,16 @@ VOCABULARY = Vocabulary(size=1000, pad=PAD, eos=EOS, unk=UNK, sentinels=SENTINEL
 ORDINARY = st.integers(103, 999) | st.just(EOS)  # a window holds the ends of its documents
 
 
-def example(objective, tokens, seed=0):
+def example(objective, tokens, seed=0, vocabulary=VOCABULARY):
     tokens = np.asarray(tokens, np.int32)
-    return objective.example(Text(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), VOCABULARY)
+    return objective.example(Text(tokens, np.ones(len(tokens), np.int32)), np.random.default_rng(seed), vocabulary)
+
+
+def with_sentinels(tokenizer):
+    """The tokenizer's vocabulary with what span corruption needs, where it has none."""
+    known = tokenizer.vocabulary
+    more = tuple(range(known.size, known.size + 100))
+    return dataclasses.replace(known, size=known.size + 100, eos=known.separator, sentinels=known.sentinels or more)
 
 
 def test_the_example_of_the_paper():
@@ -66,6 +74,29 @@ def test_rate_and_number_of_spans_are_exact():
         assert np.count_nonzero(np.diff(mask.astype(int)) == 1) == 28  # round(85 / 3): mean length 3.04
 
 
+@pytest.mark.parametrize("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.95, 1.0)])
+@pytest.mark.parametrize("raw", [1, 2, 3, 10, 400])
+def test_figures_of_right_examples_are_in_range(density, mean, raw):
+    objective = SpanCorruption(density, mean)
+    vocabulary = dataclasses.replace(VOCABULARY, sentinels=tuple(range(1000, 1400)))
+    examples = [example(objective, np.arange(103, 103 + raw), seed, vocabulary) for seed in range(3)]
+    assert not [figure for figure in objective.statistics(examples, vocabulary) if figure.is_off]
+
+
+def test_published_statistics_of_a_million_tokens():
+    examples = [example(SpanCorruption(), np.arange(103, 671), seed) for seed in range(1761)]  # 1,000,248 tokens
+    density, mean = SpanCorruption().statistics(examples, VOCABULARY)
+    # Counts are the same in each window, so there is no sampling error: 85 of 568 tokens in 28 spans.
+    assert (density.measured, mean.measured) == (pytest.approx(85 / 568), pytest.approx(85 / 28))
+    assert (density.asked, mean.asked) == (0.15, 3.0) and not density.is_off and not mean.is_off
+
+
+@pytest.mark.parametrize("other", [SpanCorruption(0.2, 3.0), SpanCorruption(0.15, 2.0)])
+def test_figures_of_other_fields_are_off(other):
+    examples = [example(other, np.arange(103, 671), seed) for seed in range(3)]
+    assert any(figure.is_off for figure in SpanCorruption().statistics(examples, VOCABULARY))
+
+
 def test_masks_start_with_text_and_end_with_a_span():
     for seed in range(50):
         mask = noise_mask(100, 0.15, 3.0, np.random.default_rng(seed))
@@ -96,6 +127,29 @@ def test_span_lengths_are_distributed_as_published():
         expected = math.comb(85 - m - 1, 26) / math.comb(84, 27)
         # 28,000 parts; parts of one partition are nearly independent: 5 sqrt(p (1 - p) / 28,000) < 0.015
         assert abs(np.mean(parts == m) - expected) < 0.015
+
+
+def test_of_a_single_token_nothing_is_dropped():
+    row = example(SpanCorruption(), [500])  # T5's code gives the same
+    assert row["encoder_tokens"].tolist() == [500, EOS]
+    assert row["targets"].tolist() == [SENTINELS[0], EOS]
+
+
+@given(st.integers(1, 300), st.floats(0.01, 0.99), st.floats(1.0, 20.0), st.sampled_from(["", "[NLU]"]))
+def test_measured_lengths_are_those_of_examples_and_grow_with_the_text(raw, density, mean, mode):
+    objective = SpanCorruption(density, mean, mode)
+    objective._mode_ids = np.full(objective.room, 500, np.int32)
+    vocabulary = dataclasses.replace(VOCABULARY, sentinels=tuple(range(1000, 1400)))
+    row = example(objective, np.arange(103, 103 + raw), vocabulary=vocabulary)
+    measured = objective.measure(raw)
+    assert measured == (raw, len(row["encoder_tokens"]), len(row["targets"]))
+    assert measured <= objective.measure(raw + 1) and measured.targets <= objective.measure(raw + 1).targets
+
+
+def test_the_same_generator_gives_the_same_example():
+    one, other = (example(SpanCorruption(), np.arange(103, 671), seed=5) for _ in range(2))
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
 
 
 def test_the_decoder_reads_the_targets_shifted_right():
@@ -132,6 +186,43 @@ def test_the_text_can_be_restored(tokens, density, mean, seed):
     np.testing.assert_array_equal(objective.restore(example(objective, tokens, seed), VOCABULARY), tokens)
 
 
+def test_real_texts_can_be_restored(tokenizers_of_all_kinds):
+    objective = SpanCorruption(mode="[NLU]")
+    for tokenizer in tokenizers_of_all_kinds.values():
+        vocabulary, bound = with_sentinels(tokenizer), objective.bind(tokenizer)
+        for tokens in tokenizer.encode_batch(TEXTS):
+            row = example(bound, tokens, vocabulary=vocabulary)
+            np.testing.assert_array_equal(bound.restore(row, vocabulary), tokens)
+
+
+def test_the_mode_comes_first(tokenizers_of_all_kinds):
+    tokenizer = tokenizers_of_all_kinds["Unigram"]
+    bound = SpanCorruption(mode="[NLU]").bind(tokenizer)
+    text = tokenizer.encode(TEXTS[0])
+    row, plain = (example(o, text, vocabulary=tokenizer.vocabulary) for o in (bound, SpanCorruption()))
+    assert tokenizer.decode(row["encoder_tokens"]) == "[NLU]" + tokenizer.decode(plain["encoder_tokens"])
+    np.testing.assert_array_equal(row["targets"], plain["targets"])
+
+
+@pytest.mark.parametrize("mode", ["[NLU]", "[S2S]", "去噪", "\U0001f642"])
+def test_lengths_have_room_for_the_mode_of_any_tokenizer(mode, tokenizers_of_all_kinds):
+    objective = SpanCorruption(mode=mode)
+    for tokenizer in tokenizers_of_all_kinds.values():
+        bound = objective.bind(tokenizer)
+        assert bound.lengths(512) == objective.lengths(512) and bound == objective
+        row = example(bound, np.arange(103, 103 + bound.lengths(512).raw), vocabulary=with_sentinels(tokenizer))
+        assert len(row["encoder_tokens"]) <= 512
+
+
+def test_a_mode_of_more_tokens_than_bytes_is_refused():
+    class Splits:
+        def encode(self, text):
+            return np.zeros(7, np.int32)
+
+    with pytest.raises(UserError, match="mode '.NLU.' is 7 tokens, there is room for 6"):
+        SpanCorruption(mode="[NLU]").bind(Splits())
+
+
 @given(st.lists(st.tuples(ORDINARY, st.booleans()), min_size=1, max_size=100))
 def test_any_mask_that_starts_with_text_can_be_restored(pairs):
     tokens, mask = (np.array(x) for x in zip((500, False), *pairs, strict=True))
@@ -150,6 +241,13 @@ def test_any_mask_that_starts_with_text_can_be_restored(pairs):
 def test_fields_out_of_range(objective, problem):
     experiment = Experiment(ModelConfig(family="encoder_decoder"), None, DataConfig(None), objective, None, None)
     assert list(objective.problems(experiment)) == [problem]
+
+
+def test_a_sequence_that_is_too_short_for_the_mode_is_refused():
+    objective = SpanCorruption(mode="[NLU]")
+    data = DataConfig(None, sequence_length=8)
+    experiment = Experiment(ModelConfig(family="encoder_decoder"), None, data, objective, None, None)
+    assert list(objective.problems(experiment)) == ["config.data.sequence_length is 8, SpanCorruption needs at least 9"]
 
 
 def test_too_few_sentinels_are_refused():

@@ -8,8 +8,10 @@ from jax.experimental import pallas
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import MeshConfig, UserError
+from pretrainax import models
+from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
 from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.compute import Compute
 from pretrainax.sharding import make_mesh
 
 
@@ -76,6 +78,49 @@ def test_a_window_may_hold_or_not():
         np.testing.assert_array_equal(mask.array(4, 4), Mask(True, window=2 if holds else None).array(4, 4))
 
 
+PACKED = dict(query_segment_ids=segments([1, 1, 1, 2, 2, 0]), key_segment_ids=segments([1, 1, 1, 2, 2, 0]))
+
+
+def test_prefix_mask_by_hand():
+    mask = Mask(True, prefix=segments([1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]))
+    assert mask.array(4, 4).astype(int).tolist() == [
+        [[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]],
+        [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]],
+        [[[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]],
+    ]
+
+
+def test_a_prefix_is_that_of_its_segment():
+    mask = Mask(True, **PACKED, prefix=segments([1, 1, 0, 1, 1, 0]))
+    assert mask.array(6, 6).astype(int).tolist() == [
+        [
+            [
+                [1, 1, 0, 0, 0, 0],
+                [1, 1, 0, 0, 0, 0],
+                [1, 1, 1, 0, 0, 0],
+                [0, 0, 0, 1, 1, 0],
+                [0, 0, 0, 1, 1, 0],
+                [0, 0, 0, 0, 0, 1],
+            ]
+        ]
+    ]
+
+
+def test_a_window_looks_as_far_ahead_into_a_prefix_as_back():
+    mask = Mask(True, window=2, prefix=segments([1, 1, 1, 0, 0]))
+    assert mask.array(5, 5).astype(int).tolist() == [
+        [[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]]
+    ]
+    for holds in (True, False):
+        other = mask.replace(windowed=jnp.asarray(holds))
+        np.testing.assert_array_equal(other.array(5, 5), mask.replace(window=2 if holds else None).array(5, 5))
+
+
+def test_a_mask_without_a_prefix_does_no_more_than_before():
+    trace = str(jax.make_jaxpr(lambda ids: Mask(True, ids, ids).array(6, 6))(PACKED["query_segment_ids"]))
+    assert " or " not in trace and " gt " not in trace
+
+
 def test_mask_without_conditions_allows_all():
     assert Mask().array(2, 3).all()
 
@@ -122,15 +167,58 @@ def test_reference_with_a_window_and_a_cap_is_the_definition(causal):
     np.testing.assert_allclose(run(*args, mask, logit_cap=0.5), expected, atol=2e-6)  # float32 sums of 8 and 5 terms
 
 
-def test_what_the_mask_forbids_has_no_influence():
+def test_reference_with_a_prefix_is_the_definition():
+    args = arrays(1, 6, 6, 4, 2, 8)
+    mask = Mask(True, **PACKED, window=2, prefix=segments([1, 1, 0, 1, 1, 0]))
+    expected = by_loops(*args, mask.array(6, 6), 0.3)
+    np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 3 terms near 1
+
+
+@pytest.mark.parametrize("prefix", [None, segments([1, 1, 0, 1, 1, 0])], ids=["causal", "prefix"])
+def test_what_the_mask_forbids_has_no_influence(prefix):
     q, k, v, _ = arrays(1, 6, 6, 2, 2, 8)
-    ids = segments([1, 1, 1, 2, 2, 0])
-    mask = Mask(True, ids, ids)
+    mask = Mask(True, **PACKED, prefix=prefix)
     before = run(q, k, v, None, mask)
     forbidden = ~np.asarray(mask.array(6, 6))[0, 0]
     for s in range(6):
         after = run(q, k.at[:, s].set(50.0), v.at[:, s].set(50.0), None, mask)
         assert np.array_equal(before[:, forbidden[:, s]], after[:, forbidden[:, s]])
+        assert not np.isclose(before[:, ~forbidden[:, s]], after[:, ~forbidden[:, s]]).all(-1).any()  # it is seen
+
+
+DECODER = ModelConfig(
+    family="decoder",
+    layer_pattern=("local", "global"),
+    window=2,
+    position=RotaryPositions(16),
+    init_stddev=0.5,  # so that attention is not uniform
+    **dict(vocab_size=50, num_layers=2, d_model=16, d_ff=32, num_heads=4, num_kv_heads=2),
+)
+
+
+@pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["one device", "8 devices"])
+def test_of_a_decoder_all_see_the_prefix_and_none_what_comes_after_it(mesh):
+    rows = dict(segment_ids=[1, 1, 1, 1, 2, 2, 2, 0], positions=[0, 1, 2, 3, 0, 1, 2, 0], tokens=range(8))
+    batch = {name: np.array([row] * 4, np.int32) for name, row in rows.items()}
+    batch["prefix_mask"] = np.array([[1, 1, 0, 0, 1, 1, 0, 0]] * 4, np.int32)
+    model = models.build(DECODER, Compute())
+    params = model.init(jax.random.key(0), batch, deterministic=True)["params"]
+    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).features)
+
+    def features(batch):
+        if not mesh:
+            return np.asarray(apply(batch))
+        devices = make_mesh(MeshConfig(**mesh))
+        with jax.set_mesh(devices):
+            return np.asarray(apply(jax.device_put(batch, NamedSharding(devices, P(("data", "fsdp"))))))
+
+    before = features(batch)
+    seen_by = [{0, 1, 2, 3}, {0, 1, 2, 3}, {2, 3}, {3}, {4, 5, 6}, {4, 5, 6}, {6}, {7}]
+    for place, expected in enumerate(seen_by):
+        tokens = batch["tokens"].copy()
+        tokens[:, place] = 40
+        differs = (features(batch | {"tokens": tokens}) != before).any(-1)
+        assert all(set(np.flatnonzero(row).tolist()) == expected for row in differs)
 
 
 def test_bfloat16_gives_bfloat16_near_float32():
@@ -225,6 +313,22 @@ def test_kernels_take_a_batch_that_the_mesh_does_not_divide(interpreted):
     np.testing.assert_allclose(got, run(*args, mask), atol=2e-5)  # float32 sums of <= 128 terms near 1
 
 
+@pytest.mark.parametrize("windowed", (None, True, False))
+def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(monkeypatch, windowed):
+    """The function of JAX that calls cuDNN, with the same arguments on the CPU."""
+    asked = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda *args, **options: asked(*args, **(options | {"implementation": "xla"}))
+    )
+    ids = packed_ids(2, 32)
+    prefix = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 32)), jnp.int32)
+    mask = Mask(True, ids, ids, 8, None if windowed is None else jnp.asarray(windowed), prefix)
+    args = arrays(2, 32, 32, 4, 2, 8)
+    got, expected = output_and_gradients(args, mask, "cudnn"), output_and_gradients(args, mask)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 32 terms near 1, in another order
+
+
 # --- the choice ----------------------------------------------------------------------------------------------------
 
 choose = functools.partial(
@@ -240,6 +344,8 @@ choose = functools.partial(
         ("gpu", {}, "cudnn"),
         ("gpu", {"has_bias": True, "query_length": 114}, "cudnn"),
         ("gpu", {"has_window": True}, "cudnn"),
+        ("gpu", {"has_window": True, "has_prefix": True}, "cudnn"),
+        ("cpu", {"has_prefix": True}, "xla"),
         ("tpu", {"has_window": True, "causal": False, "has_logit_cap": True}, "tpu_splash"),
         ("tpu", {}, "tpu_splash"),
         ("tpu", {"query_length": 114}, "tpu_splash"),
@@ -260,6 +366,8 @@ def test_auto_is_the_fastest_that_fits(platform, options, expected):
         ("gpu", {"head_dim": 256}, "multiple of 8 and at most 128, and it is 256"),
         ("gpu", {"query_length": 113}, "even lengths, and they are 113 and 512"),
         ("tpu", {"head_dim": 80}, "64 or a multiple of 128, and it is 80"),
+        ("tpu", {"has_prefix": True}, "'tpu_splash' has no bidirectional prefix, and config.objective makes one"),
+        ("tpu", {"has_prefix": True, "has_bias": True}, "'tpu_flash' has no bidirectional prefix"),
     ],
 )
 def test_auto_warns_in_one_line_where_the_fast_one_does_not_fit(platform, options, reason):

@@ -5,7 +5,43 @@ NumPy only: loader workers never load JAX.
 
 from pretrainax.data.objectives.base import Lengths, Objective, Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
-from pretrainax.data.objectives.masked import MaskedLM
+from pretrainax.data.objectives.denoisers import UL2R, MixtureOfDenoisers, SequentialDenoising
+from pretrainax.data.objectives.denoising import Denoising
+from pretrainax.data.objectives.infilling import FillInTheMiddle
+from pretrainax.data.objectives.masked import MaskedLM, RateChange
+from pretrainax.data.objectives.masking_units import NGrams, Spans, Tokens, WholeWords
+from pretrainax.data.objectives.mixture import ObjectiveMixture
+from pretrainax.data.objectives.prefix import DecoderOnly, PrefixLM
+from pretrainax.data.objectives.replaced import ReplacedTokenDetection
+from pretrainax.data.objectives.sentence_pairs import NextSentencePrediction, SentenceOrderPrediction
+from pretrainax.data.objectives.sequence_to_sequence import SequenceToSequence
 from pretrainax.data.objectives.spans import SpanCorruption
+from pretrainax.data.objectives.text_to_text import TextToText
 
-__all__ = ["CausalLM", "Lengths", "MaskedLM", "Objective", "SpanCorruption", "Statistic", "Text"]
+__all__ = [
+    "CausalLM",
+    "DecoderOnly",
+    "Denoising",
+    "FillInTheMiddle",
+    "Lengths",
+    "MaskedLM",
+    "MixtureOfDenoisers",
+    "NGrams",
+    "NextSentencePrediction",
+    "Objective",
+    "ObjectiveMixture",
+    "PrefixLM",
+    "RateChange",
+    "ReplacedTokenDetection",
+    "SentenceOrderPrediction",
+    "SequenceToSequence",
+    "SequentialDenoising",
+    "SpanCorruption",
+    "Spans",
+    "Statistic",
+    "Text",
+    "TextToText",
+    "Tokens",
+    "UL2R",
+    "WholeWords",
+]

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic
 
 
 def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
@@ -34,6 +34,9 @@ class CausalLM(Objective):
         loss_weights   1    1    0    1
         segment_ids    1    1    1    2
         positions      0    1    2    0
+
+    With config.data.packing a text is a piece of one document, and several share a row; none sees another, whatever
+    `mask_documents` says. A single token gives nothing to predict.
     """
 
     mask_documents: bool = False  # attention, positions and predictions stay inside one document
@@ -62,3 +65,10 @@ class CausalLM(Objective):
 
     def restore(self, example, vocabulary):
         return np.concatenate([example["tokens"][:1], example["targets"]])
+
+    def statistics(self, examples, vocabulary):
+        predicted = sum(float(example["loss_weights"].sum()) for example in examples)
+        yield Statistic("loss tokens", predicted / sum(len(example["tokens"]) for example in examples))
+        if vocabulary.separator is not None:
+            ends = sum(int((self.restore(e, vocabulary) == vocabulary.separator).sum()) for e in examples)
+            yield Statistic("ends of documents in an example", ends / len(examples))

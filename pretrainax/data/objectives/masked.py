@@ -1,31 +1,48 @@
 """Masked language modelling: some tokens from all the others."""
 
+import copy
 import dataclasses
 import functools
 import math
-from typing import ClassVar
+import os
+from typing import ClassVar, Optional
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.config import Choice
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
+from pretrainax.data.words import SimilarWords
 
 
 @functools.lru_cache(maxsize=8)
-def _special_and_ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each id is special, [V] bool, and the ids that are not, [<= V] int32."""
-    special = np.zeros(vocabulary.size, bool)
-    special[list(vocabulary.special_ids)] = True
-    return special, np.flatnonzero(~special).astype(np.int32)
+def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Whether each id is ordinary, not special, [V] bool; and those that are, [<= V] int32."""
+    is_ordinary = np.ones(vocabulary.size, bool)
+    is_ordinary[list(vocabulary.special_ids)] = False
+    return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
+
+
+@dataclasses.dataclass
+class RateChange(Choice):
+    """The rate goes to `to` in a straight line while training goes from `begin` to `end`; at once where they are equal.
+
+    Ankner et al. 2023 (arXiv 2305.15096): from 30 % to 15 % over the whole training.
+    """
+
+    to: float = 0.15
+    begin: float = 0.0  # of the training, from 0 to 1
+    end: float = 1.0
 
 
 @dataclasses.dataclass
 class MaskedLM(Objective):
     """BERT's cloze task (Devlin et al. 2018, section 3.1), masked anew each epoch (Liu et al. 2019, section 4.1).
 
-    Of the n ordinary tokens of a window exactly round(rate * n) are to be predicted. Each of these is replaced by
-    [MASK] with probability `mask_fraction`, by a uniformly drawn ordinary token with probability `random_fraction`, and
-    else left as it is. Special tokens are neither predicted nor drawn. `my dog is hairy and it barks` with a rate of
-    0.3 may become
+    Of the n ordinary tokens of a text rate * n are to be predicted: rounded up or down at random, so that it is the
+    rate on average, and at least one. Each of these is replaced by [MASK] with probability `mask_fraction`, by a
+    uniformly drawn ordinary token with probability `random_fraction`, and else left as it is. Special tokens are
+    neither predicted nor drawn. `my dog is hairy and it barks` with a rate of 0.3 may become
 
         tokens             [CLS] my  dog  is  [MASK]  and  apple  barks  [SEP]
         masked_positions   4      6
@@ -33,17 +50,28 @@ class MaskedLM(Objective):
         loss_weights       1      1
 
     The model computes its head at `masked_positions` only. A row has room for K = ceil(rate * T) of them (BERT's
-    max_predictions_per_seq); slots that it does not need have weight 0, position 0 and target 0.
+    max_predictions_per_seq); slots that it does not need have weight 0, position 0 and target 0. With a rate that
+    changes, K is that of the highest. RoBERTa's FULL-SENTENCES are texts that go on across documents.
+
+    With `similar_words` a word is replaced by a similar one of as many tokens instead of by [MASK], and by random
+    tokens where there is none (MacBERT: Cui et al. 2020, arXiv 2004.13922, section 3.2).
     """
 
     rate: float = 0.15  # of the ordinary tokens are predicted
     mask_fraction: float = 0.8  # of these are replaced by [MASK]
     random_fraction: float = 0.1  # of these are replaced by a random token
+    mask_unit: Choice = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
+    rate_change: Optional[Choice] = None  # RateChange(): `rate` is only the first one
+    similar_words: Optional[str] = None  # a JSON file, {word: [similar word, …]}, whose words stand in for [MASK]
+    static: bool = False  # a text is masked alike in each epoch (BERT), not anew (RoBERTa)
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
     special_tokens: ClassVar[tuple[str, ...]] = ("mask", "cls", "sep")
-    tokenizers: ClassVar[str] = "WordPiece, or ByteBPE with special_pieces roberta or bert"
+    tokenizers: ClassVar[str] = "WordPiece, ByteBPE with special_pieces roberta or bert, or Unigram with albert"
     shortest: ClassVar[int] = 3  # [CLS], a token, [SEP]
+    replaced_tokens: ClassVar[bool] = False  # for a model with a replaced_token_head
+
+    _similar: ClassVar[Optional[SimilarWords]] = None  # of a bound one
 
     def field_problems(self):
         if not 0 < self.rate <= 1:
@@ -56,42 +84,228 @@ class MaskedLM(Objective):
                 f"config.objective.mask_fraction {self.mask_fraction} + random_fraction {self.random_fraction} is more "
                 "than 1"
             )
+        if isinstance(self.mask_unit, MaskUnit):
+            yield from self.mask_unit.field_problems()
+        else:
+            yield (
+                f"config.objective.mask_unit is {type(self.mask_unit).__name__}, allowed: Tokens, WholeWords, NGrams, "
+                "Spans"
+            )
+        yield from self._rate_change_problems()
+        if self.similar_words is not None:
+            if not isinstance(self.mask_unit, WholeWords):
+                kind = type(self.mask_unit).__name__
+                yield f"config.objective.similar_words replaces whole words, config.objective.mask_unit is {kind}"
+            if not os.path.isfile(os.path.expanduser(self.similar_words)):
+                yield f"config.objective.similar_words is {self.similar_words!r}, which is no file"
+
+    def _rate_change_problems(self):
+        change, path = self.rate_change, "config.objective.rate_change"
+        if change is None:
+            return
+        if not isinstance(change, RateChange):
+            yield f"{path} is {type(change).__name__}, it must be a RateChange"
+            return
+        if not 0 < change.to <= 1:
+            yield f"{path}.to is {change.to}, it must be in (0, 1]"
+        if not 0 <= change.begin <= change.end <= 1:
+            yield f"{path} is from begin {change.begin} to end {change.end}, it must be 0 <= begin <= end <= 1"
+
+    def problems(self, experiment):
+        yield from super().problems(experiment)
+        if experiment.model.replaced_token_head != self.replaced_tokens:
+            has = "has a" if experiment.model.replaced_token_head else "has no"
+            fitting = "MaskedLM" if self.replaced_tokens else "ReplacedTokenDetection"
+            yield (
+                f"config.objective is {type(self).__name__}, config.model {has} replaced_token_head: set "
+                f"config.objective to {fitting}"
+            )
+
+    def bind(self, tokenizer):
+        bound = copy.copy(self)
+        bound.mask_unit = self.mask_unit.bind(tokenizer)
+        if self.similar_words is not None:
+            bound._similar = SimilarWords(tokenizer, self.similar_words)
+        return bound
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The lowest and the highest."""
+        last = self.rate if self.rate_change is None else self.rate_change.to
+        return min(self.rate, last), max(self.rate, last)
+
+    def rate_at(self, progress: float) -> float:
+        """The rate when this much of the training, from 0 to 1, is done."""
+        change = self.rate_change
+        if change is None or progress < change.begin:
+            return self.rate
+        if progress >= change.end:
+            return change.to
+        return self.rate + (change.to - self.rate) * (progress - change.begin) / (change.end - change.begin)
 
     def lengths(self, sequence_length):
-        slots = math.ceil(self.rate * sequence_length - 1e-6)  # 0.07 * 100 is 7.000000000000001
-        return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=slots)
+        return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=self._most(sequence_length))
 
     def measure(self, raw):
-        return Lengths(raw, inputs=raw + 2, targets=max(round(self.rate * raw), 1))
+        return Lengths(raw, inputs=raw + 2, targets=self._most(raw))
+
+    def _most(self, tokens: int) -> int:
+        """At most this many of the tokens are predicted."""
+        return max(math.ceil(self.rates[1] * tokens - 1e-6), 1)  # 0.07 * 100 is 7.000000000000001
 
     def example(self, text, rng, vocabulary):
-        tokens, length = text.tokens, len(text.tokens) + 2
-        special, ordinary = _special_and_ordinary(vocabulary)
-
+        length = len(text.tokens) + 2
         row = np.empty(length, np.int32)
-        row[0], row[1:-1], row[-1] = vocabulary.cls, tokens, vocabulary.sep
-        candidates = np.flatnonzero(~special[tokens]) + 1
-        count = max(round(self.rate * len(candidates)), min(1, len(candidates)))
-        chosen = candidates[rng.choice(len(candidates), count, replace=False, shuffle=False)] if count else candidates
-        chosen.sort()
-
-        targets = row[chosen]
-
-        fate = rng.random(count)
-        drawn = ordinary[rng.integers(len(ordinary), size=count)]
-        replacement = np.where(fate < self.mask_fraction + self.random_fraction, drawn, targets)
-        row[chosen] = np.where(fate < self.mask_fraction, np.int32(vocabulary.mask), replacement)
+        row[0], row[1:-1], row[-1] = vocabulary.cls, text.tokens, vocabulary.sep
         return {
-            "tokens": row,
+            **self.mask(row, rng, vocabulary, text.progress),
             "segment_ids": np.ones(length, np.int32),
             "positions": np.arange(length, dtype=np.int32),
             "token_types": np.zeros(length, np.int32),
-            "masked_positions": chosen.astype(np.int32),
-            "targets": targets,
-            "loss_weights": np.ones(count, np.float32),
         }
 
+    def mask(self, row: np.ndarray, rng: np.random.Generator, vocabulary, progress: float = 1.0) -> dict:
+        """Of a row with its special tokens, [n] int32: `tokens`, masked, and what is predicted of it."""
+        is_ordinary, ordinary_ids = _ordinary(vocabulary)
+        ordinary = is_ordinary.take(row)
+        count = np.count_nonzero(ordinary)
+        if count:
+            budget = int(self.rate_at(progress) * count + rng.random())
+            chosen = self.mask_unit.choose(row, ordinary, min(max(budget, 1), self._most(count)), rng)
+        else:
+            chosen = Chosen(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        places, masked = chosen.places, row.copy()
+        targets = row[places]
+        masked[places] = self._replaced(row, targets, chosen, rng, ordinary_ids, vocabulary.mask)
+        return {
+            "tokens": masked,
+            "masked_positions": places.astype(np.int32),
+            "targets": targets,
+            "loss_weights": np.ones(len(places), np.float32),
+        }
+
+    def _replaced(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
+        """What is written in place of the chosen tokens, [k] int32."""
+        fate, draws = rng.random((2, len(targets)))
+        words = None
+        if self._similar is not None:
+            words = self.mask_unit.starts(row)[chosen.places].cumsum() - 1  # [k], numbers the words from 0
+            fate = fate[words]
+        if self.mask_unit.shares_fate:
+            fate = fate[np.unique(chosen.spans, return_inverse=True)[1]]
+        replaced, is_masked = targets.copy(), fate < self.mask_fraction
+        if words is not None or self.random_fraction:
+            random = ordinary_ids.take((draws * len(ordinary_ids)).astype(np.intp))
+            np.putmask(replaced, fate < self.mask_fraction + self.random_fraction, random)
+        if words is None:
+            np.putmask(replaced, is_masked, mask)
+            return replaced
+        ends = np.flatnonzero(np.diff(words, append=-1)) + 1  # [w], of each word
+        for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            similar = self._similar.of(tuple(targets[start:end].tolist())) if is_masked[start] else ()
+            if similar:
+                replaced[start:end] = similar[int(draws[start] * len(similar))]
+        return replaced
+
     def restore(self, example, vocabulary):
-        row = example["tokens"].copy()
-        row[example["masked_positions"]] = example["targets"]
-        return row[1:-1]
+        return _unmasked(example)[1:-1]
+
+    def statistics(self, examples, vocabulary):
+        yield from _rate(self, examples, vocabulary)
+        yield from _fates(self, examples, vocabulary)
+        if isinstance(self.mask_unit, WholeWords):
+            yield from _words(self, examples, vocabulary)
+
+
+def _unmasked(example) -> np.ndarray:
+    row = example["tokens"].copy()
+    row[example["masked_positions"]] = example["targets"]
+    return row
+
+
+def _rate(objective, examples, vocabulary):
+    """The share of the ordinary tokens that is predicted."""
+    is_ordinary, _ = _ordinary(vocabulary)
+    low, high = objective.rates
+    counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])
+    predicted = sum(len(e["targets"]) for e in examples)
+    if not counts.any():
+        return
+    # Rounding at random has a deviation of at most 1/2; tiny texts predict one nevertheless; where a budget was missed,
+    # it was by less than the shortest word that was not taken.
+    doubt = 5 * math.sqrt(len(counts)) / 2 + np.maximum(1 - low * counts, 0)[counts > 0].sum()
+    if isinstance(objective.mask_unit, WholeWords):
+        for example in examples:
+            sizes, taken = _sizes(objective, example, vocabulary)
+            others = sizes[(sizes > 0) & (taken == 0)]
+            doubt += others.min() - 1 if len(others) else 0
+    yield Statistic("mask rate", predicted / counts.sum(), (low + high) / 2, (high - low) / 2 + doubt / counts.sum())
+
+
+def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
+    """Of the words of an example the tokens that are ordinary, and those that are predicted: [W] int64 both."""
+    is_ordinary, _ = _ordinary(vocabulary)
+    row = _unmasked(example)
+    starts = np.flatnonzero(objective.mask_unit.starts(row))
+    predicted = np.zeros(len(row), np.int64)
+    predicted[example["masked_positions"]] = 1
+    return np.add.reduceat(is_ordinary[row].astype(np.int64), starts), np.add.reduceat(predicted, starts)
+
+
+def _fates(objective, examples, vocabulary):
+    """The shares of the predicted tokens that are masked, random and kept."""
+    masked, kept, sizes = [], [], []  # by token, by token, by what has one fate
+    for example in examples:
+        places, targets = example["masked_positions"], example["targets"]
+        if not len(places):
+            continue
+        written, firsts = example["tokens"][places], np.arange(len(places))
+        same = written == targets
+        if objective.mask_unit.shares_fate:
+            firsts = np.flatnonzero(np.diff(places, prepend=-1) > 1)
+        elif objective.similar_words is not None:
+            firsts = np.flatnonzero(objective.mask_unit.starts(_unmasked(example))[places])
+            # A similar word may have a token of the original: words are kept, not tokens.
+            same = np.repeat(np.logical_and.reduceat(same, firsts), np.diff(firsts, append=len(places)))
+        masked.append(written == vocabulary.mask)
+        kept.append(same)
+        sizes.append(np.diff(firsts, append=len(places)))
+    if not kept:
+        return
+    sizes = np.concatenate(sizes)
+    masked, kept = np.concatenate(masked), np.concatenate(kept)
+
+    def statistic(name, measured, asked):
+        deviation = math.sqrt(max(asked * (1 - asked), 0) * np.square(sizes).sum()) / sizes.sum()
+        by_chance = 1 / len(_ordinary(vocabulary)[1])  # that a random token is the original
+        return Statistic(name, float(measured), asked, 5 * deviation + by_chance + 1 / sizes.sum())
+
+    mask, random = objective.mask_fraction, objective.random_fraction
+    if objective.similar_words is None:
+        yield statistic("masked", masked.mean(), mask)
+        yield statistic("random", np.mean(~masked & ~kept), random)
+    yield statistic("kept", kept.mean(), 1 - mask - random)
+
+
+def _words(objective, examples, vocabulary):
+    """Whether words are predicted whole, and how many in a row."""
+    touched = whole = alone = runs = loose = 0
+    for example in examples:
+        sizes, taken = _sizes(objective, example, vocabulary)
+        chosen = taken > 0
+        touched += np.count_nonzero(chosen)
+        whole += np.count_nonzero(chosen & (taken == sizes))
+        alone += np.count_nonzero(chosen) == 1  # where no word fits, a part of one is predicted
+        ends = np.flatnonzero(np.diff(chosen.astype(np.int8), append=0) == -1)
+        runs += len(ends)
+        # The budget ends one and adds a word, the text ends others.
+        loose += 2 + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
+    if not touched:
+        return
+    yield Statistic("words predicted whole", whole / touched, 1.0, alone / touched)
+    unit, in_a_row = objective.mask_unit, touched / runs
+    if isinstance(unit, Runs):
+        tolerance = (5 * unit.deviation * math.sqrt(runs) + unit.mean * loose) / runs
+        yield Statistic("words in a row", in_a_row, unit.mean, tolerance)
+    else:
+        yield Statistic("words in a row", in_a_row)

@@ -1,35 +1,41 @@
 """Span corruption: the encoder reads the text with holes, the decoder writes what was in them."""
 
+import copy
 import dataclasses
 import functools
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic
 
 
 class Noise(NamedTuple):
-    """How many of a window's tokens are dropped, and in how many spans."""
+    """How many of a text's tokens are dropped, and in how many spans."""
 
     tokens: int
     spans: int
 
 
+@functools.lru_cache(maxsize=4096)
 def noise_of(raw: int, density: float, mean_span_length: float) -> Noise:
     """The published counts (Raffel et al. 2020, section 3.1.4): 568 raw tokens, 0.15, 3.0 -> 85 tokens in 28 spans.
 
     At least one token goes and one stays; spans are parted by text, so there are no more spans than tokens that stay.
+    A single token stays.
     """
     tokens = min(max(round(raw * density), 1), raw - 1)
     return Noise(tokens, min(max(round(tokens / mean_span_length), 1), tokens, raw - tokens))
 
 
 def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Lengths:
-    """Inputs are the tokens that stay, a sentinel a span and the end; targets those that go, and as many more."""
+    """Inputs are the tokens that stay, a sentinel a span and the end; targets those that go, and as many more.
+
+    A single token has targets too, as in T5's code: the first sentinel, which says that nothing follows, and the end.
+    """
     noise = noise_of(raw, density, mean_span_length)
-    return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + noise.spans + 1)
+    return Lengths(raw, raw - noise.tokens + noise.spans + 1, noise.tokens + max(noise.spans, 1) + 1)
 
 
 @functools.lru_cache(maxsize=64)
@@ -47,41 +53,121 @@ def span_lengths(sequence_length: int, density: float, mean_span_length: float) 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
     """[parts] positive integers that add up to `total`, every such sequence equally likely."""
-    cuts = np.sort(rng.choice(total - 1, parts - 1, replace=False, shuffle=False)) + 1
-    return np.diff(cuts, prepend=0, append=total)
+    last = np.empty(parts, np.int64)  # the last place of each part
+    last[:-1] = rng.choice(total - 1, parts - 1, replace=False, shuffle=False)
+    last[-1] = total - 1
+    last.sort()
+    last[1:] -= last[:-1].copy()
+    last[0] += 1
+    return last
 
 
 def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random.Generator) -> np.ndarray:
     """Which tokens are dropped, [raw] bool: text and noise in turn, text first, both of randomly parted lengths."""
     noise = noise_of(raw, density, mean_span_length)
-    runs = np.empty(2 * noise.spans, np.int64)
-    runs[0::2] = random_partition(raw - noise.tokens, noise.spans, rng)
-    runs[1::2] = random_partition(noise.tokens, noise.spans, rng)
-    return np.repeat(np.arange(2 * noise.spans) % 2 == 1, runs)
+    if not noise.spans:
+        return np.zeros(raw, bool)
+    runs = np.empty((noise.spans, 2), np.int64)
+    runs[:, 0] = random_partition(raw - noise.tokens, noise.spans, rng)
+    runs[:, 1] = random_partition(noise.tokens, noise.spans, rng)
+    is_noise = np.zeros((noise.spans, 2), bool)
+    is_noise[:, 1] = True
+    return is_noise.ravel().repeat(runs.ravel())
 
 
-def _fold(tokens: np.ndarray, folded: np.ndarray, sentinels: np.ndarray, end: int) -> np.ndarray:
-    """`tokens` with each run of `folded` as one sentinel, the first as sentinels[0] and so on, and `end` appended."""
-    starts = folded.copy()
-    starts[1:] &= ~folded[:-1]
-    marked = tokens.copy()
-    marked[starts] = sentinels[: np.count_nonzero(starts)]
-    return np.append(marked[starts | ~folded], np.int32(end))
+def _fold(tokens: np.ndarray, kept: np.ndarray, places: np.ndarray, sentinels: np.ndarray, end: int) -> np.ndarray:
+    """The tokens under `kept` and, at each of `places`, which hold others, a sentinel; then `end`."""
+    marked, stays = tokens.copy(), kept.copy()
+    marked[places], stays[places] = sentinels[: len(places)], True
+    marked = marked[stays]
+    folded = np.empty(len(marked) + 1, np.int32)
+    folded[:-1], folded[-1] = marked, end
+    return folded
 
 
 def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of a window whose tokens under `mask` are dropped; see SpanCorruption for an example.
+    """Inputs and targets of a text whose tokens under `mask` are dropped; see SpanCorruption for an example.
 
     `mask` must leave the first token: the n-th run of text then comes before the n-th span, so that both sides name
     span n by sentinel n.
     """
     assert not mask[0], "a span at the very start would shift the sentinels of the targets"
-    sentinels = np.asarray(vocabulary.sentinels, np.int32)
-    return _fold(tokens, mask, sentinels, vocabulary.eos), _fold(tokens, ~mask, sentinels, vocabulary.eos)
+    before = np.flatnonzero(mask[1:] > mask[:-1])  # the last token of text before each span
+    sentinels = np.array(vocabulary.sentinels[: len(before) + 1], np.int32)
+    inputs = _fold(tokens, ~mask, before + 1, sentinels, vocabulary.eos)
+    if not mask[-1]:
+        before = np.append(before, len(mask) - 1)
+    return inputs, _fold(tokens, mask, before, sentinels, vocabulary.eos)
+
+
+def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """An example whose encoder reads `inputs`, and whose decoder reads `start` and all `targets` but the last."""
+    decoder_tokens = np.empty_like(targets)
+    decoder_tokens[0], decoder_tokens[1:] = start, targets[:-1]
+    return {
+        "encoder_tokens": inputs,
+        "encoder_segment_ids": np.ones(len(inputs), np.int32),
+        "encoder_positions": np.arange(len(inputs), dtype=np.int32),
+        "tokens": decoder_tokens,
+        "segment_ids": np.ones(len(targets), np.int32),
+        "positions": np.arange(len(targets), dtype=np.int32),
+        "targets": targets,
+        "loss_weights": np.ones(len(targets), np.float32),
+    }
+
+
+class Denoiser(Objective):
+    """Base of those whose decoder writes what the encoder's text lacks, both with an end of sequence.
+
+    `mode` is a word that the encoder reads before the text, so that a mixture can tell its denoisers apart (Tay et al.
+    2022, section 3.1.3). Its ids are known when the denoiser is bound to a tokenizer, and only then can it make and
+    restore examples. The lengths are the same before: they leave room for a token a byte, which is the most that any
+    tokenizer makes, and one for the space that some tokenizers put before a text.
+    """
+
+    special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
+    tokenizers: ClassVar[str] = "Unigram"
+    shortest: ClassVar[int] = 3  # a token, a sentinel, the end
+    mode: str = ""
+    _mode_ids: Optional[np.ndarray] = None
+
+    @property
+    def room(self) -> int:
+        """The most tokens that the mode takes."""
+        return len(self.mode.encode()) + 1 if self.mode else 0
+
+    def bind(self, tokenizer):
+        if not self.mode:
+            return self
+        bound = copy.copy(self)
+        bound._mode_ids = tokenizer.encode(self.mode)
+        if len(bound._mode_ids) > self.room:
+            raise UserError(
+                f"config.objective.mode {self.mode!r} is {len(bound._mode_ids)} tokens, there is room for {self.room}: "
+                "set a word that the tokenizer knows"
+            )
+        return bound
+
+    def problems(self, experiment):
+        length, needed = experiment.data.sequence_length, self.shortest + self.room
+        if length < needed:
+            yield f"config.data.sequence_length is {length}, {type(self).__name__} needs at least {needed}"
+            return
+        yield from super().problems(experiment)
+
+    def read_first(self, inputs: np.ndarray) -> np.ndarray:
+        """`inputs` after the mode."""
+        if not self.mode:
+            return inputs
+        assert self._mode_ids is not None, "a denoiser with a mode makes examples when bound to a tokenizer"
+        return np.concatenate([self._mode_ids, inputs])
+
+    def without_mode(self, inputs: np.ndarray) -> np.ndarray:
+        return inputs if self._mode_ids is None else inputs[len(self._mode_ids) :]
 
 
 @dataclasses.dataclass
-class SpanCorruption(Objective):
+class SpanCorruption(Denoiser):
     """T5's denoising task (Raffel et al. 2020, section 3.1.4 and figure 2).
 
     `Thank you for inviting me to your party last week`, with `for inviting` and `last` dropped, becomes
@@ -90,18 +176,16 @@ class SpanCorruption(Objective):
         targets         <extra_id_0> for inviting <extra_id_1> last <extra_id_2> </s>
         tokens          <pad> <extra_id_0> for inviting <extra_id_1> last <extra_id_2>
 
-    `tokens`, what the decoder reads, are the targets shifted right, with <pad> as T5's start. A sampled window ends
-    with a span, as in T5's code, so its targets have no last sentinel (<extra_id_2> above). Every row has the same
-    lengths and needs no padding.
+    `tokens`, what the decoder reads, are the targets shifted right, with <pad> as T5's start. A sampled text ends with
+    a span, as in T5's code, so its targets have no last sentinel (<extra_id_2> above). Windows all have the same
+    lengths and need no padding.
     """
 
     noise_density: float = 0.15  # of the tokens are dropped
     mean_span_length: float = 3.0  # tokens
+    mode: str = ""  # read before the text: UL2's [NLU] or [NLG]
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
-    special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
-    tokenizers: ClassVar[str] = "Unigram"
-    shortest: ClassVar[int] = 3  # a token, a sentinel, the end
 
     def field_problems(self):
         if not 0 < self.noise_density < 1:
@@ -110,7 +194,13 @@ class SpanCorruption(Objective):
             yield f"config.objective.mean_span_length is {self.mean_span_length}, it must be at least 1"
 
     def lengths(self, sequence_length):
-        return span_lengths(sequence_length, self.noise_density, self.mean_span_length)
+        return self._with_mode(span_lengths(sequence_length - self.room, self.noise_density, self.mean_span_length))
+
+    def measure(self, raw):
+        return self._with_mode(corrupted_lengths(raw, self.noise_density, self.mean_span_length))
+
+    def _with_mode(self, lengths: Lengths) -> Lengths:
+        return lengths._replace(inputs=lengths.inputs + self.room)
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)
@@ -122,28 +212,27 @@ class SpanCorruption(Objective):
                 "or raise config.objective.mean_span_length"
             )
 
-    def measure(self, raw):
-        return corrupted_lengths(raw, self.noise_density, self.mean_span_length)
-
     def example(self, text, rng, vocabulary):
-        tokens = text.tokens
-        mask = noise_mask(len(tokens), self.noise_density, self.mean_span_length, rng)
-        inputs, targets = corrupt(tokens, mask, vocabulary)
-        decoder_tokens = np.empty_like(targets)
-        decoder_tokens[0], decoder_tokens[1:] = vocabulary.pad, targets[:-1]
-        return {
-            "encoder_tokens": inputs,
-            "encoder_segment_ids": np.ones(len(inputs), np.int32),
-            "encoder_positions": np.arange(len(inputs), dtype=np.int32),
-            "tokens": decoder_tokens,
-            "segment_ids": np.ones(len(targets), np.int32),
-            "positions": np.arange(len(targets), dtype=np.int32),
-            "targets": targets,
-            "loss_weights": np.ones(len(targets), np.float32),
-        }
+        mask = noise_mask(len(text.tokens), self.noise_density, self.mean_span_length, rng)
+        inputs, targets = corrupt(text.tokens, mask, vocabulary)
+        return encoder_decoder_example(self.read_first(inputs), targets, vocabulary.pad)
 
     def restore(self, example, vocabulary):
-        inputs, targets = example["encoder_tokens"][:-1], example["targets"][:-1]  # without the ends of sequence
+        inputs = self.without_mode(example["encoder_tokens"])[:-1]  # without the ends of sequence
+        targets = example["targets"][:-1]
         starts = np.flatnonzero(np.isin(targets, vocabulary.sentinels))
         spans = {int(span[0]): span[1:] for span in np.split(targets, starts)[1:]}
         return np.concatenate([spans[t] if t in spans else [t] for t in inputs.tolist()]).astype(np.int32)
+
+    def statistics(self, examples, vocabulary):
+        raw = np.array([len(self.restore(example, vocabulary)) for example in examples])
+        spans = sum(int(np.isin(example["encoder_tokens"], vocabulary.sentinels).sum()) for example in examples)
+        dropped = sum(len(example["targets"]) - 1 for example in examples)
+        dropped -= sum(int(np.isin(example["targets"], vocabulary.sentinels).sum()) for example in examples)
+        # Both are fixed by the length of a text, so that nothing but rounding sets them apart from the fields.
+        rounded = np.sum([noise_of(n, self.noise_density, self.mean_span_length) for n in raw.tolist()], axis=0)
+        for name, measured, published, asked in (
+            ("noise density", dropped / raw.sum(), rounded[0] / raw.sum(), self.noise_density),
+            ("mean span length", dropped / max(spans, 1), rounded[0] / max(rounded[1], 1), self.mean_span_length),
+        ):
+            yield Statistic(name, float(measured), asked, tolerance=abs(float(published) - asked) + 1e-6)

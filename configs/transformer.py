@@ -1,0 +1,47 @@
+"""The Transformer, trained to translate (Vaswani et al. 2017, arXiv 1706.03762): `:base :big`.
+
+    python -m pretrainax.main --config=configs/transformer.py --config.data.source.path="wmt14/*.jsonl.gz"
+
+A line of the files is {"en": "That is good.", "de": "Das ist gut."}. The paper's hyperparameters (section 5): 25,000
+tokens of source and as many of target a step, here 96 rows of 256 filled with several pairs each; Adam with b2 = 0.98,
+a rate of (d_model * step)^-0.5 after 4,000 steps of warmup, label smoothing 0.1; 100,000 steps (base), 300,000 (big).
+37,000 byte pairs of both languages.
+
+Hardware of the paper: 8 P100, 12 hours (base) and 3.5 days (big). Expected on WMT 2014 English to German, newstest2014,
+with beams of 4 and the mean of the last checkpoints: BLEU 27.3 (base), 28.4 (big) (table 2).
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import SequenceToSequence
+from pretrainax.data.sources import JsonLines
+from pretrainax.optim import AdamW, WarmupInverseSquareRoot
+from pretrainax.tokenizer import BPE
+from pretrainax.zoo.transformer import transformer
+
+WARMUP = 4_000  # steps
+STEPS = {"base": 100_000, "big": 300_000}
+
+
+def get_config(variant: str = "base") -> Experiment:
+    variant = variant or "base"
+    model = transformer(variant)
+    return Experiment(
+        model=model,
+        tokenizer=BPE(vocab_size=37_000, special_pieces="t5"),
+        data=DataConfig(
+            source=JsonLines(path="wmt14", text_field="en", target_field="de", valid_fraction=0.001),
+            sequence_length=256,
+        ),
+        objective=SequenceToSequence(),
+        optimizer=AdamW(
+            learning_rate=(model.d_model * WARMUP) ** -0.5,  # the peak: 0.0007 (base), 0.0005 (big)
+            b2=0.98,
+            epsilon=1e-9,
+            weight_decay=0.0,
+            clip_norm=None,
+        ),
+        schedule=WarmupInverseSquareRoot(warmup_steps=WARMUP),
+        train=TrainConfig(steps=STEPS[variant], global_batch_size=96, label_smoothing=0.1, log_every=100),
+        evaluate=EvaluateConfig(every=2_000, batches=40),
+        checkpoint=CheckpointConfig(every=2_000),
+    )

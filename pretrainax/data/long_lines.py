@@ -1,0 +1,73 @@
+"""Lines of any length in little memory: JSON whose long strings stay UTF-8 and are never decoded as a whole.
+
+A Python string takes 4 bytes for each character as soon as one of them is an emoji. A line of 200 MB, its decoded form
+and the string in it would take 1.8 GB; here there are the line and the UTF-8 of its text.
+"""
+
+import codecs
+import json
+import re
+from typing import Any, BinaryIO, Union
+
+LONG = 1 << 22  # bytes of a line that is treated so, and of its strings that stay UTF-8
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\Z)', re.DOTALL)
+_ESCAPE = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u\w{4}|\\.", re.DOTALL)
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+
+
+def read_line(f: BinaryIO) -> Union[bytes, bytearray]:
+    """The next line with its end; a long one as a bytearray, which grows in place."""
+    line = f.readline(LONG)
+    if len(line) < LONG or line.endswith(b"\n"):
+        return line
+    line = bytearray(line)
+    while part := f.readline(LONG):
+        line += part
+        if part.endswith(b"\n"):
+            break
+    return line
+
+
+def parse(line: bytearray) -> Any:
+    """As json.loads, but the long strings of an object are bytearrays of UTF-8. Empties `line`.
+
+    Raises ValueError where json.loads does, and where a string is not Unicode.
+    """
+    short, strings, end = bytearray(), {}, 0
+    for match in _STRING.finditer(line):
+        start, stop = match.span()
+        if stop - start > LONG and match[1]:
+            name = f"\0{len(strings)}\0"  # stands for the string
+            short += line[end:start] + json.dumps(name).encode()
+            strings[name], end = _unescaped(line, start + 1, stop - 1), stop
+    short += line[end:]
+    match = None  # it holds on to the line
+    line.clear()
+    try:
+        record = json.loads(short.decode("utf-8-sig").rstrip())
+    except json.JSONDecodeError as e:
+        raise ValueError(f"broken JSON in a very long line ({e.msg})") from e
+    if isinstance(record, dict):
+        record = {key: strings.get(value, value) if isinstance(value, str) else value for key, value in record.items()}
+    return record
+
+
+def _unescaped(line: bytearray, start: int, stop: int) -> bytearray:
+    """The text of the JSON string without its quotes at line[start:stop]."""
+    if _CONTROL.search(line, start, stop):
+        raise ValueError("broken JSON in a very long line (control character in a string)")
+    text, decode = bytearray(), codecs.getincrementaldecoder("utf-8")().decode
+    known = {}
+    with memoryview(line) as view:
+        for match in _ESCAPE.finditer(line, start, stop):
+            text += view[start : match.start()]
+            escape = match[0]
+            if escape not in known:
+                known[escape] = json.loads(b'"%b"' % escape).encode()
+            text += known[escape]
+            start = match.end()
+        text += view[start:stop]
+    with memoryview(text) as view:
+        for i in range(0, len(text), LONG):
+            decode(view[i : i + LONG], final=i + LONG >= len(text))
+    return text

@@ -1,0 +1,135 @@
+"""Fill in the middle: a causal language model that learns to write what is missing inside of a text."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.data.objectives.base import Lengths, Statistic, Text
+from pretrainax.data.objectives.causal import CausalLM
+
+
+@dataclasses.dataclass
+class FillInTheMiddle(CausalLM):
+    """Causal language modelling of documents whose middle is moved to their end (Bavarian et al. 2022, arXiv
+    2207.14255, section 3 and appendix D).
+
+        python -m pretrainax.main --config=configs/gpt2.py --config.objective="FillInTheMiddle()" \\
+            --config.tokenizer.num_sentinels=3 --config.model.vocab_size=50304
+
+    Each document of a text is taken apart with a chance of `fim_rate`, at two places drawn uniformly. `the cat sat on
+    the mat <eot>`, taken apart as `the cat`, `sat on` and `the mat`, becomes the text
+
+        <PRE> the cat <SUF> the mat <MID> sat on <eot>        PSM: prefix, suffix, middle
+        <PRE> <SUF> the mat <MID> the cat sat on <eot>        SPM: suffix, prefix, middle
+
+    and then an example of CausalLM: all of it is predicted. <PRE>, <SUF> and <MID> are the first three sentinels of the
+    vocabulary, <eot> is its separator; a document that goes on behind the window has none.
+
+    A row has room to take apart one document in each `tokens_per_document` of its text or fraction of that; where more
+    are drawn, the others stay as they are. Rows in which fewer are drawn end in padding. A text of a single token stays
+    as it is.
+    NOTE The paper takes texts apart between characters; here it is between tokens, as in later code (Megatron-LM's).
+    It cuts rows that have become too long; here nothing is lost.
+    """
+
+    fim_rate: float = 0.5  # of the documents are taken apart
+    spm_rate: float = 0.5  # of these come suffix first
+    tokens_per_document: int = 256  # of text, for each document that may be taken apart
+
+    shortest: ClassVar[int] = 4  # of two tokens and three sentinels, all but the last
+
+    def field_problems(self):
+        for name in ("fim_rate", "spm_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                yield f"config.objective.{name} is {getattr(self, name)}, it must be in [0, 1]"
+        if self.tokens_per_document < 2:
+            yield f"config.objective.tokens_per_document is {self.tokens_per_document}, it must be at least 2"
+
+    def check_vocabulary(self, vocabulary, sequence_length):
+        if vocabulary.separator is None or len(vocabulary.sentinels) < 3:
+            raise UserError(
+                f"the tokenizer has {len(vocabulary.sentinels)} sentinels, FillInTheMiddle needs 3 and an end of text: "
+                "set config.tokenizer to ByteBPE or Unigram with num_sentinels >= 3"
+            )
+
+    def lengths(self, sequence_length):
+        raw = (sequence_length - 2) * self.tokens_per_document // (self.tokens_per_document + 3)  # this many fit
+        while self.measure(raw + 1).inputs <= sequence_length:
+            raw += 1
+        return Lengths(raw, sequence_length, sequence_length)
+
+    def measure(self, raw):
+        length = raw - 1 + 3 * self._room(raw)
+        return Lengths(raw, length, length)
+
+    def _room(self, raw: int) -> int:
+        """How many documents of a text may be taken apart."""
+        return math.ceil(raw / self.tokens_per_document) if raw > 1 else 0
+
+    def example(self, text, rng, vocabulary):
+        starts = np.flatnonzero(np.diff(text.segment_ids))
+        documents = np.split(text.tokens, starts + 1)
+        drawn = np.flatnonzero(rng.random(len(documents)) < self.fim_rate)
+        for i in rng.permutation(drawn)[: self._room(len(text.tokens))].tolist():
+            documents[i] = self._take_apart(documents[i], rng, vocabulary)
+        sizes = [len(document) for document in documents]
+        numbers = np.arange(1, len(documents) + 1, dtype=np.int32).repeat(sizes)
+        return super().example(Text(np.concatenate(documents), numbers), rng, vocabulary)
+
+    def _take_apart(self, document: np.ndarray, rng: np.random.Generator, vocabulary) -> np.ndarray:
+        length = len(document) - (document[-1] == vocabulary.separator)
+        first, second = sorted(rng.integers(0, length + 1, 2).tolist())
+        prefix, middle, suffix, end = np.split(document, [first, second, length])
+        before, after, between = np.array(vocabulary.sentinels[:3], np.int32)[:, None]
+        if rng.random() < self.spm_rate:
+            parts = before, after, suffix, between, prefix, middle, end
+        else:
+            parts = before, prefix, after, suffix, between, middle, end
+        return np.concatenate(parts)
+
+    def restore(self, example, vocabulary):
+        documents = self._documents(example, vocabulary)
+        return np.concatenate([part for parts in documents for part in parts])
+
+    def _documents(self, example: dict[str, np.ndarray], vocabulary) -> list[list[np.ndarray]]:
+        """Of each document the parts, in their order: one, or four: what stands before the suffix' mark, what after
+        the middle's, the suffix, the end. Of SPM the first is empty."""
+        tokens = super().restore(example, vocabulary)
+        before, after, between = vocabulary.sentinels[:3]
+        found = []
+        for document in np.split(tokens, np.flatnonzero(tokens[:-1] == vocabulary.separator) + 1):
+            if document[0] != before:
+                found.append([document])
+                continue
+            length = len(document) - (document[-1] == vocabulary.separator)
+            (mark,), (last) = np.flatnonzero(document == after), np.flatnonzero(document == between)[0]
+            found.append([document[1:mark], document[last + 1 : length], document[mark + 1 : last], document[length:]])
+        return found
+
+    def statistics(self, examples, vocabulary):
+        yield from super().statistics(examples, vocabulary)
+        drawn = apart = left = 0
+        first, expected = [], []
+        for example in examples:
+            documents = self._documents(example, vocabulary)
+            sizes = [[len(part) for part in parts] for parts in documents]
+            taken = [parts[:3] for parts in sizes if len(parts) > 1]
+            raw = sum(map(sum, sizes))
+            if len(documents) <= self._room(raw):
+                drawn, apart = drawn + len(documents), apart + len(taken)
+            else:
+                left += 1
+            first += [before == 0 for before, _, _ in taken]
+            # A prefix may be empty: of n tokens none of two places is the first with a chance of (n / (n + 1))^2.
+            expected += [1 - (1 - self.spm_rate) * (1 - 1 / (sum(n) + 1)) ** 2 for n in taken]
+        if drawn:
+            deviation = math.sqrt(self.fim_rate * (1 - self.fim_rate) / drawn)
+            yield Statistic("documents taken apart", apart / drawn, self.fim_rate, 5 * deviation + 1e-6)
+        if first:
+            chance = np.array(expected)
+            deviation = math.sqrt((chance * (1 - chance)).sum()) / len(first)
+            yield Statistic("suffix first", float(np.mean(first)), float(chance.mean()), 5 * deviation + 1e-6)
+        yield Statistic("texts with more documents than room", left / len(examples))

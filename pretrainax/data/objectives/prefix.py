@@ -1,0 +1,211 @@
+"""Decoders that see a part of the text from both sides: prefix language models, and what an encoder-decoder learns."""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.objectives.causal import CausalLM
+from pretrainax.data.objectives.denoisers import SequentialDenoising
+from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_example
+
+
+@dataclasses.dataclass
+class PrefixLM(CausalLM):
+    """The rest of a text from its start, which is seen from both sides (Liu et al. 2018, arXiv 1801.10198, section
+    4.2.3; Raffel et al. 2020, sections 3.2.1 and 3.2.3, figures 3 and 4).
+
+        python -m pretrainax.main --config=configs/gpt2.py --config.objective="PrefixLM()"
+
+    Of n tokens the first 1 to n - 1 are the prefix, each number equally likely. `Thank you for inviting me to your
+    party last week`, with a prefix of 4, becomes
+
+        tokens        Thank you for  inviting me to   your  party last
+        targets       you   for inviting  me  to your party last  week
+        prefix_mask   1     1   1    1        0  0    0     0     0
+        loss_weights  0     0   0    1        1  1    1     1     1
+
+    With `mask_documents` each document of a window has a prefix of its own. For an encoder-decoder, this objective is
+    SequentialDenoising(0.5).
+    """
+
+    def example(self, text, rng, vocabulary):
+        example = super().example(text, rng, vocabulary)
+        documents = example["segment_ids"] - 1
+        prefixes = rng.integers(1, np.maximum(_predictable(example), 1) + 1)
+        places = example["positions"] - prefixes[documents]
+        example["prefix_mask"] = (places < 0).astype(np.int32)
+        example["loss_weights"] = example["loss_weights"] * (places >= -1)
+        return example
+
+    def statistics(self, examples, vocabulary):
+        yield from super().statistics(examples, vocabulary)
+        most = np.concatenate([_predictable(example) for example in examples])
+        most = most[most > 0]
+        predicted = sum(float(example["loss_weights"].sum()) for example in examples)
+        yield Statistic(
+            "text behind the prefix",
+            predicted / float(most.sum()),
+            asked=float((most + 1).sum() / 2 / most.sum()),
+            tolerance=5 * math.sqrt(((most**2 - 1) / 12).sum()) / float(most.sum()) + 1e-6,  # of uniform numbers
+        )
+
+
+def _predictable(example: dict[str, np.ndarray]) -> np.ndarray:
+    """How many tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
+    segment_ids = example["segment_ids"]
+    ends = np.flatnonzero(np.diff(segment_ids, append=0))
+    # The next document's first token is not predicted, and of the last document all are read and predicted.
+    return np.bincount(segment_ids)[1:] - (example["loss_weights"][ends] == 0)
+
+
+@dataclasses.dataclass
+class DecoderOnly(Objective):
+    """An encoder-decoder's objective for a decoder: inputs and targets laid end to end, the inputs seen from both sides
+    (Raffel et al. 2020, section 3.2.1; UL2R, Tay et al. 2022b, arXiv 2210.11399, section 2).
+
+        python -m pretrainax.main --config=configs/gpt2.py --config.objective="DecoderOnly(objective=UL2R())" \\
+            --config.tokenizer.num_sentinels=200 --config.model.vocab_size=50560
+
+    `Thank you for inviting me to your party last week` under span corruption becomes
+
+        tokens        Thank you <X> me to your party <Y> week </s> <X> for inviting <Y>  last <Z>
+        targets       you   <X> me  to your party <Y> week </s> <X> for inviting <Y> last <Z> </s>
+        prefix_mask   1     1   1   1  1    1     1   1    1    1   0   0   0        0    0    0
+        loss_weights  0     0   0   0  0    0     0   0    0    1   1   1   1        1    1    1
+
+    The end of the inputs is where the first target is predicted, so there is no other start. Inputs and targets have
+    config.data.sequence_length together; of pairs, a target has at most half of it, and a source what is left.
+    """
+
+    objective: Objective = dataclasses.field(default_factory=SpanCorruption)  # one for encoder-decoders
+
+    families: ClassVar[tuple[str, ...]] = ("decoder",)
+
+    @property
+    def unit(self) -> str:
+        return self.objective.unit
+
+    @property
+    def packs(self) -> bool:
+        return self.objective.packs
+
+    @property
+    def static(self) -> bool:
+        return self.objective.static
+
+    @property
+    def shortest(self) -> int:
+        return max(3 if part.unit == "pairs" else _joined(part, 2) for part in self._parts)
+
+    @property
+    def _parts(self) -> list[Objective]:
+        return [part for _, part in self.objective.components()]
+
+    def components(self, pairs=False):
+        parts = self.objective.components(pairs)
+        return [(weight, dataclasses.replace(self, objective=part)) for weight, part in parts]
+
+    def bind(self, tokenizer):
+        return dataclasses.replace(self, objective=self.objective.bind(tokenizer))
+
+    def lengths(self, sequence_length):
+        raw = max(_most(part, sequence_length) for part in self._parts)
+        return Lengths(raw, sequence_length, sequence_length)
+
+    def measure(self, raw):
+        length = max(_joined(part, raw) for part in self._parts)
+        return Lengths(raw, length, length)
+
+    def pair_room(self, lengths):
+        targets = min(self.objective.lengths(lengths.inputs).targets, (lengths.inputs + 1) // 2)
+        return lengths.inputs + 1 - targets, targets
+
+    def measure_pairs(self, sizes):
+        length = self.objective.measure_pairs(sizes).sum(axis=1) - 1
+        return np.stack([length, length], axis=1)
+
+    def example(self, text, rng, vocabulary):
+        both = self.objective.example(text, rng, _with_start(vocabulary))
+        inputs, targets = both["encoder_tokens"], both["targets"]
+        tokens = np.concatenate([inputs, targets])
+        places = np.arange(len(tokens) - 1, dtype=np.int32)
+        return {
+            "tokens": tokens[:-1],
+            "targets": tokens[1:],
+            "segment_ids": np.ones(len(places), np.int32),
+            "positions": places,
+            "prefix_mask": (places < len(inputs)).astype(np.int32),
+            "loss_weights": (places >= len(inputs) - 1).astype(np.float32),
+        }
+
+    def restore(self, example, vocabulary):
+        return self.objective.restore(_apart(example, vocabulary), _with_start(vocabulary))
+
+    def statistics(self, examples, vocabulary):
+        share = np.mean([example["loss_weights"].mean() for example in examples])
+        yield Statistic("loss tokens", float(share))
+        yield from self.objective.statistics([_apart(e, vocabulary) for e in examples], _with_start(vocabulary))
+
+    def check_vocabulary(self, vocabulary, sequence_length):
+        for part in self._parts:
+            if part.unit == "pairs":
+                part.check_vocabulary(_with_start(vocabulary), sequence_length)
+                continue
+            inputs = part.measure(_most(part, sequence_length)).inputs  # what the encoder would read of such a row
+            try:
+                part.check_vocabulary(_with_start(vocabulary), inputs)
+            except UserError as e:
+                length = "config.data.sequence_length {}"
+                raise UserError(str(e).replace(length.format(inputs), length.format(sequence_length))) from e
+
+    def field_problems(self):
+        if "encoder_decoder" not in self.objective.families:
+            kind = type(self.objective).__name__
+            yield f"config.objective.objective is {kind}, it must be one for an encoder_decoder, such as SpanCorruption"
+            return
+        yield from _of_inner(self.objective.field_problems())
+
+    def problems(self, experiment):
+        wrong = list(super().problems(experiment))
+        yield from wrong
+        if not wrong:
+            model = dataclasses.replace(experiment.model, family="encoder_decoder")
+            yield from _of_inner(self.objective.problems(dataclasses.replace(experiment, model=model)))
+
+
+def _of_inner(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line.replace("config.objective", "config.objective.objective")
+
+
+def _joined(objective: Objective, raw: int) -> int:
+    """At most how long inputs and targets together are, without the last target, which is not read."""
+    _, inputs, targets = objective.measure(raw)
+    if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are not those of one example
+        return raw + objective.room + 1
+    return inputs + targets - 1
+
+
+def _most(objective: Objective, length: int) -> int:
+    """The most raw tokens whose inputs and targets together have no more than `length`."""
+    if objective.unit == "pairs":
+        return length + 1
+    return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined(objective, raw))
+
+
+def _with_start(vocabulary):
+    """For an encoder-decoder's objective, which starts its targets with <pad>; a decoder needs none."""
+    return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
+
+
+def _apart(example: dict[str, np.ndarray], vocabulary) -> dict[str, np.ndarray]:
+    """The encoder-decoder's example that one of DecoderOnly was made of."""
+    inputs = int(example["prefix_mask"].sum())
+    targets = example["targets"][inputs - 1 :]
+    return encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)

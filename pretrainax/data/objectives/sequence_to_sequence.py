@@ -1,0 +1,63 @@
+"""Sequence to sequence: a target from its source."""
+
+import dataclasses
+from typing import ClassVar, Optional
+
+import numpy as np
+
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.objectives.spans import encoder_decoder_example
+
+
+@dataclasses.dataclass
+class SequenceToSequence(Objective):
+    """Each token of the target from the source and the tokens of the target before it (Sutskever et al. 2014, arXiv
+    1409.3215, section 2; Vaswani et al. 2017, section 3.1).
+
+    For a source of pairs. `That is good.` and `Das ist gut.` become
+
+        encoder_tokens  That is  good .   </s>
+        targets         Das  ist gut  .   </s>
+        tokens          <pad> Das ist gut .
+
+    `tokens`, what the decoder reads, are the targets shifted right, with <pad> as the start, as in T5 and Marian.
+    Sources and targets that are too long are cut, their end kept. Several pairs share a row, none sees another.
+    """
+
+    target_length: Optional[int] = None  # most tokens of the targets of a row; None: config.data.sequence_length
+
+    families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
+    tokenizers: ClassVar[str] = "Unigram, BPE with special_pieces t5, or ByteBPE with roberta"
+    shortest: ClassVar[int] = 2  # a token, the end
+    unit: ClassVar[str] = "pairs"
+
+    def field_problems(self):
+        if self.target_length is not None and self.target_length < 2:
+            yield f"config.objective.target_length is {self.target_length}, it must be at least 2"
+
+    def problems(self, experiment):
+        yield from super().problems(experiment)
+        for source in getattr(experiment.data.source, "components", tuple)():  # what is no source is told elsewhere
+            if not source.pairs:
+                yield (
+                    f"config.objective is {type(self).__name__}, which needs pairs, and {type(source).__name__} in "
+                    "config.data.source has texts: set its target_field"
+                )
+
+    def lengths(self, sequence_length):
+        targets = self.target_length or sequence_length
+        return Lengths(sequence_length + targets, sequence_length, targets)
+
+    def example(self, text, rng, vocabulary):
+        source, target = np.split(text.tokens, text.parts[:1])
+        return encoder_decoder_example(source, target, vocabulary.pad)
+
+    def restore(self, example, vocabulary):
+        return np.concatenate([example["encoder_tokens"], example["targets"]])
+
+    def statistics(self, examples, vocabulary):
+        for name, tokens in (("source", "encoder_tokens"), ("target", "targets")):
+            yield Statistic(f"{name} tokens", float(np.mean([len(e[tokens]) for e in examples])))
+            ended = np.mean([e[tokens][-1] == vocabulary.separator for e in examples])
+            yield Statistic(f"{name}s with an end", float(ended), asked=1.0)

@@ -1,0 +1,82 @@
+"""Text to text: every task as one of source and target, beside one that needs no supervision."""
+
+import dataclasses
+from typing import ClassVar
+
+from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.data.objectives.sequence_to_sequence import SequenceToSequence
+from pretrainax.data.objectives.spans import SpanCorruption
+
+
+@dataclasses.dataclass
+class TextToText(Objective):
+    """T5's multi-task pretraining (Raffel et al. 2020, sections 2.4, 3.5.2, 3.5.3): supervised tasks beside denoising.
+
+    For a source of pairs it is SequenceToSequence, for one of texts `unsupervised`. What tells the tasks apart is a
+    prefix of the source text. How often each comes up is up to the mixture, here in proportion to its examples with a
+    limit; or set `temperature` beside it, or `weights` instead:
+
+        source=SourceMixture(
+            sources=(
+                JsonLines(path="c4/*.json.gz"),
+                JsonLines(path="wmt14_en_de.jsonl", text_field="en", target_field="de",
+                          prefix="translate English to German: "),
+                JsonLines(path="cnn_daily_mail.jsonl", text_field="article", target_field="highlights",
+                          prefix="summarize: "),
+                JsonLines(path="cola.jsonl", text_field="sentence", target_field="label", prefix="cola sentence: "),
+            ),
+            limit=2**19,
+        )
+        objective=TextToText(unsupervised=SpanCorruption())
+
+    The record {"en": "That is good.", "de": "Das ist gut."} then becomes (figure 1 of the paper)
+
+        encoder_tokens  translate English to German : That is good .  </s>
+        targets         Das ist gut . </s>
+        tokens          <pad> Das ist gut .
+
+    and `Thank you for inviting me to your party last week` of the first source
+
+        encoder_tokens  Thank you <extra_id_0> me to your party <extra_id_1> week </s>
+        targets         <extra_id_0> for inviting <extra_id_1> last <extra_id_2> </s>
+
+    A row has room for the targets of either. Several pairs share a row.
+    """
+
+    unsupervised: Objective = dataclasses.field(default_factory=SpanCorruption)  # of texts
+    target_length: int = 114  # most tokens of the supervised targets of a row; SpanCorruption's for 512 inputs
+
+    families: ClassVar[tuple[str, ...]] = SequenceToSequence.families
+    special_tokens: ClassVar[tuple[str, ...]] = SpanCorruption.special_tokens
+    tokenizers: ClassVar[str] = SpanCorruption.tokenizers
+
+    @property
+    def shortest(self) -> int:
+        return self.unsupervised.shortest
+
+    @property
+    def supervised(self) -> SequenceToSequence:
+        return SequenceToSequence(self.target_length)
+
+    def components(self, pairs=False):
+        return [(1.0, self.supervised)] if pairs else self.unsupervised.components()
+
+    def lengths(self, sequence_length):
+        either = (kind.lengths(sequence_length) for kind in (self.supervised, self.unsupervised))
+        return Lengths(*map(max, *either))
+
+    def bind(self, tokenizer):
+        return dataclasses.replace(self, unsupervised=self.unsupervised.bind(tokenizer))
+
+    def field_problems(self):
+        yield from self.supervised.field_problems()
+        if self.unsupervised.unit == "pairs" or not set(self.unsupervised.families) & set(self.families):
+            kind = type(self.unsupervised).__name__
+            yield f"config.objective.unsupervised is {kind}, it must be one of texts for an encoder_decoder"
+            return
+        for line in self.unsupervised.field_problems():
+            yield line.replace("config.objective", "config.objective.unsupervised")
+
+    def check_vocabulary(self, vocabulary, sequence_length):
+        super().check_vocabulary(vocabulary, sequence_length)
+        self.unsupervised.check_vocabulary(vocabulary, sequence_length)

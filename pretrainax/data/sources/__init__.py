@@ -1,0 +1,27 @@
+"""Where documents come from. A source names its shards, reads one of them as text, and has a fingerprint.
+
+Shards are small picklable descriptions, so that processes can read different ones at a time.
+"""
+
+from pretrainax.data.sources.array_record import ArrayRecord
+from pretrainax.data.sources.base import Source
+from pretrainax.data.sources.hugging_face import HuggingFace
+from pretrainax.data.sources.json_lines import JsonLines
+from pretrainax.data.sources.mixture import SourceMixture
+from pretrainax.data.sources.parquet import Parquet
+from pretrainax.data.sources.python_docs import Module, PythonDocs
+from pretrainax.data.sources.text_files import TextFiles
+from pretrainax.data.sources.tfds import TFDS
+
+__all__ = [
+    "ArrayRecord",
+    "HuggingFace",
+    "JsonLines",
+    "Module",
+    "Parquet",
+    "PythonDocs",
+    "Source",
+    "SourceMixture",
+    "TFDS",
+    "TextFiles",
+]

@@ -1,0 +1,65 @@
+"""ArrayRecord files."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any, ClassVar, Optional
+
+from pretrainax.config import UserError
+from pretrainax.data import files
+from pretrainax.data.sources.base import Document, Source
+from pretrainax.data.sources.records import RecordFiles, equal_cuts, json_object, row_of, rows_of
+
+_BATCH_BYTES = 1 << 22  # of records that are in memory at a time, as they are on disk
+
+
+@dataclasses.dataclass
+class ArrayRecord(RecordFiles, Source):
+    """ArrayRecord files whose records are UTF-8 texts or, with a `text_field`, JSON objects.
+
+    `path` is a file, a folder (every .array_record and .arrayrecord below it) or a glob. A shard is a range of
+    records. Without `valid_path`, `valid_fraction` of the documents are for validation, by a hash of the text.
+    """
+
+    text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # None: a record is a text
+
+    endings: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord")
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.target_field is not None and self.text_field is None:
+            yield f"{self.config_path}.target_field is {self.target_field!r}: set {self.config_path}.text_field too"
+
+    def _cuts(self, file: str) -> Iterator[tuple[int, int]]:
+        return equal_cuts(_opened(file).num_records(), os.path.getsize(file))
+
+    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+        parse = _text if self.text_field is None else json_object
+        return self.documents(_records(shard), parse, row_of(shard.place), shard.split, skipped)
+
+
+def _text(record: bytes) -> dict[None, bytes]:
+    return {None: record}  # the only field, of the name that text_field has
+
+
+def _records(shard: files.Part) -> Iterator[tuple[int, bytes]]:
+    path, start, stop, _ = shard
+    reader = _opened(path)
+    rows = rows_of(reader.num_records(), os.path.getsize(path), _BATCH_BYTES)
+    for first in range(start, stop, rows):
+        last = min(first + rows, stop)
+        try:
+            records = reader.read(first, last)
+        except (RuntimeError, ValueError, IndexError) as e:
+            raise UserError(f"{path}, rows {first} to {last - 1} (from 0): damaged ({e})") from e
+        yield from enumerate(records, first)
+
+
+def _opened(path: str) -> Any:
+    from array_record.python import array_record_module
+
+    reader = array_record_module.ArrayRecordReader(path, "readahead_buffer_size:0")  # 0: for ranges, not from the start
+    if not reader.num_records():  # the same for a file that is cut off: its index is at the end
+        raise UserError(f"{path}: no ArrayRecord file, a damaged one, or one without records")
+    return reader

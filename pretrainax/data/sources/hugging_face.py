@@ -1,0 +1,103 @@
+"""Hugging Face data sets."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from pretrainax.config import UserError, to_json
+from pretrainax.data import files
+from pretrainax.data.sources.base import Document, Source
+from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
+
+
+@dataclasses.dataclass
+class HuggingFace(RecordSets, Source):
+    """A data set of the Hugging Face hub or of this machine, through the package `datasets`.
+
+    `path` is what `datasets.load_dataset` takes: a name on the hub ("wikimedia/wikipedia"), a folder (of data files, or
+    one that `save_to_disk` has written), or a kind of file ("parquet", "json", "text", "csv", "arrow") whose files are
+    `data_files`. A class is given by its name. Data sets that come with a program are not run.
+
+    With `streaming` nothing is copied to the cache of `datasets`, and a shard is one of its files; without it, a range
+    of rows. Of Parquet files, `datasets` holds whole row groups in memory; the source Parquet does not.
+    """
+
+    path: str
+    name: Optional[str] = None  # configuration, as "20231101.en"
+    revision: Optional[str] = None  # commit, branch or tag on the hub; None: the newest
+    data_files: tuple[str, ...] = ()  # names or globs; (): all that the data set consists of
+    valid_data_files: tuple[str, ...] = ()  # make up the split "validation"
+    streaming: bool = False
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from super().problems(experiment)
+        for field in ("data_files", "valid_data_files"):
+            if isinstance(getattr(self, field), str):
+                yield f"{self.config_path}.{field} is {getattr(self, field)!r}, it must be a tuple of names"
+        if self.valid_data_files and not self.data_files:
+            yield f"{self.config_path}.valid_data_files needs {self.config_path}.data_files"
+        if self.valid_data_files and self.valid_split is None:
+            yield f"{self.config_path}.valid_data_files needs {self.config_path}.valid_split='validation'"
+
+    def fingerprint(self) -> str:
+        """Of the content of local files; the name of one of the hub holds its commit."""
+        with self._one_line() as datasets:
+            found = datasets.load_dataset_builder(**self._arguments()).config.data_files or {}
+        names = {str(split): list(map(str, names)) for split, names in found.items()}
+        contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
+        remote = {split: [n for n in names[split] if not os.path.exists(n)] for split in names}
+        settings = {k: v for k, v in to_json(self).items() if k not in ("path", "data_files", "valid_data_files")}
+        return files.digest(settings, contents, remote)
+
+    def shards(self, split: str) -> list[files.Part]:
+        _loaded.cache_clear()  # the files may be others than when this process last looked
+        splits = self._load()
+        name, wanted = self.named(split, splits)
+        if self.streaming:
+            return [files.Part(name, i, i + 1, wanted) for i in range(splits[name].num_shards)]
+        cuts = equal_cuts(len(splits[name]), splits[name].data.nbytes)
+        return [files.Part(name, start, stop, wanted) for start, stop in cuts]
+
+    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+        with self._one_line():
+            rows = self._load()[shard.place]
+            if rows.column_names is not None:  # a stream may know them only by its records
+                rows = rows.select_columns(self.columns(rows.column_names))
+            named, place = named_classes(rows.features or {}), f"{self.path} {shard.place}"
+            if self.streaming:
+                place = f"{place} shard {shard.start}"
+                numbered, parse = enumerate(rows.shard(rows.num_shards, shard.start)), named
+            else:
+                numbered, parse = ((i, i) for i in range(shard.start, shard.stop)), lambda i: named(rows[i])
+            yield from self.documents(numbered, parse, row_of(place), shard.split, skipped)
+
+    def _arguments(self) -> dict[str, Any]:
+        path = os.path.expanduser(self.path)
+        if os.path.exists(os.path.join(path, "state.json")):  # what save_to_disk writes of a set without splits
+            return {"path": "arrow", "data_files": {"train": [os.path.join(path, "*.arrow")]}}
+        parts = {"train": self.data_files, "validation": self.valid_data_files}
+        data_files = {name: list(parts[name]) for name in parts if parts[name]} or None
+        return {"path": path, "name": self.name, "revision": self.revision, "data_files": data_files}
+
+    def _load(self) -> Any:
+        with self._one_line():
+            return _loaded(json.dumps(self._arguments()), self.streaming)
+
+    @contextlib.contextmanager
+    def _one_line(self) -> Iterator[Any]:
+        datasets = files.extra("datasets")
+        try:
+            yield datasets
+        except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, *files.BROKEN_ARCHIVE) as e:
+            reason = str(e.__cause__ or e).splitlines()[0]
+            raise UserError(f"{self.config_path}.path is {self.path!r}: datasets cannot read it ({reason})") from e
+
+
+@functools.lru_cache(maxsize=8)  # a worker reads many shards of the same data set
+def _loaded(arguments: str, streaming: bool) -> Any:
+    return files.extra("datasets").load_dataset(**json.loads(arguments), streaming=streaming)

@@ -1,0 +1,177 @@
+"""What sources of records share: which fields hold the text, pairs, what is held out, and broken records."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar, Optional, Union
+
+from pretrainax.config import UserError, nearest, to_json
+from pretrainax.data import files, long_lines
+from pretrainax.data.sources.base import Document
+
+
+@dataclasses.dataclass(kw_only=True)
+class Records:
+    """Fields of every source of records. A field inside of another one is "translation.de"."""
+
+    text_field: str = "text"
+    target_field: Optional[str] = None  # with it, a record is a pair: the text is the source, this the target
+    prefix: str = ""  # put before the text, as the task of a pair ("translate English to German: ")
+    valid_fraction: float = 0.01  # of the records, where validation has no files and no split of its own
+    on_error: str = "stop"  # at a broken record: stop | skip it and count it
+
+    broken: ClassVar[str] = "broken records"  # how they are counted
+
+    @property
+    def pairs(self) -> bool:
+        return self.target_field is not None
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from files.fraction_problems(self)
+        if self.on_error not in ("stop", "skip"):
+            yield f"{self.config_path}.on_error is {self.on_error!r}, {nearest(self.on_error, ('stop', 'skip'))}"
+
+    def documents(
+        self,
+        rows: Iterable[tuple[int, Any]],
+        parse: Callable[[Any], Mapping],
+        where: Callable[[int], str],
+        split: Optional[str],
+        skipped: collections.Counter,
+    ) -> Iterator[Document]:
+        """The documents of numbered rows.
+
+        Args:
+          parse: makes the record of a row; ValueError where it is broken.
+          where: names the row of a number in an error line.
+          split: only documents of this one, by a hash of the text, so that equal texts are in the same; None: all.
+        """
+        for number, row in rows:
+            try:
+                document, place = self._document(parse(row))
+            except (ValueError, RecursionError) as e:  # broken JSON and broken UTF-8 are ValueErrors
+                if self.on_error == "skip":
+                    skipped[self.broken] += split != "valid"  # else counted in both splits
+                    continue
+                raise UserError(f"{where(number)}: {e}; or set {self.config_path}.on_error=skip") from e
+            if split is None or (split == "valid") == (place < self.valid_fraction):
+                yield document
+
+    def _document(self, record: Mapping) -> tuple[Document, float]:
+        text = self._text(record, "text_field")
+        long = isinstance(text, bytearray)
+        # The place of a pair is that of its source: a source is in one split, with all its targets.
+        place = files.fraction(text if long else text.encode("utf-8"))
+        if self.target_field is not None:
+            target = self._text(record, "target_field")
+            source, target = (t.decode() if isinstance(t, bytearray) else t for t in (text, target))
+            target.encode("utf-8")
+            return (self.prefix + source, target), place
+        if long:
+            text[:0] = self.prefix.encode()
+        return text if long else self.prefix + text, place
+
+    def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
+        name, value = getattr(self, setting), record
+        for key in [name] if name in record else name.split("."):
+            if not isinstance(value, Mapping) or key not in value:
+                raise ValueError(f"no field {name!r}, {nearest(name, record)} (set {self.config_path}.{setting})")
+            value = value[key]
+        if isinstance(value, bytes):
+            return value.decode("utf-8")
+        if not isinstance(value, (str, bytearray)):
+            raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string")
+        return value
+
+    def columns(self, names: Iterable[str]) -> list[str]:
+        """The columns of a table that are read, without fields inside of them. UserError where one is missing."""
+        columns, names = {}, list(names)
+        for setting in ("text_field", "target_field"):
+            field = getattr(self, setting)
+            if field is not None:
+                column = field if field in names else field.partition(".")[0]
+                if column not in names:
+                    raise UserError(f"{self.config_path}.{setting} is {field!r}, {nearest(field, names)}")
+                columns[column] = None
+        return list(columns)
+
+
+@dataclasses.dataclass
+class RecordFiles(Records):
+    """Files of records. `path` is a file, a folder or a glob."""
+
+    path: str
+    valid_path: Optional[str] = None
+
+    endings: ClassVar[tuple[str, ...]]  # of the files that a folder is searched for
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from files.path_problems(self)
+        yield from super().problems(experiment)
+
+    def fingerprint(self) -> str:
+        return files.fingerprint(self, to_json(self), self.endings)
+
+    def shards(self, split: str) -> list[files.Part]:
+        wanted = None if self.valid_path is not None else split
+        found = files.find(self, "train" if wanted else split, self.endings)
+        return [files.Part(file, start, stop, wanted) for file in found for start, stop in self._cuts(file)]
+
+    def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
+        """(start, stop) of the shards of a file."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(kw_only=True)
+class RecordSets(Records):
+    """Data sets whose splits have names."""
+
+    train_split: str = "train"
+    valid_split: Optional[str] = None  # None: valid_fraction of the training split is held out
+
+    def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
+        """The data set's name of a split, and which of its documents are wanted."""
+        field = "train_split" if split == "train" or self.valid_split is None else "valid_split"
+        name = getattr(self, field)
+        if name not in names:
+            raise UserError(f"{self.config_path}.{field} is {name!r}, {nearest(name, names)}")
+        return name, split if self.valid_split is None else None
+
+
+def json_object(line: Union[bytes, bytearray]) -> dict:
+    """The object of a line of JSON, of a bytearray with its long strings as UTF-8; ValueError where it is none."""
+    try:
+        is_long = isinstance(line, bytearray)
+        record = long_lines.parse(line) if is_long else json.loads(line.rstrip().decode("utf-8-sig"))
+    except json.JSONDecodeError as e:
+        raise ValueError(f"broken JSON at column {e.colno} ({e.msg})") from e
+    if not isinstance(record, dict):
+        raise ValueError(f"a JSON object is needed, not {type(record).__name__}")
+    return record
+
+
+def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
+    """Puts the names of classes in place of their numbers, for a data set whose features know them."""
+    names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
+
+    def parse(record: Mapping) -> dict:
+        return {k: names[k](v) if k in names and v is not None else v for k, v in record.items()}
+
+    return parse
+
+
+def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of ranges of `count` rows, of which all together have `size` bytes: about SHARD_BYTES each."""
+    rows = rows_of(count, size, files.SHARD_BYTES)
+    for start in range(0, count, rows):
+        yield start, min(start + rows, count)
+
+
+def rows_of(count: int, size: int, wanted: int) -> int:
+    """How many of `count` rows of `size` bytes have about `wanted` bytes; at least one."""
+    return max(1, count * wanted // max(size, 1))
+
+
+def row_of(place: str) -> Callable[[int], str]:
+    return lambda number: f"{place}, row {number} (from 0)"

@@ -1,0 +1,64 @@
+"""Plain text."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from pretrainax.config import UserError, to_json
+from pretrainax.data import files
+from pretrainax.data.sources.base import Source
+
+_ENDINGS = files.with_archives(".txt")
+_LONGEST_LINE = 1 << 20  # a longer one is cut
+
+
+@dataclasses.dataclass
+class TextFiles(Source):
+    """UTF-8 text, one document a file (a file of over 16 MB: one document for each 16 MB, cut at a line's end).
+
+    `path` is a file, a folder (every .txt, plain, .gz, .xz or .zst, below it) or a glob. Without `valid_path`, the
+    last `valid_fraction` of the characters of each file are for validation; to find them, the content of an archive
+    is read twice more. An archive is one shard.
+    """
+
+    path: str
+    valid_path: Optional[str] = None
+    valid_fraction: float = 0.1
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from files.path_problems(self)
+        yield from files.fraction_problems(self)
+
+    def fingerprint(self) -> str:
+        return files.fingerprint(self, to_json(self), _ENDINGS)
+
+    def shards(self, split: str) -> list[files.Part]:
+        wanted = None if self.valid_path is not None else split
+        shards = []
+        for file in files.find(self, "train" if wanted else split, _ENDINGS):
+            if files.is_archive(file):
+                shards.append(files.Part(file, 0, None, wanted))
+            else:
+                start, stop = self._range(file, wanted)
+                shards += files.ranges(file, start, stop or os.path.getsize(file), _LONGEST_LINE)
+        return shards
+
+    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[str]:
+        path, start, stop, split = shard
+        if split is not None:
+            start, stop = self._range(path, split)
+        for offset, content in files.pieces(path, start, stop, _LONGEST_LINE):
+            try:
+                yield content.decode("utf-8")
+            except UnicodeDecodeError as e:
+                line = files.line_number(path, offset + e.start)
+                raise UserError(f"{path}:{line}: byte 0x{content[e.start]:02x} is not UTF-8 ({e.reason})") from e
+
+    def _range(self, file: str, split: Optional[str]) -> tuple[int, Optional[int]]:
+        """The bytes (start, stop) of a split; stop is None where that is the file's end."""
+        if split is None:
+            return 0, None
+        boundary = files.byte_of_character(file, 1 - self.valid_fraction)
+        return (0, boundary) if split == "train" else (boundary, None)

@@ -1,0 +1,73 @@
+"""TensorFlow Datasets."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from pretrainax.config import UserError, to_json
+from pretrainax.data import files
+from pretrainax.data.sources.base import Document, Source
+from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
+
+_BATCH = 100  # records that are read at a time
+
+
+@dataclasses.dataclass
+class TFDS(RecordSets, Source):
+    """A prepared TensorFlow Datasets data set in a random-access format (array_record), read without TensorFlow.
+
+    A class is given by its name.
+    """
+
+    name: str  # "wikipedia/20230601.en", or with its version "my_set/config:1.0.0"
+    data_dir: Optional[str] = None  # None: TFDS's own default
+    valid_split: Optional[str] = dataclasses.field(default="validation", kw_only=True)
+
+    def fingerprint(self) -> str:
+        info = self._builder().info
+        sizes = {name: [int(n) for n in split.shard_lengths] for name, split in info.splits.items()}
+        bytes_ = {name: split.num_bytes for name, split in info.splits.items()}
+        return files.digest(to_json(self), info.full_name, sizes, bytes_)
+
+    def shards(self, split: str) -> list[files.Part]:
+        splits = self._builder().info.splits
+        name, wanted = self.named(split, splits)
+        cuts = equal_cuts(splits[name].num_examples, splits[name].num_bytes)
+        return [files.Part(name, start, stop, wanted) for start, stop in cuts]
+
+    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+        builder = self._builder()
+        self.columns(builder.info.features)
+        try:
+            records = builder.as_data_source(split=shard.place)
+        except NotImplementedError as e:
+            raise UserError(f"{self.name} is prepared in a format without random access: {e}") from e
+        rows, parse = _rows(records, shard), named_classes(builder.info.features)
+        return self.documents(rows, parse, row_of(f"{self.name} {shard.place}"), shard.split, skipped)
+
+    def _builder(self) -> Any:
+        import tensorflow_datasets as tfds
+
+        data_dir = None if self.data_dir is None else os.path.expanduser(self.data_dir)
+        try:
+            builder = tfds.builder(self.name, data_dir=data_dir)
+        except tfds.core.registered.DatasetNotFoundError as e:
+            raise UserError(f"{self.config_path}.name is {self.name!r}: TFDS has no such data set") from e
+        if not builder.is_prepared():
+            raise UserError(
+                f"{self.name} is not prepared in {builder.data_dir}: run tfds.builder({self.name!r})"
+                f'.download_and_prepare(file_format="array_record"), or set {self.config_path}.data_dir'
+            )
+        return builder
+
+
+def _rows(records: Any, shard: files.Part) -> Iterator[tuple[int, dict]]:
+    for first in range(shard.start, shard.stop, _BATCH):
+        numbers = range(first, min(first + _BATCH, shard.stop))
+        try:
+            batch = records.__getitems__(numbers)
+        except RuntimeError as e:
+            raise UserError(f"{shard.place}, rows {first} to {numbers[-1]} (from 0): damaged ({e})") from e
+        yield from zip(numbers, batch, strict=True)

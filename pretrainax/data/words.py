@@ -1,0 +1,120 @@
+"""Words in a row of tokens: where they begin, those of a list, and those of similar meaning."""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.vocabulary import Tokenizer
+
+
+class Words:
+    """Where the words begin in a row of tokens, whichever tokenizer wrote them.
+
+    Words are those of `Tokenizer.word_edges`, each Chinese character being one. With a list, characters that spell a
+    word of it are one word; of several the longest, found from left to right.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, word_list: Optional[str] = None):
+        """word_list: a file, a word a line; what follows a white space is not read (jieba's lists have frequencies)."""
+        self._begins, self._ends = tokenizer.word_edges
+        self._size = tokenizer.vocabulary.size
+        # The list as an automaton: state * size + token -> the next state; state 0 is the start of a word.
+        self._next: dict[int, int] = {}
+        self._complete: set[int] = set()
+        if word_list is not None:
+            for word in _lines(word_list, "config.objective.mask_unit.word_list"):
+                for ids in spellings(tokenizer, word.split()[0]):
+                    self._add(ids)
+
+    def starts(self, tokens: np.ndarray) -> np.ndarray:
+        """Whether a word starts at each of the tokens, [n] int32 -> [n] bool. The first token always starts one."""
+        starts = self._begins[tokens]
+        starts[1:] |= self._ends[tokens[:-1]]
+        starts[:1] = True
+        if self._next:
+            self._join(tokens.tolist(), starts)
+        return starts
+
+    def _add(self, ids: tuple[int, ...]) -> None:
+        state = 0
+        for token in ids:
+            state = self._next.setdefault(state * self._size + token, len(self._next) + 1)
+        self._complete.add(state)
+
+    def _join(self, tokens: list[int], starts: np.ndarray) -> None:
+        """Takes away the starts within the words of the list."""
+        step, complete, size, end = self._next.get, self._complete, self._size, len(tokens)
+        may_end = [*starts.tolist(), True]
+        place = 0
+        while place < end:
+            longest = reached = place
+            state = step(tokens[place]) if may_end[place] else None
+            while state is not None:
+                reached += 1
+                if state in complete and may_end[reached]:
+                    longest = reached
+                state = step(state * size + tokens[reached]) if reached < end else None
+            if longest > place + 1:
+                starts[place + 1 : longest] = False
+            place = max(longest, place + 1)
+
+
+class SimilarWords:
+    """For a word's tokens, those of the words of similar meaning that have as many."""
+
+    def __init__(self, tokenizer: Tokenizer, path: str):
+        """path: a JSON file, {word: [similar word, ...]}."""
+        self._similar: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        for word, others in _table(path).items():
+            for ids, *candidates in zip(*(spellings(tokenizer, w) for w in (word, *others)), strict=True):
+                as_long = [other for other in candidates if len(other) == len(ids) and other != ids]
+                if ids and as_long:
+                    self._similar[ids] = as_long
+        if not self._similar:
+            raise UserError(
+                f"config.objective.similar_words: no word of {path} has a similar one of as many tokens in this "
+                "tokenizer"
+            )
+
+    def of(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """Empty where there is none."""
+        return self._similar.get(ids, [])
+
+
+def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
+    """The ids of a word at the start of a text, and after a space: two, which may be equal."""
+    bare, spaced = (tuple(ids.tolist()) for ids in tokenizer.encode_batch([word, f" {word}"]))
+    mark = tokenizer.encode(" ").tolist()
+    if len(mark) == 1 and bare[:1] == tuple(mark):  # SentencePiece may put a space at the start of each text
+        bare = bare[1:]
+    return [bare, spaced]
+
+
+def _lines(path: str, field: str) -> Iterator[str]:
+    with open(os.path.expanduser(path), "rb") as f:
+        for number, line in enumerate(f, start=1):
+            try:
+                text = line.decode("utf-8-sig")
+            except UnicodeDecodeError as e:
+                raise UserError(f"{field}: {path}:{number}: not UTF-8 ({e.reason})") from e
+            if not text.isspace():
+                yield text
+
+
+def _table(path: str) -> dict[str, list[str]]:
+    field = "config.objective.similar_words"
+    try:
+        with open(os.path.expanduser(path), encoding="utf-8") as f:
+            table = json.load(f)
+    except (ValueError, RecursionError) as e:  # broken JSON and broken UTF-8 are ValueErrors
+        raise UserError(f"{field}: {path} is no JSON ({e})") from e
+    if not isinstance(table, dict):
+        raise UserError(f"{field}: {path} holds {type(table).__name__}, it must be an object, word -> similar words")
+    for word, others in table.items():
+        if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
+            raise UserError(f"{field}: {path} has {others!r} for {word!r}, it must be a list of words")
+    return table

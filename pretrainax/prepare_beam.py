@@ -1,0 +1,55 @@
+"""The preparation as an Apache Beam pipeline: `python -m pretrainax.prepare_beam --config=... --runner=DirectRunner`.
+
+What is not a flag of PretrainAX is one of Beam, written as --name=value: on a cluster --runner=FlinkRunner,
+SparkRunner or DataflowRunner with theirs. Its workers need this package, and see the files of the source and
+`config.data.cache_dir` under the same paths. Reading and tokenizing a shard is one task; the tokenizer is trained, and
+the shards are joined, where the pipeline is started. `pip install 'pretrainax[beam]'`.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pretrainax.config import UserError
+from pretrainax.prepare import prepare
+
+_OWN_FLAGS = ("config", "debug", "help")
+
+
+class Pipeline:
+    """Calls a function for each of some tasks in an Apache Beam pipeline with these flags."""
+
+    def __init__(self, beam_flags: list[str]):
+        self._flags = beam_flags
+
+    def __call__(self, function: Callable, tasks: list[tuple]) -> Iterator[None]:
+        import apache_beam as beam
+        from apache_beam.options.pipeline_options import PipelineOptions
+
+        def call(task: tuple) -> Any:
+            return function(*task)
+
+        with beam.Pipeline(options=PipelineOptions(self._flags)) as pipeline:
+            pipeline | beam.Create(tasks) | beam.Reshuffle() | beam.Map(call)
+        yield from (None for _ in tasks)
+
+
+def main() -> None:
+    from pretrainax import cli  # defines flags: not in the workers, which import this module too
+
+    beam_flags = [a for a in sys.argv[1:] if a.lstrip("-").split("=")[0].split(".")[0] not in _OWN_FLAGS]
+    sys.argv = [a for a in sys.argv if a not in beam_flags]
+
+    def run() -> int:
+        try:
+            import apache_beam  # noqa: F401
+        except ImportError as e:
+            raise UserError("Apache Beam is not installed: pip install 'pretrainax[beam]'") from e
+        print(prepare(cli.experiment(), elsewhere=Pipeline(beam_flags)).summary)
+        return 0
+
+    cli.run(run)
+
+
+if __name__ == "__main__":
+    main()

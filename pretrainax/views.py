@@ -1,0 +1,168 @@
+"""A row of a batch as people read it: pieces of text, each marked with what the objective did to it."""
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# The kinds of a piece.
+KINDS = {
+    "text": "text as it is",
+    "masked": "masked: the model reads the mask and predicts the word",
+    "random": "random: the model reads another word and predicts the right one",
+    "kept": "kept: the model reads the word and predicts it all the same",
+    "sentinel": "sentinel: stands for a span",
+    "special": "special token",
+    "unknown": "unknown: no token of the vocabulary",
+    "padding": "padding",
+}
+_NAMES = tuple(KINDS)
+_CODE = {name: code for code, name in enumerate(_NAMES)}
+
+
+class Piece(NamedTuple):
+    text: str  # what the model reads there
+    kind: str  # of KINDS
+    tokens: int  # how many
+    target: str = ""  # what it predicts there, where that is shown beside what it reads
+    part: str = ""  # "A" | "B" of a sentence pair | "prefix": seen from both sides
+    new: bool = False  # another document, or another example, begins
+    dim: bool = False  # a target without loss
+
+
+class Side(NamedTuple):
+    name: str  # "encoder reads"
+    pieces: list[Piece]
+
+
+class View(NamedTuple):
+    """What a row shows."""
+
+    title: str
+    sides: list[Side]
+    notes: list[str]
+
+
+class Words:
+    """The text of single ids, with the space in front of a word."""
+
+    def __init__(self, tokenizer: Any):
+        self.vocabulary, self._special = tokenizer.vocabulary, tokenizer.special_pieces
+        self._spellings = tokenizer._spellings()
+
+    def of(self, ids: np.ndarray) -> str:
+        """The text of a run of ids; line breaks and tabs are seen."""
+        runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self._spellings))
+        text = "".join(
+            "".join(self._special.get(i, "\ufffd") for i in run)
+            if special
+            else b"".join(self._spellings[i] for i in run).decode("utf-8", "replace")
+            for special, run in runs
+        )
+        return text.replace("\n", "⏎").replace("\t", "⇥")
+
+
+def view(row: dict[str, np.ndarray], words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
+    """The sides of a row: what the encoder and the decoder read, and what is predicted.
+
+    row: the arrays of a batch [B, ...] at one place: padded, one example or several.
+    """
+    vocabulary, sides = words.vocabulary, []
+    if "encoder_tokens" in row:
+        tokens, segments = row["encoder_tokens"], row["encoder_segment_ids"]
+        sides.append(Side("encoder reads", _pieces(tokens, segments, _kinds(tokens, segments, vocabulary), words)))
+    tokens, segments = row["tokens"], row["segment_ids"]
+    kinds, parts = _kinds(tokens, segments, vocabulary), _parts(row)
+    if "masked_positions" in row:
+        sides += _masked(row, kinds, parts, words)
+    else:
+        name = "decoder reads" if sides else "reads"
+        sides.append(Side(name, _pieces(tokens, segments, kinds, words, parts)))
+        targets, weights = row["targets"], row["loss_weights"]
+        kinds = _kinds(targets, segments, vocabulary)
+        sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
+    label = (f"pair label {int(row['pair_labels'])}",) if "pair_labels" in row else ()
+    return View(title, sides, [*label, *notes])
+
+
+def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
+    """The code of each token's kind, [T]; from the ids alone."""
+    kinds = np.where(np.isin(tokens, list(vocabulary.special_ids)), _CODE["special"], _CODE["text"])
+    for name, ids in (("sentinel", vocabulary.sentinels), ("masked", vocabulary.mask), ("unknown", vocabulary.unk)):
+        if ids is not None:
+            kinds[np.isin(tokens, ids)] = _CODE[name]
+    kinds[segments == 0] = _CODE["padding"]
+    return kinds
+
+
+def _parts(row: dict[str, np.ndarray]) -> np.ndarray:
+    """The name of the part that each token is of, [T]."""
+    if "pair_labels" in row:
+        return np.where(row["token_types"] == 0, "A", "B")
+    if "prefix_mask" in row:
+        return np.where(row["prefix_mask"] > 0, "prefix", "")
+    return np.full(len(row["tokens"]), "")
+
+
+def _masked(row: dict[str, np.ndarray], kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
+    """What is read, with the targets beside the places they are predicted at; and the targets by themselves."""
+    tokens, segments = row["tokens"], row["segment_ids"]
+    is_loss = row["loss_weights"] > 0
+    places, targets = row["masked_positions"][is_loss], row["targets"][is_loss]
+    kinds[places] = np.where(
+        tokens[places] == words.vocabulary.mask,
+        _CODE["masked"],
+        np.where(tokens[places] == targets, _CODE["kept"], _CODE["random"]),
+    )
+    originals = np.full(len(tokens), -1)
+    originals[places] = targets
+    order = np.argsort(places, kind="stable")
+    runs = np.split(targets[order], np.flatnonzero(np.diff(places[order]) > 1) + 1)
+    predicted = [Piece(words.of(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
+    is_pair = "pair_labels" in row
+    read = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
+    gap = Piece(" … ", "padding", 0)
+    between = [piece for one in predicted for piece in (gap, one)][1:]
+    return [Side("reads", read), Side("predicts", between)]
+
+
+def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
+    """Runs of tokens that look alike; masked, random and kept ones stand alone.
+
+    originals: [T] ids that are predicted at these places, -1 elsewhere.
+    separates: the vocabulary's separator ends a document.
+    """
+    n = len(tokens)
+    parts = np.full(n, "") if parts is None else parts
+    dim = np.zeros(n, bool) if dim is None else dim
+    new = np.zeros(n, bool)
+    new[1:] = segments[1:] != segments[:-1]
+    if separates and words.vocabulary.separator is not None:
+        ends = tokens[:-1] == words.vocabulary.separator
+        ends &= np.append(False, segments[1:-1] == segments[:-2]) if n > 1 else False  # not the start of a decoder
+        new[1:] |= ends
+    new &= segments > 0
+    alone = np.zeros(n, bool) if originals is None else originals >= 0
+    starts = np.ones(n, bool)
+    starts[1:] = new[1:] | alone[1:] | alone[:-1] | (dim[1:] != dim[:-1])
+    starts[1:] |= (kinds[1:] != kinds[:-1]) | (parts[1:] != parts[:-1])
+    bounds = [*np.flatnonzero(starts).tolist(), n]
+    pieces = []
+    for start, end in itertools.pairwise(bounds):
+        kind = _NAMES[kinds[start]]
+        text = "" if kind == "padding" else words.of(tokens[start:end])
+        target = words.of(originals[start:end]) if alone[start] else ""
+        if kind == "masked" and target.startswith(" "):
+            text = f" {text}"
+        pieces.append(
+            Piece(
+                text,
+                kind,
+                end - start,
+                target.strip(" ") or ("␣" if target else ""),
+                "" if kind == "padding" else str(parts[start]),
+                bool(new[start]),
+                bool(dim[start]) and kind != "padding",
+            )
+        )
+    return pieces

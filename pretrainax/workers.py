@@ -1,0 +1,122 @@
+"""Processes that share out tasks, and locks between the processes of one machine."""
+
+import contextlib
+import fcntl
+import itertools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Optional
+
+from pretrainax.config import UserError
+
+
+class Workers:
+    """Processes that are started when there is work for more than one. They end with this one, however it ends."""
+
+    def __init__(self, count: int):
+        """count: 0 is one a core, 1 is this process alone."""
+        self._count = count or len(
+            os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
+        )
+        self._context = multiprocessing.get_context("spawn")  # JAX and tokenizers have threads: no fork
+        self._stop: Any = None  # tells workers that their results are no longer wanted
+        self._pool: Optional[ProcessPoolExecutor] = None
+        self.worked = False
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._pool is not None:
+            self._stop.set()
+            self._pool.shutdown(cancel_futures=True)
+
+    def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
+        """function(*task) for each task, in the order in which they end."""
+        self.worked = True
+        if self._count == 1 or len(tasks) <= 1:
+            yield from itertools.starmap(function, tasks)
+            return
+        if self._pool is None:
+            self._stop = self._context.Event()
+            self._pool = ProcessPoolExecutor(self._count, self._context, _start_worker, (self._stop, "false"))
+        try:
+            for future in as_completed([self._pool.submit(function, *task) for task in tasks]):
+                yield future.result()
+        except BrokenProcessPool as e:
+            raise UserError(
+                "a process that tokenizes was killed, perhaps for want of memory: "
+                f"config.data.prepare_workers is {self._count}, set it lower"
+            ) from e
+
+    def apart(self, function: Callable, *arguments: Any) -> Any:
+        """function(*arguments) in a process of its own with all threads, whose memory the system gets back after."""
+        self.worked = True
+        if self._count == 1:
+            return function(*arguments)
+        interrupted = self._context.Event()
+        with ProcessPoolExecutor(1, self._context, _start_apart, (interrupted,)) as pool:
+            try:
+                return pool.submit(function, *arguments).result()
+            except BrokenProcessPool as e:
+                raise UserError("the process that trains the tokenizer was killed, perhaps for want of memory") from e
+            except BaseException:
+                interrupted.set()
+                raise
+
+
+_stop: Any = None  # in a worker: the event of its Workers
+
+
+def _start_worker(stop: Any, threads: str) -> None:
+    global _stop
+    _stop = stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets it too, and decides
+    os.environ["TOKENIZERS_PARALLELISM"] = threads  # "false": one a process
+
+    _end_after(multiprocessing.parent_process().join)
+
+
+def _start_apart(interrupted: Any) -> None:
+    _start_worker(None, "true")
+    _end_after(interrupted.wait)
+
+
+def _end_after(wait: Callable) -> None:
+    """Ends this process, whatever it does, when `wait` returns."""
+
+    def end():
+        wait()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+
+
+def until_stopped(items: Iterator) -> Iterator:
+    """The items, until the process that started this one has no more use for them."""
+    for item in items:
+        if _stop is not None and _stop.is_set():
+            raise InterruptedError("stopped by the process that prepares")
+        yield item
+
+
+@contextlib.contextmanager
+def alone(path: str, report: Callable[[str], None]) -> Iterator[None]:
+    """Holds a lock beside `path`, which the system takes back when a process dies."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # it would wait for the one that started it
+        raise UserError("a script that prepares is run again by its workers: put it under if __name__ == '__main__'")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(f"{path}.lock", "w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            report(f"waiting for another process that prepares {path}")
+            fcntl.flock(f, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        yield

@@ -1,0 +1,190 @@
+"""`python -m pretrainax.tokenizer` learns, compares and shows tokenizers; its figures are those that counting gives."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax import tokenizer_command, tokenizer_report
+from pretrainax.config import UserError
+from pretrainax.data.sources import TextFiles
+from pretrainax.flops import flops_per_step
+from pretrainax.tokenizer import BPE, ByteBPE, Characters, Unigram, WordPiece, load_tokenizer
+from pretrainax.zoo import preset
+from tests import tiny
+
+ROOT = os.path.dirname(os.path.dirname(tokenizer_command.__file__))
+TIMES = ("encoded_mb_per_second", "training_seconds")
+LETTERS = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz \n"]))
+
+
+def experiment(text, cache, variant="t5"):
+    made = tiny.get_config(variant)
+    made.data.source, made.data.cache_dir = TextFiles(str(text), valid_fraction=0.1), str(cache)
+    return made
+
+
+# --- measure -------------------------------------------------------------------------------------------------------
+
+
+def test_figures_by_hand():
+    found = tokenizer_report.measure(LETTERS, ["ab ab", "a?"])
+    assert (found["tokens"], found["bytes_per_token"], found["tokens_per_word"]) == (7, 1.0, 7 / 3)
+    assert found["unknown_share"] == 1 / 7 and found["restored_share"] == 5 / 7  # "a?" does not come back
+    assert (found["pieces"], found["pieces_used"], found["pieces_below_10"]) == (28, 3, 28)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_costs_are_those_of_the_model_at_this_size(tie, text, cache):
+    made = experiment(text, cache)
+    made.model = preset("t5_small")
+    made.model.tie_embeddings = tie
+    costs = tokenizer_report._costs(made, LETTERS, bytes_per_token=2.0)
+    assert costs["embedding_parameters"] == (1 if tie else 2) * LETTERS.vocabulary.size * 512
+    lengths, made.model.vocab_size = made.objective.lengths(made.data.sequence_length), LETTERS.vocabulary.size
+    # the update of a batch of 8, over the text in it
+    assert costs["flops_per_byte"] == pytest.approx(flops_per_step(made.model, 8, lengths) / (8 * lengths.raw * 2))
+
+
+# --- train ---------------------------------------------------------------------------------------------------------
+
+
+def test_train_saves_what_the_preparation_uses(text, cache, tmp_path, capsys):
+    made = experiment(text, cache)
+    made.tokenizer = BPE(vocab_size=350)
+    said = tokenizer_command.train(made, str(tmp_path / "made"))
+    assert said.startswith("BPE of 350 ids: ") and said.endswith(f"saved to {tmp_path / 'made'}")
+    assert "training the tokenizer" in capsys.readouterr().out
+    again = tokenizer_command.train(made, str(tmp_path / "again"))
+    assert "training the tokenizer" not in capsys.readouterr().out
+    first, second = (load_tokenizer(str(tmp_path / name)) for name in ("made", "again"))
+    assert first.fingerprint == second.fingerprint
+    assert said.split(";")[0] == again.split(";")[0]  # the figures; the rest is about time
+
+
+# --- report --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reported(text, cache, tmp_path_factory):
+    """The same report twice: the table and the directory."""
+    made = experiment(text, cache)
+    folders = [tmp_path_factory.mktemp("report") for _ in range(2)]
+    tables = [tokenizer_command.report(made, list(tokenizer_report.KINDS), [330, 400, 9000], str(f)) for f in folders]
+    return list(zip(tables, folders, strict=True))
+
+
+def results(folder):
+    return json.loads((folder / "report.json").read_text())
+
+
+def test_report_has_each_kind_at_each_size(reported):
+    rows = results(reported[0][1])["rows"]
+    assert [(row["kind"], row["size"]) for row in rows] == [
+        (kind, size) for kind in tokenizer_report.KINDS for size in (330, 400)
+    ]
+    by = {(row["kind"], row["size"]): row for row in rows}
+    for kind in tokenizer_report.KINDS:
+        assert by[kind, 400]["bytes_per_token"] > by[kind, 330]["bytes_per_token"] > 1
+        assert by[kind, 400]["restored_share"] == (0 if kind == "wordpiece" else 1)
+    assert by["unigram", 400]["vocabulary"] == 500  # 100 sentinels
+
+
+def test_a_size_that_the_text_is_too_small_for_is_skipped(reported):
+    table, folder = reported[0]
+    skipped = results(folder)["skipped"]
+    assert [(s["kind"], s["size"]) for s in skipped] == [(kind, 9000) for kind in tokenizer_report.KINDS]
+    assert all("this text is enough for" in s["reason"] for s in skipped)
+    assert "\nSkipped 4:\n" in table and table.count(" 9,000: config.tokenizer.vocab_size is 9000, this text is") == 4
+
+
+def test_report_is_the_same_each_time(reported):
+    first, second = (results(folder) for _, folder in reported)
+    for row in first["rows"] + second["rows"]:
+        assert all(row.pop(name) > 0 for name in TIMES)
+    assert first == second
+    assert len({(folder / "report.png").read_bytes() for _, folder in reported}) == 1
+
+
+def test_report_is_written_as_it_is_returned(reported):
+    for table, folder in reported:
+        assert (folder / "report.md").read_text() == table
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + 8 and len({len(line) for line in lines}) == 1
+
+
+def test_fields_of_the_config_hold_for_its_kind():
+    given = WordPiece(vocab_size=300, lowercase=False)
+    assert tokenizer_report._config(given, WordPiece, 500) == WordPiece(vocab_size=500, lowercase=False)
+    assert tokenizer_report._config(given, Unigram, 500) == Unigram(vocab_size=500)
+
+
+def test_no_validation_text_is_explained(tmp_path):
+    (tmp_path / "some.txt").write_text("some text\n" * 100)
+    (tmp_path / "none.txt").write_text("\n \n")
+    source = TextFiles(str(tmp_path / "some.txt"), valid_path=str(tmp_path / "none.txt"))
+    with pytest.raises(UserError, match=r"config\.data\.source holds no validation text"):
+        tokenizer_command._held_out(source)
+
+
+# --- encode --------------------------------------------------------------------------------------------------------
+
+
+def test_encode_shows_ids_and_what_they_say():
+    assert tokenizer_command.encode(LETTERS, "a b\n").splitlines() == [
+        '5  "a"',
+        '4  " "',
+        '6  "b"',
+        '3  "\\n"',
+        "4 tokens of 4 bytes, 1.00 a token; the text comes back exactly",
+    ]
+
+
+def test_encode_says_what_is_lost():
+    last = tokenizer_command.encode(LETTERS, "aB").splitlines()[-1]
+    assert last == '2 tokens of 2 bytes, 1.00 a token; what comes back is "a<unk>"'
+
+
+def test_encode_joins_the_bytes_of_a_character():
+    tokenizer = ByteBPE(vocab_size=259).build(iter(["ab " * 50]))
+    lines = tokenizer_command.encode(tokenizer, "a漢😀\ufffd").splitlines()
+    assert [line.split("  ")[-1] for line in lines[:-1]] == ['"a"', '"漢"', '"😀"', *['"\ufffd"'] * 3]
+    assert lines[-1].startswith("11 tokens of 11 bytes") and lines[-1].endswith("exactly")
+
+
+def test_encode_of_nothing():
+    assert tokenizer_command.encode(LETTERS, "") == "0 tokens of 0 bytes; the text comes back exactly"
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def run(*flags, stdin=""):
+    command = [sys.executable, "-m", "pretrainax.tokenizer", *flags]
+    return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_command_trains_and_encodes(text, cache, tmp_path):
+    flags = [f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", f"--to={tmp_path / 'made'}"]
+    # two processes: they find the classes of the config under the names that this one gives them
+    flags += ["--config.data.prepare_workers=2", "--config.tokenizer=BPE(vocab_size=340)"]
+    trained = run("train", f"--config={ROOT}/tests/tiny.py:gpt", *flags)
+    assert trained.returncode == 0 and "BPE of 340 ids" in trained.stdout, trained.stderr
+    shown = run("encode", f"--tokenizer={tmp_path / 'made'}", stdin="tis se\n")
+    assert shown.returncode == 0 and shown.stdout.endswith("the text comes back exactly\n"), shown.stderr
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["report", "--kinds=bpee"], "--kinds has 'bpee', did you mean 'bpe'?"),
+        (["report", "--sizes=8k"], "--sizes has '8k', it must be whole numbers above 0, as 8000,32000"),
+        (["encode"], "encode needs --tokenizer=DIR"),
+        (["make"], "say what to do first: train or report or encode; got 'make'"),
+    ],
+)
+def test_a_mistake_is_one_line(flags, said):
+    done = run(*flags)
+    assert (done.returncode, done.stderr) == (2, f"pretrainax: {said}\n")
