@@ -66,20 +66,20 @@ def in_words(one: View, colours: bool, width: int) -> str:
     """A view as lines for a terminal; without `colours` with plain marks, such as [MASK→hairy]."""
     lines = [_painted(one.title, "1", colours), *(f"  ({note})" for note in one.notes)]
     for side in one.sides:
-        text, shown, part = "", 0, ""
+        text, part, left = "", "", _MOST
         for piece in side.pieces:
-            if shown >= _MOST and piece.kind != "padding":
-                left = sum(p.tokens for p in side.pieces if p.kind != "padding") - shown
-                text += f" … {left:,} tokens more"
-                break
-            piece = _cut(piece, _MOST - shown)
-            if piece.new and text:
-                text += "\n¶ "
-            if piece.part != part and piece.kind != "padding":
-                text += f" ⟨{piece.part or 'prefix ends'}⟩ "
-                part = piece.part
-            text += _marked(piece, colours)
-            shown += piece.tokens if piece.kind != "padding" else 0
+            if piece.kind == "padding":
+                text += _marked(piece, colours)
+            elif left:
+                if piece.new and text:
+                    text += "\n¶ "
+                if piece.part != part:
+                    text, part = f"{text} ⟨{piece.part or 'prefix ends'}⟩ ", piece.part
+                piece = _cut(piece, left)
+                text += _marked(piece, colours)
+                left -= piece.tokens
+        if over := sum(piece.tokens for piece in side.pieces if piece.kind != "padding") - _MOST + left:
+            text += f" … {over:,} tokens more"
         lines.append(f"  {side.name}")
         for paragraph in text.splitlines():
             # Colours take no place: long lines wrap by what is seen only where there are none.
@@ -104,7 +104,7 @@ def table(measured: check.Measured) -> str:
 
 def _cut(piece: Piece, room: int) -> Piece:
     """A piece whose text is no longer than its share of `room` tokens."""
-    if piece.kind == "padding" or piece.tokens <= room:
+    if piece.tokens <= room:
         return piece
     return piece._replace(text=piece.text[: len(piece.text) * room // piece.tokens], tokens=room)
 

@@ -14,7 +14,8 @@ _STYLE = """
   --masked: #ffe39a; --masked-ink: #6b4700; --random: #ffcfc7; --random-ink: #8c1d10; --kept: #cdebcf;
   --kept-ink: #1b5a2a; --sentinel: #e2d6fb; --sentinel-ink: #4c2a94; --special: #d5e8f5; --special-ink: #1f5374;
   --bar: #7c9cc4; --good: #2f8f4e; --bad: #c9352b; }
-@media (prefers-color-scheme: dark) { :root { --page: #15171c; --card: #1d2026; --ink: #e3e5ea; --soft: #949aa8;
+@media screen and (prefers-color-scheme: dark) { :root {
+  --page: #15171c; --card: #1d2026; --ink: #e3e5ea; --soft: #949aa8;
   --line: #31353f; --masked: #5b4610; --masked-ink: #ffdf8f; --random: #5f231d; --random-ink: #ffbfb5; --kept: #1e4a2b;
   --kept-ink: #b4ebc0; --sentinel: #40306e; --sentinel-ink: #d9cbff; --special: #1f4459; --special-ink: #b5def5;
   --bar: #6f93c2; --good: #63c683; --bad: #ff7a6e; } }
@@ -33,7 +34,7 @@ td { border-top: 1px solid var(--line); } .n { text-align: right; font-variant-n
 .ok { color: var(--good); } .off { color: var(--bad); font-weight: 700; }
 .legend { display: flex; flex-wrap: wrap; gap: .35rem 1.4rem; margin-top: 1.25rem; font-size: .86rem;
   color: var(--soft); }
-.words { font: 1.02rem/2.05 ui-serif, Georgia, "Noto Serif", "Noto Serif CJK SC", serif; overflow-wrap: anywhere;
+.words { font: 1.02rem/2.05 ui-serif, Georgia, "Noto Serif", "DejaVu Serif", serif; overflow-wrap: anywhere;
   white-space: pre-wrap; }
 mark { border-radius: 5px; padding: .1em .32em; color: inherit; background: none; -webkit-print-color-adjust: exact;
   print-color-adjust: exact; -webkit-box-decoration-break: clone; box-decoration-break: clone; }
@@ -49,7 +50,8 @@ mark s { opacity: .65; text-decoration: none; font-size: .8em; } mark s::after {
 .gap { color: var(--soft); padding: 0 .3em; } .dim { opacity: .45; }
 .prefix, .B { border-bottom: 2px solid var(--bar); } .A { border-bottom: 2px dotted var(--bar); }
 .new { display: block; border-top: 1px dashed var(--soft); margin: .45rem 0 .2rem; height: 0; }
-svg { display: block; width: 100%; height: auto; } svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
+svg { display: block; width: 100%; max-width: 17rem; height: auto; }
+svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 @media (max-width: 48rem) { .two { grid-template-columns: 1fr; } main { padding: 1.25rem .8rem 3rem; } }
 @media print { :root { --page: #fff; --card: #fff; } body { font-size: 10.5pt; } main { padding: 0; max-width: none; }
   section { border: 0; border-top: 1px solid var(--line); border-radius: 0; padding: .8rem 0; }

@@ -152,8 +152,8 @@ def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=N
         kind = _NAMES[kinds[start]]
         text = "" if kind == "padding" else words.of(tokens[start:end])
         target = words.of(originals[start:end]) if alone[start] else ""
-        if kind == "masked" and target.startswith(" "):
-            text = f" {text}"
+        if alone[start]:  # the words stand apart as in the text, whatever is read
+            text = " " * target.startswith(" ") + text.strip(" ")
         pieces.append(
             Piece(
                 text,

@@ -154,12 +154,12 @@ class SentencePieceTokenizer(Tokenizer):
         return bool(self._mark_ids)
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encoded = self._processor.encode(texts, out_type=int, num_threads=1)
+        encoded = self._processor.encode(texts, out_type="numpy", num_threads=1)
         if self._mark_ids:
             for i, text in enumerate(texts):
                 if SPACE_MARK in text:
                     encoded[i] = self._encode_around_marks(text)
-        return [np.array(ids, np.int32) for ids in encoded]
+        return [np.asarray(ids, np.int32) for ids in encoded]
 
     def _encode_around_marks(self, text: str) -> list[int]:
         ids = []

@@ -1,16 +1,17 @@
 """Whether the examples are what the config asks for, measured before the first step."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.objectives import Objective, Statistic
+from pretrainax.data.objectives import Lengths, Objective, Statistic
 from pretrainax.data.rows import Example
 
 _TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
+_SHARES = ("padding", "unknown", "rows without")  # figures that are shown as per cent
 _FEW = 0.01  # of the rows may have nothing to predict: those of a text of unknown tokens
 
 
@@ -60,7 +61,7 @@ def check(measured: Measured, objective: Objective) -> None:
         if figure.is_off:
             raise UserError(
                 f"{figure.measured:.1%} of {measured.rows} rows have no loss token, {type(objective).__name__} leaves "
-                f"nothing to predict there: raise {_field(objective)} or config.data.sequence_length"
+                f"nothing to predict there: raise {' or '.join([*_fields(objective), 'config.data.sequence_length'])}"
             )
     for group in measured.groups:
         for figure in group.statistics:
@@ -90,10 +91,10 @@ def number(figure: Statistic) -> str:
     return f"{figure.measured:,.0f}" if figure.measured >= 100 else f"{figure.measured:.4g}"
 
 
-_SHARES = ("padding", "unknown", "rows without")
-
-
-def _figures(made: Sequence[list[Example]], capacity, batches) -> tuple[list[Statistic], np.ndarray]:
+def _figures(
+    made: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
+) -> tuple[list[Statistic], np.ndarray]:
+    """Of the rows made of these examples, with room for `capacity`; and how full each row is."""
     has_encoder = "encoder_tokens" in made[0][0]
     read = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[read]) for e in row) for row in made])
@@ -114,11 +115,11 @@ def _figures(made: Sequence[list[Example]], capacity, batches) -> tuple[list[Sta
     return figures, inputs / room
 
 
-def _field(objective: Any) -> str:
-    """The path of the field that says how much is predicted."""
+def _fields(objective: Any, path: str = "config.objective") -> Iterator[str]:
+    """The paths of the fields that say how much is predicted."""
     for field in dataclasses.fields(objective):
-        if field.name.endswith(("rate", "density")):
-            return f"config.objective.{field.name}"
-        if dataclasses.is_dataclass(value := getattr(objective, field.name)) and isinstance(value, Objective):
-            return _field(value).replace("config.objective", f"config.objective.{field.name}")
-    return "config.objective"
+        value = getattr(objective, field.name)
+        if field.name.endswith(("_rate", "_density")) and isinstance(value, float):
+            yield f"{path}.{field.name}"
+        elif isinstance(value, Objective):
+            yield from _fields(value, f"{path}.{field.name}")
