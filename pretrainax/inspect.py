@@ -132,6 +132,7 @@ def _painted(text: str, code: str, colours: bool) -> str:
 
 def _write(path: str, text: str) -> None:
     try:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(path, "w", encoding="utf-8") as f:
             f.write(text)
     except OSError as e:

@@ -27,6 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pretrainax.config import DataConfig, Experiment, UserError, to_json
+from pretrainax.corpus_report import write_report
 from pretrainax.data import duplicates, shards
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
@@ -102,6 +103,20 @@ def prepare_share(experiment: Experiment, index: int, count: int, report: Callab
                 if not shards.is_complete(recipe.directory(split)):
                     _tokenize(split, recipe, workers.run, report, index, count)
     return f"share {index} of {count} is done; when all are, run the same command once without --shard"
+
+
+def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
+    """Finds or makes the tokenizer of a config alone."""
+    source = experiment.data.source
+    with _at_work(experiment.data) as (cache, workers):
+        fingerprints = [component.fingerprint() for component in source.components()]
+        return load_tokenizer(_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
+
+
+def sample(experiment: Experiment, split: str, limit: int) -> list[str]:
+    """About `limit` bytes of the text of a split, as much from each of the shards of a component."""
+    with _at_work(experiment.data) as (_, workers):
+        return list(_sample(experiment.data.source, limit, workers, split))
 
 
 @contextlib.contextmanager
@@ -190,27 +205,28 @@ def _weights(source: Source) -> np.ndarray:
     return weights / weights.sum()
 
 
-def _sample(source: Source, limit: Optional[int], workers: Workers) -> Iterable[str]:
-    """`limit` bytes of training text (None: all of it), as much from each of the shards of a component."""
+def _sample(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
+    """`limit` bytes of text (None: all of it), as much from each of the shards of a component."""
     components = source.components()
     if limit is None:
         documents = (
             document
             for component in components
-            for shard in component.shards("train")
+            for shard in component.shards(split)
             for document in component.read(shard, collections.Counter())
         )
         return (piece for document in documents for text in _texts(document) for piece in shards.pieces_of(text))
     tasks = []
     for component, weight in zip(components, _weights(source), strict=True):
-        chosen = component.shards("train")
+        chosen = component.shards(split)
         chosen = chosen[:: -(-len(chosen) // _SAMPLED_SHARDS) or 1]
         share = int(np.ceil(limit * weight / max(len(chosen), 1)))
         tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
     samples = dict(workers.run(_sample_shard, tasks))
     texts = [text for i in range(len(tasks)) for text in samples[i]]
     if not any(map(str.strip, texts)):
-        raise UserError(f"config.data.source holds no text to train a tokenizer on: {source}")
+        what = "text to train a tokenizer on" if split == "train" else "validation text"
+        raise UserError(f"config.data.source holds no {what}: {source}")
     return texts
 
 
@@ -348,10 +364,15 @@ def main() -> None:
     from pretrainax import cli  # defines flags: not in the workers, which import this module too
 
     shard = flags.DEFINE_string("shard", None, "i/n: only every n-th shard, from number i (0 to n - 1) on")
+    folder = flags.DEFINE_string("report", None, "Folder for a report of the corpus: a table, its figures, a picture")
 
     def run() -> int:
         experiment = cli.experiment()
-        print(prepare_share(experiment, *_share(shard.value)) if shard.value else prepare(experiment).summary)
+        if shard.value:
+            print(prepare_share(experiment, *_share(shard.value)))
+            return 0
+        prepared = prepare(experiment)
+        print(write_report(prepared, folder.value) if folder.value else prepared.summary)
         return 0
 
     cli.run(run)

@@ -9,7 +9,6 @@ each kind at each size from config.tokenizer.train_bytes of the training text an
 gets report.md, report.json and report.png. `encode` shows how a text is split: --text, or what comes from stdin.
 """
 
-import collections
 import json
 import os
 import sys
@@ -19,10 +18,9 @@ from typing import Optional
 
 from pretrainax import prepare, tokenizer_report
 from pretrainax.config import Experiment, UserError, nearest
-from pretrainax.data.sources import Source
 from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.tokenizer_report import KINDS
-from pretrainax.vocabulary import Tokenizer, load_tokenizer
+from pretrainax.vocabulary import Tokenizer
 
 _TRAINED = 10_000_000  # bytes to learn from, where config.tokenizer does not say
 _MEASURED = 4_000_000  # bytes of validation text, at most
@@ -31,9 +29,9 @@ _MEASURED = 4_000_000  # bytes of validation text, at most
 def train(experiment: Experiment, directory: Optional[str]) -> str:
     """Makes or finds the tokenizer of a config, and saves it; returns a line about it."""
     started = time.perf_counter()
-    tokenizer = _prepared(experiment)
+    tokenizer = prepare.prepare_tokenizer(experiment)
     seconds = time.perf_counter() - started
-    text = _held_out(experiment.data.source)
+    text = prepare.sample(experiment, "valid", _MEASURED)
     figures = tokenizer_report.measure(tokenizer, text)
     said = (
         f"{type(experiment.tokenizer).__name__} of {tokenizer.vocabulary.size:,} ids: "
@@ -48,10 +46,8 @@ def train(experiment: Experiment, directory: Optional[str]) -> str:
 
 def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], directory: Optional[str]) -> str:
     """Compares kinds and sizes; returns the table."""
-    source = experiment.data.source
-    with prepare._at_work(experiment.data) as (_, workers):
-        training = list(prepare._sample(source, experiment.tokenizer.train_bytes or _TRAINED, workers))
-    held_out = _held_out(source)
+    training = prepare.sample(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
+    held_out = prepare.sample(experiment, "valid", _MEASURED)
     results = tokenizer_report.compare(experiment, training, held_out, kinds, sizes)
     table = tokenizer_report.table(results)
     if directory is not None:
@@ -64,33 +60,6 @@ def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], d
         if results["rows"]:
             draw_tokenizers(os.path.join(directory, "report.png"), results)
     return table
-
-
-def _prepared(experiment: Experiment) -> Tokenizer:
-    source = experiment.data.source
-    with prepare._at_work(experiment.data) as (cache, workers):
-        fingerprints = [component.fingerprint() for component in source.components()]
-        directory = prepare._tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, print)
-    return load_tokenizer(directory)
-
-
-def _held_out(source: Source) -> list[str]:
-    """Validation text, as much from each shard."""
-    described = [(component, shard) for component in source.components() for shard in component.shards("valid")]
-    texts = []
-    for component, shard in described:
-        left = -(-_MEASURED // len(described))
-        for document in component.read(shard, collections.Counter()):
-            for text in document if isinstance(document, tuple) else (document,):
-                text = text if isinstance(text, bytes) else text.encode()
-                texts.append(text[:left].decode(errors="ignore"))
-                left = max(left - len(text), 0)
-            if not left:
-                break
-    texts = [text for text in texts if text.strip()]
-    if not texts:
-        raise UserError(f"config.data.source holds no validation text: {source}")
-    return texts
 
 
 def encode(tokenizer: Tokenizer, text: str) -> str:

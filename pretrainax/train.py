@@ -16,6 +16,7 @@ from pretrainax import config as config_lib
 from pretrainax import pretrained, sharding
 from pretrainax.checkpoint import Checkpoints, load_params
 from pretrainax.config import Experiment, RunFailed, UserError
+from pretrainax.data import check
 from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.pipeline import check_batch, iterate
 from pretrainax.job import Job, assemble
@@ -44,7 +45,9 @@ def run(experiment: Experiment, workdir: str) -> int:
         metrics = Metrics(workdir, experiment.train.steps, notes["step"], primary=jax.process_index() == 0)
         stack.callback(metrics.close)
         resumed = f", resumed at step {notes['step']}" if notes["step"] else ""
-        metrics.header([("workdir", workdir + resumed), *job.describe()])
+        measured = check.measure(job.train_batches)
+        metrics.header([("workdir", workdir + resumed), *job.describe(), ("measured", check.one_line(measured))])
+        check.check(measured, experiment.objective)
         loop = Loop(job, checkpoints, metrics, stop, notes, started)
         state, exit_code = loop.run(state)
         if exit_code == 0:

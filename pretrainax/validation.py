@@ -27,10 +27,13 @@ _KINDS = {  # by name: their modules import this one
     "tokenizer": "TokenizerConfig",
     "data.source": "Source",
     "data.packing": "Packing",
+    "data.quality": "QualityFilter",
+    "data.near_duplicates": "NearDuplicates",
     "objective": "Objective",
     "optimizer": "Optimizer",
     "schedule": "Schedule",
 }
+_OPTIONAL = ("data.packing", "data.quality", "data.near_duplicates")
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
     "train.global_batch_size train.accumulate train.log_every evaluate.every "
@@ -101,7 +104,7 @@ def _problems(e: Experiment) -> Iterator[str]:
         yield f"config.mesh.sequence is {e.mesh.sequence}, only 1 is supported"
     for path, kind in _KINDS.items():
         choice = get(e, path)
-        if choice is None and path == "data.packing":
+        if choice is None and path in _OPTIONAL:
             continue
         if kind in (c.__name__ for c in type(choice).__mro__):
             yield from choice.problems(e)

@@ -48,15 +48,15 @@ class Words:
 
     def __init__(self, tokenizer: Any):
         self.vocabulary, self._special = tokenizer.vocabulary, tokenizer.special_pieces
-        self._spellings = tokenizer._spellings()
+        self.spellings = tokenizer.spellings()
 
     def of(self, ids: np.ndarray) -> str:
         """The text of a run of ids; line breaks and tabs are seen."""
-        runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self._spellings))
+        runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
             if special
-            else b"".join(self._spellings[i] for i in run).decode("utf-8", "replace")
+            else b"".join(self.spellings[i] for i in run).decode("utf-8", "replace")
             for special, run in runs
         )
         return text.replace("\n", "⏎").replace("\t", "⇥")

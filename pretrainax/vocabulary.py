@@ -115,11 +115,11 @@ class Tokenizer:
         Words are those of BERT for every tokenizer: what white space parts, and each punctuation mark and each Chinese
         character by itself. Special ids are words.
         """
-        edges = np.array([_edges(spelling) for spelling in self._spellings()], bool)  # [V, 2]
+        edges = np.array([_edges(spelling) for spelling in self.spellings()], bool)  # [V, 2]
         edges[list(self.vocabulary.special_ids)] = True
         return edges[:, 0], edges[:, 1]
 
-    def _spellings(self) -> list[bytes]:
+    def spellings(self) -> list[bytes]:
         """What each id writes, [V]: UTF-8, perhaps parts of characters; a space in front of the beginning of a word."""
         raise NotImplementedError
 
@@ -177,7 +177,7 @@ class SentencePieceTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return self._processor.decode(ids)
 
-    def _spellings(self) -> list[bytes]:
+    def spellings(self) -> list[bytes]:
         pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
         return [_unmarked(piece) for piece in pieces] + [b""] * (self.vocabulary.size - len(pieces))
 
@@ -204,7 +204,7 @@ class SubwordTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def _spellings(self) -> list[bytes]:
+    def spellings(self) -> list[bytes]:
         pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary.size)]
         if isinstance(self._tokenizer.model, models.WordPiece):
             prefix = self._tokenizer.model.continuing_subword_prefix
@@ -248,7 +248,7 @@ class CharacterTokenizer(Tokenizer):
     def _decode(self, ids: list[int]) -> str:
         return "".join(self._characters[i - self._first] for i in ids)
 
-    def _spellings(self) -> list[bytes]:
+    def spellings(self) -> list[bytes]:
         return [b""] * self._first + [c.encode() for c in self._characters]
 
 

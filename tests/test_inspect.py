@@ -22,7 +22,7 @@ class FakeTokenizer:
     vocabulary = Vocabulary(size=13, pad=0, unk=1, sep=2, cls=3, mask=4, sentinels=(5, 6))
     special_pieces = SPECIAL
 
-    def _spellings(self):
+    def spellings(self):
         return [b""] * 7 + [word.encode() for word in WORDS]
 
 

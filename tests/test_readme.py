@@ -56,6 +56,16 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     assert "documents" in run([*prepare, "--config.tokenizer.vocab_size=400", cached], tmp_path)
 
 
+def test_rows_are_shown_and_tokenizers_compared(tmp_path, text, cache):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (compare,), (inspect,) = (commands(f"python -m pretrainax.{x} ") for x in ("tokenizer", "inspect"))
+    small = [f"--config.data.cache_dir={cache}", f"--config.data.source=TextFiles(path='{text}')"]
+    assert "bytes per token" in run([*compare, "--sizes=300,400", *small], tmp_path)
+    assert (tmp_path / "runs" / "sizes" / "report.png").exists()
+    assert "noise density" in run([*inspect, "--config.tokenizer.vocab_size=400", *small], tmp_path)
+    assert "<html" in (tmp_path / "runs" / "rows.html").read_text()
+
+
 def test_the_zoo_is_printed():
     (zoo,) = commands("python -m pretrainax.zoo ")
     assert "Gemma 2" in run(zoo, ROOT)

@@ -121,12 +121,13 @@ def test_fields_of_the_config_hold_for_its_kind():
     assert tokenizer_report._config(given, Unigram, 500) == Unigram(vocab_size=500)
 
 
-def test_no_validation_text_is_explained(tmp_path):
+def test_no_validation_text_is_explained(tmp_path, cache):
     (tmp_path / "some.txt").write_text("some text\n" * 100)
     (tmp_path / "none.txt").write_text("\n \n")
-    source = TextFiles(str(tmp_path / "some.txt"), valid_path=str(tmp_path / "none.txt"))
+    made = experiment(tmp_path / "some.txt", cache)
+    made.data.source.valid_path = str(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"config\.data\.source holds no validation text"):
-        tokenizer_command._held_out(source)
+        tokenizer_command.report(made, ["bpe"], [300], None)
 
 
 # --- encode --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Row i of a run is a pure function of (seed, i), so batch s is one of (seed, s): 
 neither the number of processes nor of loader workers changes it.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -113,7 +114,13 @@ class Batches:
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         first, draws = step * self.global_batch_size + self.first_row, Draws(self.seed)
         rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
-        return fill_rows(rows, self.lengths_of(step), self.vocabulary.pad or 0)
+        return fill_rows(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.like)
+
+    @functools.cached_property
+    def like(self) -> Example:
+        """Arrays of all names that batches have: those of each objective of a mixture, also where a batch has none."""
+        draws = Draws(self.seed)
+        return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
 
     def _place(self, row: int) -> tuple[Stream, int]:
         number, n = self.shares[row]

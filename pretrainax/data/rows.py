@@ -1,6 +1,7 @@
 """Examples laid into the rows of a batch: one after the other, told apart by segment ids, then padding."""
 
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
@@ -12,20 +13,23 @@ _PREDICTED = ("targets", "loss_weights", "masked_positions")
 _SEGMENTS = ("segment_ids", "encoder_segment_ids")
 
 
-def fill_rows(rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int) -> dict[str, np.ndarray]:
+def fill_rows(
+    rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int, like: Optional[Example] = None
+) -> dict[str, np.ndarray]:
     """A batch [b, ...] of rows, each of one or more examples; what the encoder reads, and a text alone, is [b, inputs].
 
+    `like` has an array of each name that the batch is to have; None: the first example.
     Segments of an example are numbered after those of the one before it; its `masked_positions` count from the row's
     start. Padding is `pad` in the tokens and 0 everywhere else: segment 0 is seen by nobody, weight 0 is no loss.
     """
     batch: dict[str, np.ndarray] = {}
-    for name, like in {name: array for row in rows for name, array in row[0].items()}.items():
-        if like.ndim == 0:  # of a whole row
+    for name, array in (like or rows[0][0]).items():
+        if array.ndim == 0:  # of a whole row
             batch[name] = np.array([row[0][name] for row in rows])
             continue
         length = _length(name, rows[0][0], lengths)
         padding = pad if name.endswith("tokens") else 0
-        batch[name] = filled = np.empty((len(rows), length), like.dtype)
+        batch[name] = filled = np.empty((len(rows), length), array.dtype)
         for out, row in zip(filled, rows, strict=True):
             end = _lay(out, name, row)
             out[end:] = padding
