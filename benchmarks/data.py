@@ -27,6 +27,7 @@ from pretrainax.prepare import prepare
 from pretrainax.tokenizer import ByteBPE, Unigram
 
 ROWS = 32
+BERT_BATCH = 256
 BERT_BASE_ON_H200 = 940_000  # tokens/s of BERT-base at 512 with the head on masked tokens, at 60 % of 990 TFLOP/s
 
 
@@ -75,13 +76,13 @@ def prepared(source: Any, tokenizer: Any, objective: Any) -> Any:
     )
 
 
-def batches(corpus: Any, objective: Any, sequence_length: int, packing: Any = None) -> Batches:
+def batches(corpus: Any, objective: Any, sequence_length: int, packing: Any = None, rows: int = ROWS) -> Batches:
     return Batches(
         corpus.train,
         objective.bind(corpus.tokenizer),
         corpus.tokenizer.vocabulary,
         sequence_length=sequence_length,
-        global_batch_size=ROWS,
+        global_batch_size=rows,
         seed=0,
         packing=packing,
     )
@@ -247,21 +248,21 @@ def compare(name: str, ours: Callable, peer_name: str, peer: Any, rounds: int, s
 
 def first_batch_seconds(work: dict) -> float:
     start = time.perf_counter()
-    next(iterate(batches(work["corpus"], work["objective"], work["sequence_length"]), 1_000_000, 1_000_010))
+    next(iterate(batches(**work), 1_000_000, 1_000_010))
     return time.perf_counter() - start
 
 
 def wait_fraction(work: dict) -> float:
     """Of a loop whose steps take as long as those of BERT-base on an H200, and leave the processor alone."""
-    stream = iterate(batches(work["corpus"], work["objective"], work["sequence_length"]), 0, 10**6)
-    step, waited = ROWS * 512 / BERT_BASE_ON_H200, 0.0
+    stream = iterate(batches(**work, rows=BERT_BATCH), 0, 10**6)
+    step, waited, steps = BERT_BATCH * 512 / BERT_BASE_ON_H200, 0.0, 60
     next(stream)
-    for _ in range(200):
+    for _ in range(steps):
         start = time.perf_counter()
         next(stream)
         waited += time.perf_counter() - start
         time.sleep(step)
-    return waited / (200 * step + waited)
+    return waited / (steps * step + waited)
 
 
 if __name__ == "__main__":

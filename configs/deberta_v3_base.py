@@ -6,8 +6,7 @@ The paper's hyperparameters (its appendix): 500,000 steps of 8,192 x 512 tokens,
 generator as wide and half as deep, whose embeddings the discriminator uses plus a difference of its own. Tokens to be
 predicted are all masked, as in the released code. xsmall, which the paper's table does not have, is trained as small.
 The model replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of
-what it finds. The authors' tokenizer is a SentencePiece unigram of 128,000 pieces; this one is WordPiece, which has the
-special tokens.
+what it finds.
 
 The paper does not give its hardware. Expected after fine-tuning: MNLI matched 88.1 (xsmall), 88.3 (small), 90.6 (base),
 91.8 (large) (README of the released code).
@@ -17,7 +16,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tokenizer import WordPiece
+from pretrainax.tokenizer import Unigram
 from pretrainax.zoo.deberta import deberta_v3
 from pretrainax.zoo.variants import pick
 
@@ -30,7 +29,7 @@ def get_config(variant: str = "base") -> Experiment:
     learning_rate = pick("deberta_v3_base", variant, SIZES)
     return Experiment(
         model=deberta_v3(variant),
-        tokenizer=WordPiece(vocab_size=128_000, lowercase=False),
+        tokenizer=Unigram(vocab_size=128_000, num_sentinels=0, special_pieces="albert"),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=ReplacedTokenDetection(rate=0.15, mask_fraction=1.0),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),

@@ -128,6 +128,9 @@ class Objective(Choice):
         if length < self.shortest:
             yield f"config.data.sequence_length is {length}, {name} needs at least {self.shortest}"
             return
+        for source in getattr(experiment.data.source, "components", tuple)():  # what is no source is told elsewhere
+            if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
+                yield f"config.objective is {name}, which needs texts, and {type(source).__name__} has pairs"
         longest, room = max(self.lengths(length)[1:]), experiment.model.position.max_length
         if room is not None and longest > room:
             yield (
