@@ -8,6 +8,7 @@ import pytest
 
 from pretrainax import sharding, train
 from pretrainax.config import RunFailed, UserError
+from pretrainax.data.objectives import Statistic
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources import TextFiles
 from pretrainax.job import Job
@@ -62,6 +63,14 @@ def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, t
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
     assert train.run(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 6]
+
+
+def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_path, monkeypatch):
+    off = [Statistic("noise density", 0.3, asked=0.15, tolerance=0.01)]
+    monkeypatch.setattr(type(experiment.objective), "statistics", lambda *_: iter(off))
+    with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* asked is 0\.15 within 0\.01"):
+        train.run(experiment, str(tmp_path))
+    assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
 
 @pytest.fixture

@@ -81,7 +81,8 @@ def one_line(measured: Measured) -> str:
         if (asked := [s for s in group.statistics if s.asked is not None])
     ]
     general = [f"{figure.name} {number(figure)}" for figure in measured.figures if figure.asked is None]
-    return "; ".join([*rates, ", ".join(general)])
+    counted = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
+    return "; ".join(filter(None, [*rates, ", ".join(general), ", ".join(counted)]))
 
 
 def number(figure: Statistic) -> str:

@@ -163,7 +163,7 @@ def _tables(
     order = np.lexsort((rows, bucket))
     tables = {
         "starts": starts[order],
-        "lengths": lengths[order].astype(np.int32),
+        "lengths": lengths[order],
         "ends": np.cumsum(np.bincount(rows)) if len(rows) else np.zeros(0, np.int64),
         "buckets": np.bincount(bucket, minlength=len(lengths_of)),
     }

@@ -90,7 +90,7 @@ def test_what_is_as_asked_passes():
     check(measured, Half())
     assert one_line(measured) == (
         "Half: mask rate 0.5 (asked 0.5); "
-        "padding 75.00%, loss tokens a batch 4, examples a row 1, unknown tokens 50.00%"
+        "padding 75.00%, loss tokens a batch 4, examples a row 1, unknown tokens 50.00%; 3 documents cut"
     )
 
 

@@ -1,5 +1,6 @@
 """Batches: pure functions of (seed, step), whoever makes them; and the check of a batch."""
 
+import collections
 import subprocess
 import sys
 
@@ -7,11 +8,15 @@ import numpy as np
 import pytest
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.data import shards
+from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, RateChange, SpanCorruption
+from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, check_batch, iterate
-from pretrainax.tokenizer import Vocabulary
+from pretrainax.tokenizer import Characters, Vocabulary
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
+TOKENIZER = Characters().build(iter(["abcd"]))
 OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
 
 
@@ -182,6 +187,21 @@ def test_two_processes_give_the_same_batches_in_the_same_order():
     made = list(iterate(batches, 3, 10, workers=2))
     assert len(made) == 7
     assert all(same(batch, batches[3 + i]) for i, batch in enumerate(made))
+
+
+def test_two_processes_give_the_same_packed_and_mixed_batches(tmp_path):
+    batches = packed_and_mixed(str(tmp_path))
+    made = list(iterate(batches, 3, 10, workers=2))
+    assert all(same(batch, batches[3 + i]) for i, batch in enumerate(made))
+
+
+def packed_and_mixed(directory):
+    with shards.ShardWriter(directory, 0, TOKENIZER) as writer:
+        list(writer.write(["abcd" * (1 + i % 9) for i in range(300)], collections.Counter()))
+    shards.write_index(directory, 1, TOKENIZER.vocabulary.size, "letters")
+    corpora, rates = [Corpus(directory)] * 2, [(0.0, (2.0, 1.0)), (0.5, (0.0, 1.0))]
+    settings = dict(sequence_length=31, global_batch_size=4, seed=3, packing=BestFit(), rates=rates, steps=12)
+    return Batches(corpora, CausalLM(), TOKENIZER.vocabulary, **settings)
 
 
 def test_making_batches_does_not_import_jax():
