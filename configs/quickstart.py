@@ -16,6 +16,7 @@ from pretrainax.config import (
     ModelConfig,
     RelativePositionBuckets,
     TrainConfig,
+    UserError,
 )
 from pretrainax.data.objectives import SpanCorruption
 from pretrainax.data.sources import PythonDocs
@@ -24,7 +25,8 @@ from pretrainax.tokenizer import Unigram
 
 
 def get_config(variant: str = "") -> Experiment:
-    del variant
+    if variant:
+        raise UserError(f"quickstart has no variant {variant!r}")
     return Experiment(
         model=ModelConfig(
             family="encoder_decoder",

@@ -14,6 +14,7 @@ from pretrainax.config import (
     LearnedPositions,
     ModelConfig,
     TrainConfig,
+    UserError,
 )
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import TextFiles
@@ -22,7 +23,8 @@ from pretrainax.tokenizer import Characters
 
 
 def get_config(variant: str = "") -> Experiment:
-    del variant
+    if variant:
+        raise UserError(f"shakespeare_char has no variant {variant!r}")
     return Experiment(
         model=ModelConfig(
             family="decoder",

@@ -44,6 +44,10 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
                 raise
             return complain(e)
 
+    own = flags.FLAGS.get_flags_for_module(main.__module__)
+    for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
+        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
     app.run(guarded, flags_parser=functools.partial(_parse, commands=commands))
 
 
@@ -53,6 +57,15 @@ def experiment() -> Experiment:
         raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
     validate(CONFIG.value)
     return CONFIG.value
+
+
+def folder(flag: str, path: str) -> str:
+    """Makes the folder that a flag names, before the work whose results it is for."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as e:
+        raise UserError(f"--{flag}={path} cannot be written: {e.strerror}") from e
+    return path
 
 
 def config_name() -> str:
@@ -92,7 +105,10 @@ def _check_config_flags(argv: list[str]) -> None:
         if not os.path.isfile(file):
             folder = os.path.dirname(file) or "."
             there = [os.path.join(folder, f) for f in os.listdir(folder)] if os.path.isdir(folder) else []
-            raise UserError(f"no config file {file!r}, {nearest(file, [f for f in there if f.endswith('.py')])}")
+            there = [f for f in there if f.endswith(".py")]
+            raise UserError(
+                f"no config file {file!r}, {nearest(file, there) if there else 'nor another in its folder'}"
+            )
         experiment = runpy.run_path(file)["get_config"](variant)
         for path in (a.split("=")[0].partition("config.")[2] for a in argv if a.lstrip("-").startswith("config.")):
             node, done = experiment, "config"

@@ -100,7 +100,26 @@ def _choice(node: ast.expr) -> Choice:
     for field in fields.keys() - values:
         if fields[field].default is fields[field].default_factory is dataclasses.MISSING:
             raise UserError(f"{name} needs a value for {field!r}: write {name}({field}=...)")
+    hints = typing.get_type_hints(cls)
+    for field, value in values.items():
+        if not _fits(value, hints[field]):
+            kind = hints[field].__name__ if isinstance(hints[field], type) else hints[field]
+            raise UserError(f"{name}.{field} is {value!r}, it must be of type {kind}")
     return cls(**values)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type of a field."""
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, kind) for kind in kinds)
+    if origin is tuple:
+        if kinds[-1] is ...:
+            kinds = kinds[:1] * len(value) if isinstance(value, tuple) else ()
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, value, kinds))
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
 
 
 def _value(node: ast.expr) -> Any:

@@ -31,6 +31,8 @@ _DIM = "2"
 
 def main() -> int:
     experiment = cli.experiment()
+    if _HTML.value:
+        cli.folder("html", os.path.dirname(_HTML.value) or ".")
     prepared = prepare(experiment)
     batches = batches_of(experiment, prepared, "train")
     measured = check.measure(batches)
@@ -132,7 +134,6 @@ def _painted(text: str, code: str, colours: bool) -> str:
 
 def _write(path: str, text: str) -> None:
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         with open(path, "w", encoding="utf-8") as f:
             f.write(text)
     except OSError as e:

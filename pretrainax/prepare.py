@@ -368,11 +368,14 @@ def main() -> None:
 
     def run() -> int:
         experiment = cli.experiment()
+        if shard.value and folder.value:
+            raise UserError("--report needs all shards: give it to the call without --shard")
         if shard.value:
             print(prepare_share(experiment, *_share(shard.value)))
             return 0
+        directory = folder.value and cli.folder("report", folder.value)
         prepared = prepare(experiment)
-        print(write_report(prepared, folder.value) if folder.value else prepared.summary)
+        print(write_report(prepared, directory) if directory else prepared.summary)
         return 0
 
     cli.run(run)

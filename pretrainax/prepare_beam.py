@@ -6,6 +6,8 @@ SparkRunner or DataflowRunner with theirs. Its workers need this package, and se
 the shards are joined, where the pipeline is started. `pip install 'pretrainax[beam]'`.
 """
 
+import contextlib
+import io
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -34,6 +36,20 @@ class Pipeline:
         yield from (None for _ in tasks)
 
 
+def _check(beam_flags: list[str]) -> None:
+    """A mistake in Beam's flags, before the tokenizer is trained."""
+    from apache_beam.options.pipeline_options import PipelineOptions
+    from apache_beam.runners.runner import create_runner
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()) as complaint:
+            create_runner(PipelineOptions(beam_flags).get_all_options()["runner"] or "DirectRunner")
+    except (ImportError, ValueError, AttributeError) as e:
+        raise UserError(f"Beam cannot use these flags: {' '.join(str(e).split())}") from e
+    except SystemExit as e:  # argparse: pages of usage, and the reason
+        raise UserError(f"Beam cannot use these flags: {complaint.getvalue().splitlines()[-1]}") from e
+
+
 def main() -> None:
     from pretrainax import cli  # defines flags: not in the workers, which import this module too
 
@@ -45,6 +61,7 @@ def main() -> None:
             import apache_beam  # noqa: F401
         except ImportError as e:
             raise UserError("Apache Beam is not installed: pip install 'pretrainax[beam]'") from e
+        _check(beam_flags)
         print(prepare(cli.experiment(), elsewhere=Pipeline(beam_flags)).summary)
         return 0
 

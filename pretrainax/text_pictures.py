@@ -72,7 +72,7 @@ def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
         lossy = {row["kind"] for row in rows if row["restored_share"] < 1}
         text = (
             f"learned from {results['training_bytes'] / 1e6:.1f} MB, measured on "
-            f"{results['held_out_bytes'] / 1e6:.1f} MB of validation text"
+            f"{results['held_out_bytes'] / 1e6:.2f} MB of validation text"
             + ("; dashed: the text does not come back exactly" if lossy else "")
         )
         picture.text(LEFT, 0.875, text, color=FAINT, va="center")

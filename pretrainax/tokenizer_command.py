@@ -101,7 +101,7 @@ def main() -> None:
     text = flags.DEFINE_string("text", None, "encode: the text; from stdin where not given")
 
     def run(command: str) -> int:
-        to = target.value and os.path.expanduser(target.value)
+        to = target.value and cli.folder("to", os.path.expanduser(target.value))
         if command == "train":
             print(train(cli.experiment(), to))
         elif command == "report":

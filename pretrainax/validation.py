@@ -68,6 +68,8 @@ def _problems(e: Experiment) -> Iterator[str]:
     for path in _NOT_NEGATIVE:
         if get(e, path) < 0:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"
+    if not e.data.cache_dir:
+        yield "config.data.cache_dir is empty, it must name a folder"
     m = e.model
     if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
         yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"

@@ -64,6 +64,10 @@ def test_a_flag_gives_choices_within_a_choice():
         ("SourceMixture(sources=(TextFiles(pth='x'),))", "TextFiles has no field 'pth', did you mean 'path'"),
         ("SourceMixture(sources=(TextFiles('x'),))", "cannot read"),
         ("SourceMixture(sources=[__import__('os')])", "cannot read"),
+        ("TextFiles(path=3)", "TextFiles.path is 3, it must be of type str"),
+        ("MaskedLM(rate='0.15')", "MaskedLM.rate is '0.15', it must be of type"),
+        ("NearDuplicates(ngram=True)", "NearDuplicates.ngram is True, it must be of type int"),
+        ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be of type tuple\[int, ...\]"),
     ],
 )
 def test_a_flag_that_gives_no_choice_gets_one_line(text, message):

@@ -89,7 +89,8 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     experiment.tokenizer.path = None
     if hasattr(experiment.tokenizer, "vocab_size"):
         experiment.tokenizer.vocab_size = 400
-    experiment.data.sequence_length, experiment.data.workers, experiment.data.prepare_workers = 32, 0, 1
+    experiment.data.workers, experiment.data.prepare_workers = 0, 1
+    experiment.data.sequence_length = 32 if experiment.objective.packs else 128  # a pair of sentences is longer
     experiment.data.source = pairs_of(text) if experiment.data.source.pairs else TextFiles(path=text)
     experiment.data.cache_dir = cache
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1

@@ -382,6 +382,7 @@ def test_command_prepares_a_share(tmp_path, lines):
     done = command(tmp_path, "--shard=1/2")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("share 1 of 2 is done; when all are, run the same command once")
+    assert "--report needs all shards" in command(tmp_path, "--shard=1/2", "--report=x").stderr
     assert command(tmp_path, "--shard=2/2").stderr.startswith("pretrainax: --shard is '2/2', it must be i/n")
 
 

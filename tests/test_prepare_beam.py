@@ -64,6 +64,17 @@ def test_beam_writes_the_same_files(folder):
     assert contents(folder / "beam") == wanted
 
 
+@pytest.mark.parametrize(
+    "flag, said",
+    [("--runner=Nope", "Unexpected pipeline runner"), ("--direct_num_workers=x", "invalid int value: 'x'")],
+)
+def test_a_bad_flag_of_beam_gets_one_line_before_the_work(folder, flag, said):
+    pytest.importorskip("apache_beam", reason="apache_beam is not installed: pip install 'pretrainax[beam]'")
+    done = command(folder, "prepare_beam", "--config.data.cache_dir=beam", flag)
+    assert done.returncode == 2 and not (folder / "beam").exists()
+    assert "pretrainax: Beam cannot use these flags: " in done.stderr and said in done.stderr.splitlines()[-1]
+
+
 def test_without_beam_a_line_says_what_to_install(folder):
     (folder / "apache_beam.py").write_text("raise ImportError('as if it were not there')")
     done = command(folder, "prepare_beam", "--runner=DirectRunner")

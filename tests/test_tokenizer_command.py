@@ -177,12 +177,18 @@ def test_command_trains_and_encodes(text, cache, tmp_path):
     assert shown.returncode == 0 and shown.stdout.endswith("the text comes back exactly\n"), shown.stderr
 
 
+def test_help_has_the_commands_and_their_flags():
+    said = run("--help").stdout
+    assert "encode --tokenizer=DIR" in said and "--sizes" in said and "--config" in said
+
+
 @pytest.mark.parametrize(
     "flags, said",
     [
         (["report", "--kinds=bpee"], "--kinds has 'bpee', did you mean 'bpe'?"),
         (["report", "--sizes=8k"], "--sizes has '8k', it must be whole numbers above 0, as 8000,32000"),
         (["encode"], "encode needs --tokenizer=DIR"),
+        (["train", "--to=/dev/null/x"], "--to=/dev/null/x cannot be written: Not a directory"),
         (["make"], "say what to do first: train or report or encode; got 'make'"),
     ],
 )

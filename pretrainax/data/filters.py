@@ -30,6 +30,8 @@ class Filter(Choice):
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             yield f"{type(self).__name__} needs {' and '.join(missing)}: pip install 'pretrainax[filters]'"
+        elif problem := _no_words(self.language):
+            yield f"{type(self).__name__}.language is {self.language!r}: {problem}"
 
 
 @dataclasses.dataclass
@@ -94,7 +96,8 @@ class NearDuplicates(Filter):
 
     Two documents of Jaccard similarity s are taken for the same with probability 1 - (1 - s^hashes)^buckets: by default
     92 % at 0.8, 56 % at 0.7 and 5 % at 0.5. Of all that hang together the first stays. Only the first
-    250,000 characters of a document are compared, and documents of fewer words than an n-gram are not.
+    250,000 characters of a document are compared, and documents of fewer words than an n-gram are not. All numbers
+    count as the same.
     """
 
     ngram: int = 5  # words
@@ -149,6 +152,19 @@ class NearDuplicates(Filter):
         # Not xxhash, its default: from version 4 on that takes no strings, which datatrove 0.10 gives it.
         config = HashConfig(hash_fc="sha1")
         return MinhashConfig(self.ngram, self.buckets, self.hashes, hash_config=config)
+
+
+def _no_words(language: str) -> str:
+    """Why datatrove cannot divide this language into words; empty where it can."""
+    from datatrove.utils.word_tokenizers import load_word_tokenizer
+
+    try:
+        load_word_tokenizer(language).word_tokenize("a")
+    except ValueError:
+        return "datatrove has no words of it; it must be an ISO 639-3 code, as eng, deu, zho"
+    except ImportError as e:  # of a package for this language
+        return str(e).splitlines()[0]
+    return ""
 
 
 def _be_quiet() -> None:

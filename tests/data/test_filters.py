@@ -85,5 +85,7 @@ def test_missing_packages_are_named(monkeypatch):
 def test_fields_out_of_range_are_named():
     (problem,) = NearDuplicates(ngram=0).problems(None)
     assert problem == "config.data.near_duplicates.ngram is 0, it must be at least 1"
+    (problem,) = QualityFilter(language="xx").problems(None)
+    assert problem.startswith("QualityFilter.language is 'xx': datatrove has no words of it")
     (problem,) = QualityFilter(gopher_repetition=False, gopher_quality=False).problems(None)
     assert problem.startswith("config.data.quality has no rule set")

@@ -257,7 +257,8 @@ def test_hugging_face_broken_file_gets_one_line(tmp_path, name, streaming):
     kind, content = BROKEN[name]
     (tmp_path / name).write_bytes(content)
     source = HuggingFace(kind, data_files=(str(tmp_path / name),), streaming=streaming)
-    with pytest.raises(UserError, match=rf"config\.data\.source\.path is '{kind}': datasets cannot read it \(.+\)$"):
+    said = rf"config\.data\.source\.path is '{kind}', data_files .*/{name}: datasets cannot read it \(.+\)$"
+    with pytest.raises(UserError, match=said):
         texts(source, "train")
 
 
@@ -280,6 +281,12 @@ def test_hugging_face_unknown_names_suggest_the_nearest(tmp_path):
         HuggingFace(**there, train_split="trian").shards("train")
     with pytest.raises(UserError, match=r"cannot read it \(BuilderConfig 'en' not found"):
         HuggingFace(**there, name="en").shards("train")
+
+
+def test_hugging_face_fingerprint_knows_how_a_file_is_read(tmp_path):
+    (tmp_path / "x").write_text('{"text": "a"}\n')
+    kinds = [HuggingFace(kind, data_files=(str(tmp_path / "x"),)).fingerprint() for kind in ("json", "text", "csv")]
+    assert len(set(kinds)) == 3
 
 
 def test_hugging_face_fingerprint_is_of_the_content_not_of_its_place(tmp_path):

@@ -47,12 +47,13 @@ class HuggingFace(RecordSets, Source):
     def fingerprint(self) -> str:
         """Of the content of local files; the name of one of the hub holds its commit."""
         with self._one_line() as datasets:
-            found = datasets.load_dataset_builder(**self._arguments()).config.data_files or {}
+            builder = datasets.load_dataset_builder(**self._arguments())
+        found = builder.config.data_files or {}
         names = {str(split): list(map(str, names)) for split, names in found.items()}
         contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
         remote = {split: [n for n in names[split] if not os.path.exists(n)] for split in names}
         settings = {k: v for k, v in to_json(self).items() if k not in ("path", "data_files", "valid_data_files")}
-        return files.digest(settings, contents, remote)
+        return files.digest(settings, type(builder).__name__, contents, remote)  # Json, Text, …: how they are read
 
     def shards(self, split: str) -> list[files.Part]:
         _loaded.cache_clear()  # the files may be others than when this process last looked
@@ -91,11 +92,16 @@ class HuggingFace(RecordSets, Source):
     @contextlib.contextmanager
     def _one_line(self) -> Iterator[Any]:
         datasets = files.extra("datasets")
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors come as exceptions too
+        datasets.disable_progress_bars()
         try:
             yield datasets
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, *files.BROKEN_ARCHIVE) as e:
-            reason = str(e.__cause__ or e).splitlines()[0]
-            raise UserError(f"{self.config_path}.path is {self.path!r}: datasets cannot read it ({reason})") from e
+            reason = (str(e.__cause__ or e) or type(e).__name__).splitlines()[0]
+            named = f", data_files {', '.join(self.data_files)}" if self.data_files else ""
+            raise UserError(
+                f"{self.config_path}.path is {self.path!r}{named}: datasets cannot read it ({reason})"
+            ) from e
 
 
 @functools.lru_cache(maxsize=8)  # a worker reads many shards of the same data set

@@ -63,4 +63,4 @@ def _opened(path: str) -> Iterator[Any]:
         with parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as table:
             yield table
     except (arrow.ArrowException, OSError) as e:
-        raise UserError(f"{path}: cannot be read as Parquet ({str(e).splitlines()[0]})") from e
+        raise UserError(f"{path}: cannot be read as Parquet ({(str(e) or type(e).__name__).splitlines()[0]})") from e

@@ -54,7 +54,8 @@ class Records:
                 if self.on_error == "skip":
                     skipped[self.broken] += split != "valid"  # else counted in both splits
                     continue
-                raise UserError(f"{where(number)}: {e}; or set {self.config_path}.on_error=skip") from e
+                skipping = f"{type(self).__name__}(..., on_error='skip') in {self.config_path} skips and counts them"
+                raise UserError(f"{where(number)}: {e}; {skipping}") from e
             if split is None or (split == "valid") == (place < self.valid_fraction):
                 yield document
 
