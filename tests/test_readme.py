@@ -7,6 +7,8 @@ import shlex
 import subprocess
 import sys
 
+from pretrainax.config import Choice
+
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
@@ -64,6 +66,11 @@ def test_rows_are_shown_and_tokenizers_compared(tmp_path, text, cache):
     assert (tmp_path / "runs" / "sizes" / "report.png").exists()
     assert "noise density" in run([*inspect, "--config.tokenizer.vocab_size=400", *small], tmp_path)
     assert "<html" in (tmp_path / "runs" / "rows.html").read_text()
+
+
+def test_every_object_a_flag_is_given_is_one():
+    objects = [word.partition("=")[2] for word in shlex.split(" ".join(re.findall(r'--config\.\S+="[^"]+"', README)))]
+    assert len(objects) >= 5 and all(isinstance(Choice.parse(text), Choice) for text in objects)
 
 
 def test_the_zoo_is_printed():
