@@ -4,12 +4,13 @@ All are pure functions of a seed and an index, so nothing has to be saved to go 
 """
 
 import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 _ROUNDS = 6
-_CYCLE = 1 << 12  # rows in which streams have exactly their shares
+_CYCLE = 1 << 12, 1 << 18  # least and most rows in which streams have exactly their shares
 
 
 def _mix(x: int) -> int:
@@ -92,7 +93,9 @@ class _Stage:
     def __init__(self, first: int, weights: np.ndarray, used: np.ndarray):
         self.first, self._used = first, used
         positive = np.count_nonzero(weights)
-        cycle = _CYCLE if positive > 1 else 1
+        smallest = weights[weights > 0].min() / weights.sum()
+        # 16 rows of the smallest in a cycle, so that rounding to whole rows is small for it too
+        cycle = 1 if positive == 1 else min(max(1 << math.ceil(math.log2(16 / smallest)), _CYCLE[0]), _CYCLE[1])
         wanted = weights / weights.sum() * cycle
         self._quota = np.maximum(np.floor(wanted), weights > 0).astype(np.int64)
         for stream in np.argsort(self._quota - wanted, kind="stable")[: max(cycle - self._quota.sum(), 0)]:
@@ -101,7 +104,7 @@ class _Stage:
         places = [(np.arange(k) + 0.5) / k for k in self._quota]
         order = np.argsort(np.concatenate(places), kind="stable")
         self.streams = np.repeat(np.arange(len(weights)), self._quota)[order]
-        self._counts = np.zeros((len(order) + 1, len(weights)), np.int64)  # rows of each in the first rows of a cycle
+        self._counts = np.zeros((len(order) + 1, len(weights)), np.int32)  # rows of each in the first rows of a cycle
         np.cumsum(self.streams[:, None] == np.arange(len(weights)), axis=0, out=self._counts[1:])
 
     def before(self, row: int) -> np.ndarray:

@@ -29,8 +29,9 @@ class Batches:
     """`batches[step]`: this process's rows of the global batch of a step, as a dict of arrays [b, ...].
 
     Process p of n holds rows [p * b, (p + 1) * b) with b = global_batch_size / n. Each objective of a mixture has a
-    stream of rows over each corpus; the streams take turns in proportion to their weights. A stream uses each of its
-    rows once an epoch; with `shuffle` their order is new each epoch, without they come in order.
+    stream of rows over each corpus; the streams take turns in proportion to their weights: of rows, where a source has
+    pairs of those. A stream uses each of its rows once an epoch; with `shuffle` their order is new each epoch, without
+    they come in order.
 
     Raises UserError when a corpus is shorter than one row, when the processes do not divide the batch, and when the
     vocabulary lacks what the objective needs.
@@ -69,7 +70,6 @@ class Batches:
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
-                of_corpus.append((corpus_number, weight))
                 stream = Stream(
                     corpus,
                     component,
@@ -82,6 +82,7 @@ class Batches:
                     shuffle=shuffle,
                 )
                 self.streams.append(stream)
+                of_corpus.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
         self.shares = Shares(
@@ -93,8 +94,11 @@ class Batches:
     def examples(self, row: int, draws: Optional[Draws] = None) -> tuple[Objective, list[Example]]:
         """What row `row` of the run is made of: the examples, not padded, of one objective."""
         stream, n = self._place(row)
-        progress = min(row / self.rows, 1.0) if self.rows else 1.0
-        return stream.objective, stream.examples(n, progress, draws or Draws(self.seed))
+        return stream.objective, stream.examples(n, self.progress(row), draws or Draws(self.seed))
+
+    def progress(self, row: int) -> float:
+        """Of the training at a row of the run, from 0 to 1."""
+        return min(row / self.rows, 1.0) if self.rows else 1.0
 
     def lengths_of(self, step: int) -> Lengths:
         """Of the rows of a batch: the longest there are, or those of its bucket."""

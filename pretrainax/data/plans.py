@@ -35,6 +35,7 @@ class Plan:
     """The rows of an epoch, in the order that `keys` give."""
 
     rows_per_epoch: int
+    pieces_per_row: float = 1.0  # on average
     offsets: int = 1  # places where an epoch may begin
     figures: dict[str, float]  # what was cut and what left out
 
@@ -66,6 +67,7 @@ class TablePlan(Plan):
         with open(os.path.join(directory, _FIGURES), encoding="utf-8") as f:
             self.figures = json.load(f)
         self.rows_per_epoch = len(self._ends)
+        self.pieces_per_row = len(self._starts) / max(len(self._ends), 1)
 
     def __reduce__(self):
         return type(self), (self.directory,)
@@ -156,6 +158,9 @@ def _tables(
         table = np.array([(0, 0), *(objective.measure(n)[1:] for n in range(1, capacity.raw + 1))])
         sizes, cut_short = table[lengths], 0
     useful = sizes[:, 1] > 0  # a single token gives a decoder nothing to predict
+    if objective.unit == "tokens":  # of a document that was cut just before its end, the end alone
+        begins_document = np.isin(starts, corpus.document_ends) | (starts == 0)
+        useful &= (lengths > 1) | begins_document
     starts, lengths, sizes = starts[useful], lengths[useful], sizes[useful]
     rows = packing.rows(sizes, capacity[1:])
     fits = [(sizes <= c[1:]).all(axis=1) for c in lengths_of]
@@ -181,23 +186,24 @@ def _kept(directory: str, make: Callable) -> str:
     for place in places:
         if os.path.isdir(place):
             return place
-    tables, figures = make()
+    (tables, figures), reasons = make(), []
     for place in places:
         temporary = f"{place}.tmp{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
         try:
             os.makedirs(temporary)
-        except OSError:
-            continue
-        for name, table in tables.items():
-            np.save(os.path.join(temporary, f"{name}.npy"), table, allow_pickle=False)
-        with open(os.path.join(temporary, _FIGURES), "w", encoding="utf-8") as f:
-            json.dump(figures, f)
-        try:
+            for name, table in tables.items():
+                np.save(os.path.join(temporary, f"{name}.npy"), table, allow_pickle=False)
+            with open(os.path.join(temporary, _FIGURES), "w", encoding="utf-8") as f:
+                json.dump(figures, f)
             os.rename(temporary, place)
-        except OSError:  # another process was faster
-            shutil.rmtree(temporary)
+        except OSError as e:  # cannot be written, is full, or another process was faster
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not os.path.isdir(place):
+                reasons.append(f"{place}: {e.strerror}")
+                continue
         return place
-    raise UserError(f"cannot write to any of {' '.join(places)}: set TMPDIR to a folder that can be written")
+    raise UserError(f"cannot write {'; '.join(reasons)}: set TMPDIR to a folder that can be written")
 
 
 def _load(directory: str, name: str) -> np.ndarray:

@@ -11,8 +11,6 @@ from pretrainax.data.order import Draws, epoch_draws
 from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.plans import make_plan
 
-_TRIES = 16  # to find another document
-
 
 def packing_of(objective: Objective) -> Packing:
     """How the texts of an objective fill rows where the config does not say."""
@@ -47,7 +45,14 @@ class Stream:
         self.seed, self.number, self.shuffle = seed, number, shuffle
         self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), sequence_length)]
         self.plan = make_plan(corpus, objective, packing, sequence_length, batch_size, shuffle)
+        # What the weights of a mixture count: pairs, however many share a row; of text, rows.
+        self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
+        if objective.pairs_documents and corpus.num_documents < 2:
+            raise UserError(
+                f"{type(objective).__name__} takes text from other documents, and a split of this corpus has one: give "
+                "more in config.data.source, or a larger valid_fraction of it"
+            )
 
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
         """The pieces (start, length) of row n, and the lengths it is padded to."""
@@ -101,14 +106,18 @@ class Stream:
         return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
 
     def _another(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
-        """A piece of another document than the one around `start`."""
-        ends = self.corpus.document_ends
-        here = ends.searchsorted(start, "right")
-        for _ in range(_TRIES):
-            ((other, length), *_), _ = self.plan.row(int(rng.integers(self.plan.rows_per_epoch)), None, 0)
-            if ends.searchsorted(other, "right") != here:
-                return other, length
-        raise UserError(
-            f"{type(self.objective).__name__} takes text from other documents, and this corpus has hardly any: it has "
-            f"{self.corpus.num_documents} documents, of which one is nearly all; give more in config.data.source"
-        )
+        """A text of another document than the one around `start`: from a random one of the places where, but for the
+        ends of sentences, rows would begin; long documents come up as often as they are long."""
+        ends, raw = self.corpus.document_ends, self.lengths[-1].raw
+        first, last = _around(ends, start)
+        place = int(rng.integers(self.corpus.num_tokens - (last - first)))  # among the tokens of all others
+        place += last - first if place >= first else 0
+        first, last = _around(ends, place)
+        begin, _ = _around(self.corpus.part_ends, first + (place - first) // raw * raw)
+        return begin, min(last - begin, raw)
+
+
+def _around(ends: np.ndarray, place: int) -> tuple[int, int]:
+    """First token of what ends at one of `ends` and holds `place`, and the one behind its last."""
+    number = int(ends.searchsorted(place, "right"))
+    return int(ends[number - 1]) if number else 0, int(ends[number])

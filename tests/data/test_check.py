@@ -43,6 +43,9 @@ class FakeBatches:
     def lengths_of(self, step):
         return self.lengths
 
+    def progress(self, row):
+        return row / 1000
+
     def figures(self):
         return {"documents cut": 3}
 
@@ -113,7 +116,7 @@ def test_rows_without_a_loss_token_name_the_field():
         UserError, match=r"50\.0% of 256 rows have no loss token.*raise config\.objective\.mask_rate or"
     ):
         check(measured, Half())
-    with pytest.raises(UserError, match=r"raise config\.data\.sequence_length$"):
+    with pytest.raises(UserError, match=r"raise config\.data\.sequence_length, or see"):
         check(measured, CausalLM())
 
 

@@ -145,6 +145,12 @@ def test_documents_beyond_the_room_stay_as_they_are():
     assert len({tokens.index(PRE) for tokens in taken}) > 1  # not always the same ones
 
 
+def test_too_little_room_is_found_out():
+    objective = FillInTheMiddle()
+    text = text_of([range(10, 50)] * 12)
+    assert off(objective, [example(objective, text, seed) for seed in range(300)]) == ["drawn documents without room"]
+
+
 def test_a_single_token_stays_as_it_is():
     objective = FillInTheMiddle(fim_rate=1.0)
     assert objective.measure(1) == Lengths(1, 0, 0)

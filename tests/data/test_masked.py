@@ -152,6 +152,13 @@ def test_a_wrong_objective_is_found_out_by_its_statistics(wrong, figure):
     assert statistics(asked, examples(wrong, windows(300, 2000)))[figure].is_off
 
 
+@pytest.mark.parametrize("stop, wrong", [(0.2, 0.35), (0.35, 0.2)])
+def test_wrong_spans_of_short_rows_are_found_out(stop, wrong):
+    made = examples(MaskedLM(mask_unit=Spans(stop=wrong)), windows(256, 126))
+    assert statistics(MaskedLM(mask_unit=Spans(stop=stop)), made)["words in a row"].is_off
+    assert not statistics(MaskedLM(mask_unit=Spans(stop=wrong)), made)["words in a row"].is_off
+
+
 # --- the rate over the training ------------------------------------------------------------------------------------
 
 
@@ -168,6 +175,19 @@ def test_the_rate_changes_in_a_line_or_at_once(change, rates):
     for progress, rate in rates.items():
         predicted = len(example(objective, range(10, 990), progress=progress)["targets"])
         assert abs(predicted - 980 * rate) <= 1  # rounded up or down
+
+
+def test_the_rate_of_a_part_of_the_training_is_asked_for():
+    objective = MaskedLM(rate=0.3, rate_change=RateChange(to=0.15))
+    made = examples(MaskedLM(rate=0.15), windows(50, 510))
+    assert statistics(objective.between(0.0, 0.01), made)["mask rate"].is_off
+    assert not statistics(objective.between(0.99, 1.0), made)["mask rate"].is_off
+
+
+def test_what_is_static_has_one_rate():
+    assert "static keeps what config.objective.rate_change changes" in next(
+        MaskedLM(rate_change=RateChange(), static=True).field_problems()
+    )
 
 
 def test_an_evaluation_has_the_last_rate():
@@ -324,8 +344,8 @@ def test_a_vocabulary_without_mask_is_refused():
 @pytest.mark.parametrize(
     "objective, packing",
     [
-        (MaskedLM(mask_unit=NGrams(), similar_words="similar.json"), Windows()),
-        (MaskedLM(0.3, mask_unit=Spans(), rate_change=RateChange(), static=True), FirstFit()),
+        (MaskedLM(0.3, mask_unit=NGrams(), similar_words="similar.json", rate_change=RateChange()), Windows()),
+        (MaskedLM(0.3, mask_unit=Spans(), static=True), FirstFit()),
     ],
     ids=["MacBERT", "SpanBERT"],
 )

@@ -64,12 +64,41 @@ def wordpiece_of(pieces):
     "unit", [NGrams(), NGrams(weights=(0.4, 0.3, 0.2, 0.1)), Spans()], ids=["1/n", "MacBERT", "Geo"]
 )
 def test_published_lengths(unit):
-    # Long texts, so that the one run that the budget cuts in each does not count.
+    # Long texts, so that the one run that the budget cuts in each hardly counts.
     objective = MaskedLM(mask_unit=unit)
     found = statistics(objective, examples(objective, windows(20, 50_000)))["words in a row"]
-    assert found.asked == pytest.approx({3: 18 / 11, 4: 2.0, 10: 3.797}[len(unit.shares)], abs=1e-3)
+    assert found.asked == pytest.approx({3: 18 / 11, 4: 2.0, 10: 3.797}[len(unit.shares)], abs=5e-3)
     runs = 150_000 / 1.5 / found.asked  # words have 1.5 tokens
-    assert abs(found.measured - found.asked) < 5 * unit.deviation / np.sqrt(runs)  # 5 standard deviations
+    words = np.arange(1, len(unit.shares) + 1)
+    deviation = np.sqrt(np.average((words - found.asked) ** 2, weights=unit.shares))
+    assert abs(found.measured - found.asked) < 5 * deviation / np.sqrt(runs)  # 5 standard deviations
+
+
+@pytest.mark.parametrize("unit", [NGrams(), Spans()])
+def test_every_place_but_the_ends_is_chosen_alike(unit):
+    counts = np.zeros(128)
+    for row in examples(MaskedLM(mask_unit=unit), windows(6000, 126)):
+        counts[row["masked_positions"]] += 1
+    rates = counts[1:-1] / 6000
+    # Neighbours are chosen together, so 5 standard deviations of the longest runs.
+    assert (np.abs(rates[10:-10] - 0.15) < 5 * np.sqrt(0.15 / 6000)).all()
+    # Of the runs only those that begin there hold the first word: as many as a place has on average.
+    assert rates[0] > 0.8 * 0.15 / unit.mean and rates[-1] > 0.8 * 0.15 / unit.mean
+
+
+@pytest.mark.parametrize("words, mean", [(1, 1.0), (2, 1 + 0.6), (3, 1 + 0.6 * 1.6 + 0.4)])
+def test_the_draws_that_a_budget_takes(words, mean):
+    assert NGrams(weights=(6, 4)).runs_of(words)[0] == pytest.approx(mean)
+
+
+def test_variance_of_the_draws_that_a_budget_takes():
+    unit, rng = Spans(), np.random.default_rng(0)
+    totals = rng.choice(10, (20_000, 40), p=unit.shares).cumsum(axis=1) + np.arange(1, 41)
+    found = (totals < 30).sum(axis=1) + 1
+    mean, variance = unit.runs_of(30)
+    # 5 standard deviations of the mean; those of a variance are about variance * sqrt(2 / n)
+    assert abs(found.mean() - mean) < 5 * np.sqrt(variance / 20_000)
+    assert abs(found.var() - variance) < 5 * variance * np.sqrt(2 / 20_000)
 
 
 def test_albert_n_grams_come_in_the_published_shares():

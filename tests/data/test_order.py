@@ -78,4 +78,9 @@ def test_a_later_stage_goes_on_where_the_streams_were():
 
 
 def test_a_small_weight_is_not_forgotten():
-    assert any(stream == 1 for stream, _ in taken(Shares([(0, (1, 1e-9))]), 4097))
+    assert any(stream == 1 for stream, _ in taken(Shares([(0, (1, 1e-9))]), 2**18 + 1))
+
+
+def test_a_small_weight_is_kept_to():
+    rows = sum(stream == 1 for stream, _ in taken(Shares([(0, (1, 1e-4))]), 2**18))
+    assert abs(rows - 2**18 * 1e-4) < 1

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pretrainax.config import UserError
 from pretrainax.data import shards
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.objectives import CausalLM, MaskedLM, NextSentencePrediction, SpanCorruption
 from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_documents, cut_sentences
 from pretrainax.data.pipeline import Batches
 from pretrainax.vocabulary import Vocabulary
@@ -178,6 +178,40 @@ def test_what_fills_no_batch_is_counted(corpus):
     starts, _ = cut_documents(corpus.document_ends, 33)
     left = figures["pieces left out of each epoch"] + figures["pieces without a target"]
     assert batches.rows_per_epoch + left == len(starts) and figures["pieces left out of each epoch"] < 3 * 4
+
+
+def corpus_of(directory, lengths, parts=None):
+    """Documents of these lengths, whose tokens are 200 + 100 d, with an empty line after every fifth."""
+    words = [[str(200 + 100 * d)] * n for d, n in enumerate(lengths)]
+    texts = ["\n\n".join(" ".join(x[i : i + 5]) for i in range(0, len(x), 5)) for x in words]
+    with shards.ShardWriter(directory, 0, Numbers(), parts) as writer:
+        list(writer.write(texts, collections.Counter()))
+    shards.write_index(directory, 1, VOCABULARY.size, "numbers", parts)
+    return Corpus(directory)
+
+
+def test_the_end_of_a_document_alone_is_no_piece(tmp_path):
+    cut = corpus_of(str(tmp_path), [30, 31] * 20)  # and a separator each; a row takes 31 tokens of a decoder's text
+    batches = make(cut, OneEach(), MaskedLM(), sequence_length=33)
+    assert batches.figures()["pieces without a target"] == 20
+    assert {len(example["tokens"]) for row in range(40) for example in batches.examples(row)[1]} == {33}
+
+
+def test_another_document_is_found_beside_one_that_is_nearly_all(tmp_path):
+    mostly_one = corpus_of(str(tmp_path), [20, 5000, 15, 40], "sentences")
+    batches = make(mostly_one, OneEach(), NextSentencePrediction(), sequence_length=32)
+    others = set()
+    for row in range(600):
+        (example,) = batches.examples(row)[1]
+        first, second = ({*x.tolist()} - {1} for x in NextSentencePrediction().segments(example))
+        assert (first != second) == bool(example["pair_labels"])
+        others |= second if first == {300} else set()
+    assert others == {200, 300, 400, 500}
+
+
+def test_next_sentences_want_two_documents(tmp_path):
+    with pytest.raises(UserError, match="takes text from other documents, and a split of this corpus has one"):
+        make(corpus_of(str(tmp_path), [5000], "sentences"), OneEach(), NextSentencePrediction())
 
 
 def test_a_plan_is_made_once(corpus, monkeypatch):

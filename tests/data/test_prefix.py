@@ -14,6 +14,7 @@ from pretrainax.data.objectives import (
     UL2R,
     CausalLM,
     DecoderOnly,
+    Denoising,
     Lengths,
     MixtureOfDenoisers,
     PrefixLM,
@@ -32,10 +33,16 @@ from tests import tiny
 from tests.data.conftest import CHINESE, ENGLISH, TEXTS
 
 EOS = 1
-VOCABULARY = Vocabulary(size=1000, bos=EOS, eos=EOS, sentinels=tuple(range(900, 1000)))
+VOCABULARY = Vocabulary(size=1000, bos=EOS, eos=EOS, mask=0, sentinels=tuple(range(900, 1000)))
 WORDS = "</s> <X> <Y> <Z> Thank you for inviting me to your party last week".split()
 THANK_YOU = "Thank you for inviting me to your party last week"
-INNER = [SpanCorruption(), SpanCorruption(0.5, 3.0), SpanCorruption(0.15, 32.0), SequentialDenoising(0.5)]
+INNER = [
+    SpanCorruption(),
+    SpanCorruption(0.5, 3.0),
+    SpanCorruption(0.15, 32.0),
+    SequentialDenoising(0.5),
+    Denoising(permutation_rate=0.0),
+]
 of_each_inner = pytest.mark.parametrize("inner", INNER, ids=str)
 ORDINARY = st.lists(st.integers(2, 899), min_size=2, max_size=80)
 
@@ -169,7 +176,7 @@ def test_inputs_and_targets_fill_the_row_together(inner, length):
     assert length - 4 < objective.measure(lengths.raw).inputs <= length < objective.measure(lengths.raw + 1).inputs
 
 
-@of_each_inner
+@pytest.mark.parametrize("inner", INNER[:4], ids=str)
 def test_statistics_are_those_of_the_inner_objective(inner):
     objective = DecoderOnly(inner)
     rows = [example(objective, row, seed) for seed, row in enumerate(windows(300, 500))]

@@ -14,7 +14,15 @@ from pretrainax.config import (
     from_json,
     to_json,
 )
-from pretrainax.data.objectives import CausalLM, Lengths, SequenceToSequence, SpanCorruption, Text, TextToText
+from pretrainax.data.objectives import (
+    CausalLM,
+    Lengths,
+    MixtureOfDenoisers,
+    SequenceToSequence,
+    SpanCorruption,
+    Text,
+    TextToText,
+)
 from pretrainax.data.pipeline import batches_of
 from pretrainax.data.sources import JsonLines, SourceMixture
 from pretrainax.prepare import prepare
@@ -102,16 +110,17 @@ def test_a_run_mixes_the_tasks_by_weight(tmp_path):
     )
     prepared = prepare(experiment, report=lambda line: None)
     batches, vocabulary = batches_of(experiment, prepared, "train"), prepared.tokenizer.vocabulary
-    kinds = []
-    for row in range(40):
+    made = {"SpanCorruption": 0, "SequenceToSequence": 0}
+    for row in range(400):
         objective, examples = batches.examples(row)
-        kinds.append(type(objective).__name__)
+        made[type(objective).__name__] += len(examples)
         for example in examples:
             is_pair = prepared.tokenizer.decode(example["encoder_tokens"]).startswith("reverse: The number")
             assert is_pair == isinstance(objective, SequenceToSequence)
             assert example["encoder_tokens"][-1] == example["targets"][-1] == vocabulary.eos
             assert len(example["targets"]) <= (20 if is_pair else 100)
-    assert (kinds.count("SpanCorruption"), kinds.count("SequenceToSequence")) == (10, 30)
+    # A weight counts pairs and not the rows that they share; 400 rows end at any place of a row's pairs.
+    assert made["SequenceToSequence"] / made["SpanCorruption"] == pytest.approx(3, rel=0.03)
     batch = batches[0]
     assert batch["encoder_tokens"].shape == (32, 100)
     assert batch["targets"].shape == (32, max(20, SpanCorruption().lengths(100).targets))
@@ -141,6 +150,13 @@ def test_it_is_sound_as_it_comes():
 )
 def test_fields_out_of_range(objective, line):
     assert problems(objective) == [line]
+
+
+def test_a_length_too_short_for_the_mode_is_refused():
+    model = ModelConfig(family="encoder_decoder", position=RelativePositionBuckets())
+    for objective in (TextToText(SpanCorruption(mode="[NLU]")), TextToText(MixtureOfDenoisers())):
+        experiment = Experiment(model, None, DataConfig(None, sequence_length=5), objective, None, None)
+        assert "config.data.sequence_length is 5" in next(objective.problems(experiment))
 
 
 def test_a_vocabulary_without_sentinels_is_refused():

@@ -37,6 +37,7 @@ class Statistic(NamedTuple):
     measured: float
     asked: Optional[float] = None  # None: nothing is asked
     tolerance: float = 0.0  # farther than this from `asked`, the objective is wrong: 5 standard deviations, rounding
+    advice: str = ""  # what to do where it is
 
     @property
     def is_off(self) -> bool:
@@ -54,6 +55,7 @@ class Objective(Choice):
     tokenizers: ClassVar[str] = ""  # which have them, for the error line
     shortest: ClassVar[int] = 1  # least config.data.sequence_length
     unit: ClassVar[str] = "tokens"  # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source
+    pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
     static: bool = False  # the same text gives the same example in each epoch
 
@@ -72,6 +74,10 @@ class Objective(Choice):
     def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
         """Inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
         return sizes
+
+    def between(self, begin: float, end: float) -> "Objective":
+        """As it is in this part of the training, from 0 to 1: whose `statistics` are asked for."""
+        return self
 
     def bind(self, tokenizer: "Tokenizer") -> "Objective":
         """This objective with what it needs to know of the tokenizer beyond its vocabulary. `example` is called of it.

@@ -10,6 +10,8 @@ from pretrainax.config import UserError
 from pretrainax.data.objectives.base import Lengths, Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
 
+_NO_ROOM = 0.15  # of the documents that are drawn may find no room
+
 
 @dataclasses.dataclass
 class FillInTheMiddle(CausalLM):
@@ -29,8 +31,8 @@ class FillInTheMiddle(CausalLM):
     vocabulary, <eot> is its separator; a document that goes on behind the window has none.
 
     A row has room to take apart one document in each `tokens_per_document` of its text or fraction of that; where more
-    are drawn, the others stay as they are. Rows in which fewer are drawn end in padding. A text of a single token stays
-    as it is.
+    are drawn, the others stay as they are, and where that makes the rate too low no run starts. Rows in which fewer are
+    drawn end in padding. A text of a single token stays as it is.
     NOTE The paper takes texts apart between characters; here it is between tokens, as in later code (Megatron-LM's).
     It cuts rows that have become too long; here nothing is lost.
     """
@@ -111,25 +113,31 @@ class FillInTheMiddle(CausalLM):
 
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
-        drawn = apart = left = 0
+        seen = taken_apart = drawn = apart = 0  # of all documents, and of those of texts that have room for all
         first, expected = [], []
         for example in examples:
             documents = self._documents(example, vocabulary)
             sizes = [[len(part) for part in parts] for parts in documents]
             taken = [parts[:3] for parts in sizes if len(parts) > 1]
-            raw = sum(map(sum, sizes))
-            if len(documents) <= self._room(raw):
+            seen, taken_apart = seen + len(documents), taken_apart + len(taken)
+            if len(documents) <= self._room(sum(map(sum, sizes))):
                 drawn, apart = drawn + len(documents), apart + len(taken)
-            else:
-                left += 1
             first += [before == 0 for before, _, _ in taken]
             # A prefix may be empty: of n tokens none of two places is the first with a chance of (n / (n + 1))^2.
             expected += [1 - (1 - self.spm_rate) * (1 - 1 / (sum(n) + 1)) ** 2 for n in taken]
+        deviation = math.sqrt(self.fim_rate * (1 - self.fim_rate))
         if drawn:
-            deviation = math.sqrt(self.fim_rate * (1 - self.fim_rate) / drawn)
-            yield Statistic("documents taken apart", apart / drawn, self.fim_rate, 5 * deviation + 1e-6)
+            tolerance = 5 * deviation / math.sqrt(drawn) + 1e-6
+            yield Statistic("documents taken apart", apart / drawn, self.fim_rate, tolerance)
+        if self.fim_rate:
+            yield Statistic(
+                "drawn documents without room",
+                max(1 - taken_apart / (self.fim_rate * seen), 0.0),
+                0.0,
+                _NO_ROOM + 5 * deviation / math.sqrt(seen) / self.fim_rate,
+                f"lower config.objective.tokens_per_document {self.tokens_per_document} to what most documents have",
+            )
         if first:
             chance = np.array(expected)
             deviation = math.sqrt((chance * (1 - chance)).sum()) / len(first)
             yield Statistic("suffix first", float(np.mean(first)), float(chance.mean()), 5 * deviation + 1e-6)
-        yield Statistic("texts with more documents than room", left / len(examples))

@@ -108,6 +108,8 @@ class MaskedLM(Objective):
             return
         if not 0 < change.to <= 1:
             yield f"{path}.to is {change.to}, it must be in (0, 1]"
+        if self.static:
+            yield f"config.objective.static keeps what {path} changes: set static=False, or no rate_change"
         if not 0 <= change.begin <= change.end <= 1:
             yield f"{path} is from begin {change.begin} to end {change.end}, it must be 0 <= begin <= end <= 1"
 
@@ -142,6 +144,11 @@ class MaskedLM(Objective):
         if progress >= change.end:
             return change.to
         return self.rate + (change.to - self.rate) * (progress - change.begin) / (change.end - change.begin)
+
+    def between(self, begin, end):
+        part = copy.copy(self)
+        part.rate, part.rate_change = self.rate_at(begin), RateChange(to=self.rate_at(end))
+        return part
 
     def lengths(self, sequence_length):
         return Lengths(raw=sequence_length - 2, inputs=sequence_length, targets=self._most(sequence_length))
@@ -289,23 +296,37 @@ def _fates(objective, examples, vocabulary):
 
 def _words(objective, examples, vocabulary):
     """Whether words are predicted whole, and how many in a row."""
-    touched = whole = alone = runs = loose = 0
-    for example in examples:
-        sizes, taken = _sizes(objective, example, vocabulary)
+    words = [_sizes(objective, example, vocabulary) for example in examples]
+    touched = sum(np.count_nonzero(taken) for _, taken in words)
+    if touched:
+        whole = sum(np.count_nonzero(taken * (taken == sizes)) for sizes, taken in words)
+        alone = sum(np.count_nonzero(taken) == 1 for _, taken in words)  # where none fits, a part of one is predicted
+        yield Statistic("words predicted whole", whole / touched, 1.0, alone / touched)
+        yield _in_a_row(objective.mask_unit, words)
+
+
+def _in_a_row(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
+    """Predicted words in a row; asked is what as many words have on average, of which the budget cuts the last run."""
+    if isinstance(unit, Runs):  # texts that are nearly full have no choice
+        words = [(sizes, taken) for sizes, taken in words if 5 * np.count_nonzero(taken) <= 2 * len(sizes)]
+    touched = runs = more = fewer = expected = variance = 0
+    for sizes, taken in words:
         chosen = taken > 0
-        touched += np.count_nonzero(chosen)
-        whole += np.count_nonzero(chosen & (taken == sizes))
-        alone += np.count_nonzero(chosen) == 1  # where no word fits, a part of one is predicted
+        count = np.count_nonzero(chosen)
         ends = np.flatnonzero(np.diff(chosen.astype(np.int8), append=0) == -1)
-        runs += len(ends)
-        # The budget ends one and adds a word, the text ends others.
-        loose += 2 + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
-    if not touched:
-        return
-    yield Statistic("words predicted whole", whole / touched, 1.0, alone / touched)
-    unit, in_a_row = objective.mask_unit, touched / runs
-    if isinstance(unit, Runs):
-        tolerance = (5 * unit.deviation * math.sqrt(runs) + unit.mean * loose) / runs
-        yield Statistic("words in a row", in_a_row, unit.mean, tolerance)
-    else:
-        yield Statistic("words in a row", in_a_row)
+        touched, runs = touched + count, runs + len(ends)
+        if isinstance(unit, Runs):
+            mean, of_mean = unit.runs_of(int(count))
+            expected, variance = expected + mean, variance + of_mean
+        # What runs of long words leave of the budget goes to another word, a run more, or it joins others. The text
+        # ends runs too.
+        more += np.any(sizes > 1) + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
+        fewer += 2 * count / len(sizes)
+    measured = touched / max(runs, 1)
+    if not expected:
+        return Statistic("words in a row", measured)
+    asked, doubt = touched / expected, 5 * math.sqrt(variance)
+    most, fewest = expected + doubt + more, max(expected - doubt - fewer, 1)
+    return Statistic(
+        "words in a row", measured, asked, asked - touched / most if measured < asked else touched / fewest - asked
+    )

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import functools
-import math
 import os
 from collections.abc import Iterator
 from typing import ClassVar, NamedTuple, Optional
@@ -131,15 +130,19 @@ class Runs(WholeWords):
         """Words of a draw."""
         return sum(n * share for n, share in enumerate(self.shares, start=1))
 
-    @property
-    def deviation(self) -> float:
-        """Standard deviation of the words of a draw."""
-        return math.sqrt(sum((n - self.mean) ** 2 * share for n, share in enumerate(self.shares, start=1)))
+    def runs_of(self, words: int) -> tuple[float, float]:
+        """Mean and variance of the number of draws that it takes to have so many words, the last one cut."""
+        mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())
+        return mean[words], square[words] - mean[words] ** 2
 
     def _draw(self, sizes, budget, rng):
         # A word has at least one token, so twice the budget in words is enough but for texts full of special tokens.
         words = _cumulative(self.shares).searchsorted(rng.random(2 * budget), "right") + 1
         words = words.clip(max=len(self.shares))  # the shares add up to 1 but for a rounding error
+        # As many as the budget takes and ends of documents cost: runs that fill the text would hardly ever begin at its
+        # second word, as the first one, which is special, would be within a run.
+        lost = np.count_nonzero(sizes == 0) * budget * len(self.shares) // len(sizes)
+        words = words[: words.cumsum().searchsorted(budget + lost) + 1]
         room = len(sizes) - (words.cumsum() - words) - np.arange(len(words))  # for each, with a word between each two
         words = np.minimum(words, room)[room > 0]
         totals = words.cumsum()
@@ -202,6 +205,17 @@ class Spans(Runs):
     def shares(self):
         weights = [(1 - self.stop) ** n for n in range(self.longest)]
         return tuple(weight / sum(weights) for weight in weights)
+
+
+@functools.lru_cache(maxsize=64)
+def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mean number of draws until they add up to 0, 1, …, size - 1, and of its square: [size] float64 both."""
+    mean, square, back = np.zeros(size), np.zeros(size), np.array(shares[::-1])
+    for n in range(1, size):
+        before, chances = slice(max(n - len(back), 0), n), back[max(len(back) - n, 0) :]
+        mean[n] = 1 + chances @ mean[before]
+        square[n] = 1 + 2 * chances @ mean[before] + chances @ square[before]
+    return mean, square
 
 
 @functools.lru_cache(maxsize=8)

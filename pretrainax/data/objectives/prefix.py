@@ -141,7 +141,7 @@ class DecoderOnly(Objective):
             "segment_ids": np.ones(len(places), np.int32),
             "positions": places,
             "prefix_mask": (places < len(inputs)).astype(np.int32),
-            "loss_weights": (places >= len(inputs) - 1).astype(np.float32),
+            "loss_weights": np.concatenate([np.zeros(len(inputs) - 1, np.float32), both["loss_weights"]]),
         }
 
     def restore(self, example, vocabulary):
@@ -207,5 +207,6 @@ def _with_start(vocabulary):
 def _apart(example: dict[str, np.ndarray], vocabulary) -> dict[str, np.ndarray]:
     """The encoder-decoder's example that one of DecoderOnly was made of."""
     inputs = int(example["prefix_mask"].sum())
-    targets = example["targets"][inputs - 1 :]
-    return encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)
+    targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
+    both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)
+    return {**both, "loss_weights": weights}

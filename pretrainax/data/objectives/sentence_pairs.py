@@ -77,6 +77,11 @@ class SentencePairs(Objective):
         bound.masking = self.masking.bind(tokenizer)
         return bound
 
+    def between(self, begin, end):
+        part = copy.copy(self)
+        part.masking = self.masking.between(begin, end)
+        return part
+
     def example(self, text, rng, vocabulary):
         tokens, ends = _sentences(text, vocabulary)
         if rng.random() < self.short_fraction:
@@ -179,6 +184,7 @@ class NextSentencePrediction(SentencePairs):
     short_fraction: float = 0.1  # of the texts are shortened
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
+    pairs_documents: ClassVar[bool] = True
 
     def pair(self, tokens, ends, elsewhere, rng, vocabulary):
         if len(ends) == 1:

@@ -1,6 +1,7 @@
 """Text to text: every task as one of source and target, beside one that needs no supervision."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import ClassVar
 
 from pretrainax.data.objectives.base import Lengths, Objective
@@ -74,9 +75,17 @@ class TextToText(Objective):
             kind = type(self.unsupervised).__name__
             yield f"config.objective.unsupervised is {kind}, it must be one of texts for an encoder_decoder"
             return
-        for line in self.unsupervised.field_problems():
-            yield line.replace("config.objective", "config.objective.unsupervised")
+        yield from _of_unsupervised(self.unsupervised.field_problems())
+
+    def problems(self, experiment):
+        wrong = list(super().problems(experiment))
+        yield from wrong or _of_unsupervised(self.unsupervised.problems(experiment))
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)
         self.unsupervised.check_vocabulary(vocabulary, sequence_length)
+
+
+def _of_unsupervised(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield line.replace("config.objective", "config.objective.unsupervised")

@@ -15,6 +15,7 @@ Rates = list[tuple[float, tuple[float, ...]]]
 class SourceMixture(Source):
     """Examples of several sources, each prepared, held out and shuffled by itself, in proportion to weights.
 
+    What a weight counts: of a source of pairs each pair, though several share a row; of one of texts each row.
     Without `weights`, a source counts as many as it has examples, at most `limit`, to the power of 1 / `temperature`
     (Raffel et al. 2020, section 3.5.2): examples-proportional mixing at a temperature of 1, the more equal the higher
     it is (multilingual BERT: 1 / 0.7, mT5: 1 / 0.3). All weights equal: equal mixing.
