@@ -66,6 +66,12 @@ def test_an_unknown_variant_names_the_nearest(name):
         load(name, VARIANTS[name][0] + "x")
 
 
+@pytest.mark.parametrize("name", ["quickstart", "shakespeare_char"])
+def test_a_config_of_one_size_has_no_variant(name):
+    with pytest.raises(UserError, match=f"{name} has no variant 'x'"):
+        load(name, "x")
+
+
 def pairs_of(text: str) -> JsonLines:
     """Each line of the files of a folder, and its words in reverse."""
     path = pathlib.Path(text, "pairs.jsonl")

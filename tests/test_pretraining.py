@@ -140,7 +140,8 @@ def test_rows_of_single_documents(variant, packing, translations, cache, tmp_pat
     if variant == "bert":
         experiment.tokenizer.vocab_size = 40
     lines = run(experiment, tmp_path, cache)
-    assert lines[0]["padding_fraction"] < (0.8 if packing == OneEach() else 0.5)
+    # Pieces that share a row, or have one of their bucket's length, leave less than half of it empty.
+    assert (lines[0]["padding_fraction"] > 0.5) == (packing == OneEach())
 
 
 def test_sequence_to_sequence(translations, cache, tmp_path):

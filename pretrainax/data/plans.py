@@ -20,7 +20,7 @@ from pretrainax.data.objectives import Objective
 from pretrainax.data.order import permute
 from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentences
 
-_FORMAT = 1  # of the files
+_FORMAT = 2  # of the files, and of how pieces are cut and left out
 _FIGURES = "figures.json"
 
 Keys = Optional[tuple[int, ...]]  # of an epoch's permutation; None: in order

@@ -44,6 +44,12 @@ class Statistic(NamedTuple):
         return self.asked is not None and not math.fabs(self.measured - self.asked) <= self.tolerance
 
 
+def of_field(field: str, lines: Iterator[str]) -> Iterator[str]:
+    """The error lines of an objective that is `config.objective.<field>`."""
+    for line in lines:
+        yield line.replace("config.objective", f"config.objective.{field}")
+
+
 class Objective(Choice):
     """Base of the objectives. A subclass is a dataclass that gives what raises NotImplementedError here.
 

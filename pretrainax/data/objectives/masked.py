@@ -318,10 +318,10 @@ def _in_a_row(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> S
         if isinstance(unit, Runs):
             mean, of_mean = unit.runs_of(int(count))
             expected, variance = expected + mean, variance + of_mean
-        # What runs of long words leave of the budget goes to another word, a run more, or it joins others. The text
-        # ends runs too.
-        more += np.any(sizes > 1) + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
-        fewer += 2 * count / len(sizes)
+            # What runs of long words leave of the budget goes to another word, a run more, or it joins others. The text
+            # ends runs too.
+            more += np.any(sizes > 1) + np.count_nonzero(np.append(sizes, 0)[ends + 1] == 0)
+            fewer += 2 * count / len(sizes)
     measured = touched / max(runs, 1)
     if not expected:
         return Statistic("words in a row", measured)

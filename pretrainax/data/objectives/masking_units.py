@@ -125,11 +125,6 @@ class Runs(WholeWords):
         """How often 1, 2, 3, … words are drawn; adds up to 1."""
         raise NotImplementedError
 
-    @property
-    def mean(self) -> float:
-        """Words of a draw."""
-        return sum(n * share for n, share in enumerate(self.shares, start=1))
-
     def runs_of(self, words: int) -> tuple[float, float]:
         """Mean and variance of the number of draws that it takes to have so many words, the last one cut."""
         mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())

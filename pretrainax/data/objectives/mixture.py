@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.data.objectives.base import Lengths, Objective, of_field
 
 
 class _CommonFamilies:
@@ -71,7 +71,7 @@ class ObjectiveMixture(Objective):
             yield from wrong or super().problems(experiment)
             return
         for i, objective in enumerate(self.objectives):
-            yield from _of_part(i, objective.problems(experiment))
+            yield from of_field(f"objectives[{i}]", objective.problems(experiment))
 
     def field_problems(self):
         count, weights = len(self.objectives), self.weights
@@ -91,12 +91,7 @@ class ObjectiveMixture(Objective):
                 names = ", ".join(type(objective).__name__ for objective in self.objectives)
                 yield f"config.objective.objectives {names} train no config.model.family in common"
         for i, objective in enumerate(self.objectives):
-            yield from _of_part(i, objective.field_problems())
-
-
-def _of_part(i: int, lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line.replace("config.objective", f"config.objective.objectives[{i}]")
+            yield from of_field(f"objectives[{i}]", objective.field_problems())
 
 
 def _longest(lengths: Iterator[Lengths]) -> Lengths:

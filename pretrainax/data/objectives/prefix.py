@@ -3,13 +3,12 @@
 import bisect
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import ClassVar
 
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic, of_field
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import SequentialDenoising
 from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_example
@@ -169,19 +168,14 @@ class DecoderOnly(Objective):
             kind = type(self.objective).__name__
             yield f"config.objective.objective is {kind}, it must be one for an encoder_decoder, such as SpanCorruption"
             return
-        yield from _of_inner(self.objective.field_problems())
+        yield from of_field("objective", self.objective.field_problems())
 
     def problems(self, experiment):
         wrong = list(super().problems(experiment))
         yield from wrong
         if not wrong:
             model = dataclasses.replace(experiment.model, family="encoder_decoder")
-            yield from _of_inner(self.objective.problems(dataclasses.replace(experiment, model=model)))
-
-
-def _of_inner(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line.replace("config.objective", "config.objective.objective")
+            yield from of_field("objective", self.objective.problems(dataclasses.replace(experiment, model=model)))
 
 
 def _joined(objective: Objective, raw: int) -> int:

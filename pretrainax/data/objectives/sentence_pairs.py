@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.objectives.base import Lengths, Objective, Statistic, of_field
 from pretrainax.data.objectives.masked import MaskedLM
 
 _FRAME = 3  # [CLS] and two [SEP]
@@ -52,8 +52,7 @@ class SentencePairs(Objective):
         if not 0 <= self.short_fraction <= 1:
             yield f"config.objective.short_fraction is {self.short_fraction}, it must be in [0, 1]"
         if isinstance(self.masking, MaskedLM):
-            for line in self.masking.field_problems():
-                yield line.replace("config.objective", "config.objective.masking")
+            yield from of_field("masking", self.masking.field_problems())
         else:
             yield f"config.objective.masking is {type(self.masking).__name__}, it must be a MaskedLM"
 

@@ -1,10 +1,9 @@
 """Text to text: every task as one of source and target, beside one that needs no supervision."""
 
 import dataclasses
-from collections.abc import Iterator
 from typing import ClassVar
 
-from pretrainax.data.objectives.base import Lengths, Objective
+from pretrainax.data.objectives.base import Lengths, Objective, of_field
 from pretrainax.data.objectives.sequence_to_sequence import SequenceToSequence
 from pretrainax.data.objectives.spans import SpanCorruption
 
@@ -75,17 +74,12 @@ class TextToText(Objective):
             kind = type(self.unsupervised).__name__
             yield f"config.objective.unsupervised is {kind}, it must be one of texts for an encoder_decoder"
             return
-        yield from _of_unsupervised(self.unsupervised.field_problems())
+        yield from of_field("unsupervised", self.unsupervised.field_problems())
 
     def problems(self, experiment):
         wrong = list(super().problems(experiment))
-        yield from wrong or _of_unsupervised(self.unsupervised.problems(experiment))
+        yield from wrong or of_field("unsupervised", self.unsupervised.problems(experiment))
 
     def check_vocabulary(self, vocabulary, sequence_length):
         super().check_vocabulary(vocabulary, sequence_length)
         self.unsupervised.check_vocabulary(vocabulary, sequence_length)
-
-
-def _of_unsupervised(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line.replace("config.objective", "config.objective.unsupervised")
