@@ -1,27 +1,31 @@
 #!/usr/bin/env bash
-# Runs the same command on every worker of a TPU VM. On a slice of several hosts --workdir must be on storage that all
-# of them see (a bucket mounted with gcsfuse, Filestore); jax.distributed finds the other hosts by itself.
+# Runs the same command on every worker of a TPU VM, and again from the newest checkpoint when the run was preempted or
+# failed. jax.distributed finds the other hosts by itself.
 #
-#   launch/tpu_vm.sh --name=my-v5e-16 --zone=us-west4-a -- --config=configs/t5_base.py --workdir=runs/t5
+#   launch/tpu_vm.sh --name=my-v5e-16 --zone=us-west4-a [--restarts=10] -- --config=configs/t5_base.py --workdir=DIR
 #   --dry-run prints the commands instead of running them.
 #
+# What must be set: --name, --zone and, after --, --config and --workdir: on a slice of several hosts a folder that all
+# of them see (a bucket mounted with gcsfuse, Filestore), and so config.data.cache_dir.
 # Needs gcloud, logged in, and a TPU VM that exists:
 #   gcloud compute tpus tpu-vm create my-v5e-16 --zone=us-west4-a --accelerator-type=v5litepod-16 \
 #     --version=v2-alpha-tpuv5-lite
 set -euo pipefail
 
-name='' zone='' dry=''
+name='' zone='' dry='' restarts=10
 while (($#)); do
   case $1 in
     --name=*) name=${1#*=} ;;
     --zone=*) zone=${1#*=} ;;
+    --restarts=*) restarts=${1#*=} ;;
     --dry-run) dry=yes ;;
     --) shift && break ;;
-    *) echo "tpu_vm.sh: unknown argument '$1'; allowed: --name= --zone= --dry-run -- ARGUMENTS OF pretrainax.main" >&2 && exit 2 ;;
+    *) echo "tpu_vm.sh: unknown argument '$1'; allowed: --name= --zone= --restarts= --dry-run -- ARGUMENTS OF pretrainax.main" >&2 && exit 2 ;;
   esac
   shift
 done
 [[ $name && $zone && $# -gt 0 ]] || { echo "tpu_vm.sh: give --name=, --zone= and, after --, --config=" >&2 && exit 2; }
+[[ $restarts =~ ^[0-9]+$ ]] || { echo "tpu_vm.sh: --restarts=$restarts is no number" >&2 && exit 2; }
 
 cd "$(dirname "$0")/.."
 run() { if [[ $dry ]]; then printf '%q ' "$@" && echo; else "$@"; fi; }
@@ -30,4 +34,10 @@ on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --w
 run tar --exclude=.venv --exclude=runs --exclude=.git -czf /tmp/pretrainax.tgz .
 run gcloud compute tpus tpu-vm scp /tmp/pretrainax.tgz "$name:" --zone="$zone" --worker=all
 on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax && make install EXTRAS=tpu"
-on_all_workers "cd pretrainax && .venv/bin/python -m pretrainax.main $(printf '%q ' "$@")"
+# Each worker restarts its own process. When one ends badly the others end within 30 s, so that all of them meet again.
+# An exit code of 2 is a mistake in the config, which no restart mends.
+on_all_workers "cd pretrainax && for attempt in \$(seq 0 $restarts); do
+  .venv/bin/python -m pretrainax.main $(printf '%q ' "$@"); code=\$?
+  case \$code in 0 | 2) break ;; esac
+  echo \"exit code \$code; restart \$((attempt + 1)) of $restarts\"; sleep 30
+done; exit \$code"

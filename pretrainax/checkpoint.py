@@ -28,6 +28,7 @@ from orbax.checkpoint import v1 as ocp
 
 from pretrainax import manifest
 from pretrainax.config import RunFailed, UserError
+from pretrainax.json_files import read_object
 from pretrainax.paths import parameter_names
 
 NOTES = "run.json"
@@ -51,9 +52,9 @@ class Checkpoints:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending = None  # (step, future) of the save under way
         os.makedirs(self.directory, exist_ok=True)
-        standard_logging.getLogger("absl").addFilter(_not_orbax_traceback)
-        if jax.process_index() == 0:
-            self._clear_unfinished()
+        for name in ("absl", "concurrent.futures"):
+            standard_logging.getLogger(name).addFilter(_not_orbax_traceback)
+        self._clear_unfinished()
 
     def save(self, step: int, state: Any, extra: dict, metrics: Optional[dict] = None) -> None:
         """Copies the state and returns; the writing goes on in the background. A step that exists is replaced.
@@ -69,11 +70,13 @@ class Checkpoints:
         self.wait()
         parts = _parts(state)
         notes = {"step": step, "metrics": _finite(metrics or {}), "arrays": _signatures(parts), "extra": extra}
-        notes = json.dumps(notes, indent=1)  # now: the caller goes on changing `extra`
         staging = self._path(step, ".saving")
         with _naming(step):
+            if jax.process_index() == 0:
+                # Before the caller changes `extra`, and before Orbax, which waits 300 s for a folder it cannot make.
+                manifest.write(self._path(step, ".saving.json"), json.dumps(notes, indent=1))
             response = ocp.save_checkpointables_async(staging, parts)
-        self._pending = step, self._writer.submit(self._finish, step, staging, response, notes)
+        self._pending = step, self._writer.submit(self._finish, step, staging, response)
 
     def wait(self) -> None:
         """Returns when the last save is on disk and verified; raises RunFailed if it could not be written."""
@@ -87,12 +90,23 @@ class Checkpoints:
             self.wait()
         finally:
             self._writer.shutdown()
+            self._clear_unfinished()  # what Orbax still wrote when its save had failed
 
-    def restore_newest(self, abstract_state: Any) -> Optional[tuple[int, Any, dict]]:
+    def drop_after(self, step: int) -> None:
+        """Deletes the checkpoints of later steps, which a rollback has found to be bad."""
+        self.wait()
+        if jax.process_index() == 0:
+            for later in _steps(self.directory):
+                if later > step and later not in self._distrusted:
+                    os.rename(self._path(later), self._path(later, ".deleted"))
+        self._clear_unfinished()
+
+    def restore_newest(self, abstract_state: Any, up_to: Optional[int] = None) -> Optional[tuple[int, Any, dict]]:
         """(step, state, extra) of the newest step whose every file has its checksum; None where there is no step.
 
         Args:
           abstract_state: jax.ShapeDtypeStructs with the shardings to restore into, whatever they were when saved.
+          up_to: the newest step up to this one, if there is one; else the oldest.
 
         Raises:
           UserError: there are steps and all are damaged (nothing is deleted); or the arrays are not those of
@@ -101,7 +115,7 @@ class Checkpoints:
         self.wait()
         found = -1
         if jax.process_index() == 0:
-            step, damaged = _newest_valid(self.directory)
+            step, damaged = _newest_valid(self.directory, up_to)
             self.warnings = [f"checkpoint {s} is not used: {faults}" for s, faults in damaged.items()]
             self._distrusted = set(damaged)
             for line in self.warnings:
@@ -123,12 +137,12 @@ class Checkpoints:
     def _path(self, step: int, suffix: str = "") -> str:
         return os.path.join(self.directory, f"{step}{suffix}")
 
-    def _finish(self, step: int, staging: str, response: Any, notes: str) -> None:
+    def _finish(self, step: int, staging: str, response: Any) -> None:
         """In the background: waits for Orbax, adds notes and manifest, names the folder, deletes older steps."""
         try:
             response.result()
             if jax.process_index() == 0:
-                manifest.write(os.path.join(staging, NOTES), notes)
+                os.rename(self._path(step, ".saving.json"), os.path.join(staging, NOTES))
                 manifest.seal(staging)
                 if os.path.exists(self._path(step)):
                     os.rename(self._path(step), self._path(step, ".replaced"))
@@ -136,16 +150,15 @@ class Checkpoints:
                 manifest.sync(self.directory)
                 self._distrusted.discard(step)
                 self._delete_older(step)
-        finally:  # what a failed save wrote makes room again
-            if jax.process_index() == 0:
-                self._clear_unfinished()
+        finally:
+            self._clear_unfinished()  # what a failed save wrote makes room again
 
     def _delete_older(self, newest: int) -> None:
         """Keeps the newest ones, the best one, and whatever did not verify: a person may want to look at that."""
         losses = {}
         for step in _steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
-                with contextlib.suppress(OSError, ValueError, KeyError):  # damaged since: not ours to judge here
+                with contextlib.suppress(UserError):  # damaged since: not ours to judge here
                     losses[step] = read_notes(self._path(step))["metrics"].get(self.best_metric)
         scored = [step for step in losses if losses[step] is not None]
         wanted = {newest, *list(losses)[-self.keep :], *([min(scored, key=losses.get)] if scored else [])}
@@ -153,13 +166,16 @@ class Checkpoints:
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 
     def _clear_unfinished(self) -> None:
-        for name in os.listdir(self.directory):
+        for name in os.listdir(self.directory) if jax.process_index() == 0 else ():
             if match := _UNFINISHED.fullmatch(name):
                 path, whole = os.path.join(self.directory, name), self._path(int(match[1]))
                 if match[2] == "replaced" and not os.path.exists(whole):
                     os.rename(path, whole)  # killed before its successor took the name
-                else:
+                elif os.path.isdir(path):
                     shutil.rmtree(path, ignore_errors=True)
+                else:
+                    with contextlib.suppress(OSError):
+                        os.remove(path)
 
 
 def load_params(workdir: str, abstract_params: Any) -> Any:
@@ -289,10 +305,15 @@ def _steps(directory: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(directory) if name.isdecimal())
 
 
-def _newest_valid(directory: str) -> tuple[Optional[int], dict[int, str]]:
-    """The newest step that verifies, and what is wrong with each newer one; UserError where none of them does."""
-    damaged = {}
-    for step in reversed(_steps(directory)):
+def _newest_valid(directory: str, up_to: Optional[int] = None) -> tuple[Optional[int], dict[int, str]]:
+    """The newest step that verifies, and what is wrong with each newer one; UserError where none of them does.
+
+    With `up_to`, the newest up to that step, or the oldest after it.
+    """
+    damaged, steps = {}, _steps(directory)[::-1]
+    if up_to is not None:
+        steps.sort(key=lambda step: (step > up_to, abs(step - up_to)))
+    for step in steps:
         faults = manifest.faults(os.path.join(directory, str(step)))
         if not faults:
             return step, damaged
@@ -327,8 +348,8 @@ def _reason(error: Exception) -> str:
 
 
 def _not_orbax_traceback(record: standard_logging.LogRecord) -> bool:
-    """Orbax logs the traceback of each of its threads that fails; `wait` raises the same error, once."""
-    return "_SignalingThread.run() raised" not in str(record.msg)
+    """Orbax logs the traceback of each of its threads that fails or comes late; `wait` raises the same error, once."""
+    return "_SignalingThread.run() raised" not in str(record.msg) and "loop is closed" not in str(record.exc_info)
 
 
 # --- contents ------------------------------------------------------------------------------------------------------
@@ -342,8 +363,7 @@ def _parts(state: Any) -> dict[str, Any]:
 
 def _signatures(tree: Any) -> dict[str, str]:
     """{"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
-    arrays = jax.tree.leaves(tree)
-    texts = [f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in arrays]
+    texts = [f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in jax.tree.leaves(tree)]
     return dict(zip(parameter_names(tree), texts, strict=True))
 
 
@@ -353,8 +373,11 @@ def _finite(metrics: dict) -> dict:
 
 
 def read_notes(step_directory: str) -> dict:
-    with open(os.path.join(step_directory, NOTES), encoding="utf-8") as f:
-        return json.load(f)
+    path = os.path.join(step_directory, NOTES)
+    notes = read_object(path)
+    if lost := [name for name in ("arrays", "metrics", "extra") if not isinstance(notes.get(name), dict)]:
+        raise UserError(f"{path} is not what a checkpoint has: no {', '.join(lost)}")
+    return notes
 
 
 def _load(step_directory: str, abstract_parts: dict[str, Any]) -> dict[str, Any]:

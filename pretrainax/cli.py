@@ -3,6 +3,7 @@
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
 
+import errno
 import functools
 import os
 import runpy
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, Position, RotaryScaling, UserError, nearest
+from pretrainax.config import Choice, Experiment, Position, RotaryScaling, RunFailed, UserError, nearest
 from pretrainax.validation import validate
 
 
@@ -27,6 +28,16 @@ for _type in (Choice, Position, RotaryScaling):
     config_flags.register_flag_parser_for_type(_type, _ChoiceParser())
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
+_DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EACCES,
+    errno.EPERM,
+)  # what a disk has, and no program
+_LINE = 4000  # characters of an error
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
@@ -43,6 +54,11 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
             if DEBUG.value:
                 raise
             return complain(e)
+        except OSError as e:
+            if DEBUG.value or e.errno not in _DISK:
+                raise
+            where = e.filename or "a file that cannot be read or written"
+            return complain(RunFailed(f"{where}: {e.strerror}; when that is mended, run the same command again"))
 
     own = flags.FLAGS.get_flags_for_module(main.__module__)
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
@@ -75,8 +91,14 @@ def config_name() -> str:
 
 
 def complain(error: Exception) -> int:
-    print(f"pretrainax: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    print(f"pretrainax: {one_line(error)}", file=sys.stderr, flush=True)
     return getattr(error, "exit_code", UserError.exit_code)
+
+
+def one_line(error: Exception) -> str:
+    """What a terminal shows: no line breaks or control characters, which a file may hold, and an end."""
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(error).split()))
+    return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
 def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:

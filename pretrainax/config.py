@@ -41,7 +41,7 @@ def nearest(name: str, allowed: typing.Iterable[str]) -> str:
 
 
 def free(default: Any) -> Any:
-    """A field that may differ between a run and its resumption, because it does not change the mathematics."""
+    """A field that may differ between a run and its resumption: no mathematics, or the answer to a fault."""
     return dataclasses.field(default=default, metadata={"free": True})
 
 
@@ -57,15 +57,8 @@ class Choice:
     @staticmethod
     def named(name: str) -> type:
         """The choice of this class name; UserError with the nearest ones where there is none."""
-        for module in (
-            "tokenizer",
-            "data.sources",
-            "data.objectives",
-            "data.packing",
-            "data.filters",
-            "optim",
-        ):  # importing them registers theirs
-            importlib.import_module(f"pretrainax.{module}")
+        for module in "tokenizer data.sources data.objectives data.packing data.filters optim".split():
+            importlib.import_module(f"pretrainax.{module}")  # which registers its choices
         choices = {k: c for k, c in Choice._classes.items() if "__dataclass_fields__" in vars(c)}  # no abstract ones
         if name not in choices:
             raise UserError(f"unknown choice {name!r}, {nearest(name, choices)}")
@@ -296,8 +289,9 @@ class MeshConfig:
 
     data: int = free(-1)  # batch split, parameters copied
     fsdp: int = free(1)  # batch split, parameters split too
-    sequence: int = free(1)  # length split (1 for now)
+    sequence: int = free(1)  # length split
     tensor: int = free(1)  # heads, feed-forward and vocabulary split
+    slices: int = free(1)  # TPU slices, or clusters of GPUs, that a slow network joins: only `data` crosses it
 
 
 @dataclasses.dataclass
@@ -309,7 +303,14 @@ class TrainConfig:
     dtype: str = "auto"  # of activations: float32 | bfloat16 | auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     label_smoothing: float = 0.0
-    on_nonfinite: str = "stop"  # a loss or gradient that is not finite: stop | skip that update and count it
+    on_nonfinite: str = free("stop")  # a loss or gradient that is not finite: stop | skip that update and count it
+    on_spike: str = free("ignore")  # ignore | stop | rollback: the run goes back, also where on_nonfinite would stop it
+    spike_deviations: float = free(6.0)  # loss or log gradient norm, so many robust deviations above the median ...
+    spike_steps: int = free(3)  # ... for so many steps in a row is a spike
+    spike_window: int = free(128)  # steps before those, of which median and deviation are
+    rollback_steps: int = free(100)  # the run goes back to so many steps before the spike ...
+    rollback_skip: int = free(200)  # ... and the next so many batches are left out
+    max_rollbacks: int = free(20)  # one more, and the run fails
     log_every: int = free(50)
     attention: str = free("auto")  # xla | cudnn | tpu_flash | tpu_splash | auto: the fastest that fits
     remat: str = free("none")  # kept for the backward: none: all | block: block inputs | dots: matrix products
@@ -360,14 +361,15 @@ def from_json(cls: Any, value: Any, path: str = "config") -> Any:
     """The inverse of `to_json`: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
     if isinstance(value, dict):
         if "type" in value:
-            cls = Choice.named(value["type"])
+            cls = Choice.named(str(value["type"]))
         elif typing.get_origin(cls) in (typing.Union, types.UnionType):
             (cls,) = (t for t in typing.get_args(cls) if t is not type(None))
         hints = typing.get_type_hints(cls)
-        fields = {f.name for f in dataclasses.fields(cls)}
-        for name in value.keys() - fields - {"type"}:
+        for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
         items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
+        if wrong := [f"{path}.{k} is {x!r}, it must be {hints[k]}" for k, x in items.items() if not _fits(x, hints[k])]:
+            raise UserError("; ".join(wrong))
         return cls(**items)
     return tuple(from_json(Any, v, path) for v in value) if isinstance(value, list) else value
 
@@ -379,17 +381,19 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
 
 def _compare(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     if dataclasses.is_dataclass(a) and type(a) is type(b):
-        for f in dataclasses.fields(a):
-            if not f.metadata.get("free"):
-                yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
+        for f in (f for f in dataclasses.fields(a) if not f.metadata.get("free")):
+            yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
     elif a != b:
         yield path, a, b
 
 
 def load(path: str) -> Experiment:
     """Reads a run's config.json."""
-    with open(path, encoding="utf-8") as f:
-        return from_json(Experiment, json.load(f))
+    try:
+        with open(path, encoding="utf-8") as f:
+            return from_json(Experiment, dict(json.load(f)))
+    except (OSError, ValueError, TypeError, RecursionError) as e:
+        raise UserError(f"{path} is no config of a run ({e})") from e
 
 
 def dump(experiment: Experiment) -> str:

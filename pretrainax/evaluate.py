@@ -7,6 +7,7 @@ import jax
 from pretrainax import cli, config, host, sharding
 from pretrainax.checkpoint import load_params
 from pretrainax.config import UserError
+from pretrainax.data.pipeline import batches_of
 from pretrainax.job import assemble
 from pretrainax.prepare import prepare
 from pretrainax.sample import samples
@@ -25,7 +26,7 @@ def main() -> int:
         params = load_params(workdir, job.abstract_state.params)
         for name, value in job.validate(params).items():
             print(f"{name:16} {value:,.4f}")
-        for text in samples(job.model, params, job.valid_batches[0], prepared.tokenizer):
+        for text in samples(job.model, params, batches_of(experiment, prepared, "valid")[0], prepared.tokenizer):
             print(f"  · {text}")
     return 0
 

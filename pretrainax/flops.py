@@ -5,6 +5,7 @@ XLA's own count is of no use for this: it counts the body of the scan over layer
 
 from typing import Optional
 
+from pretrainax.chips import chip_of
 from pretrainax.config import DisentangledPositions, ModelConfig
 from pretrainax.data.objectives import Lengths
 from pretrainax.models.electra import discriminator_config, generator_config
@@ -65,21 +66,7 @@ def _head(config: ModelConfig, predicted: int) -> int:
     return dense + 2 * predicted * config.embedding_width * config.vocab_size
 
 
-# Dense bfloat16 FLOP/s of one device, as the makers give them. First match in `device_kind`, lower case.
-_PEAKS = (
-    ("h200", 990e12),  # NVIDIA H200 data sheet: 1,979 TFLOP/s with sparsity
-    ("h100", 990e12),  # NVIDIA H100 SXM data sheet: 1,979 TFLOP/s with sparsity (PCIe cards reach less)
-    ("a100", 312e12),  # NVIDIA A100 data sheet
-    ("tpu v6 lite", 918e12),  # Cloud TPU v6e system architecture
-    ("tpu v6e", 918e12),
-    ("tpu v5 lite", 197e12),  # Cloud TPU v5e system architecture
-    ("tpu v5e", 197e12),
-    ("tpu v5p", 459e12),  # Cloud TPU v5p system architecture
-    ("tpu v5", 459e12),  # what a v5p calls itself
-    ("tpu v4", 275e12),  # Cloud TPU v4 system architecture
-)
-
-
 def peak_flops(device_kind: str) -> Optional[float]:
-    """FLOP/s of a device by `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
-    return next((peak for name, peak in _PEAKS if name in device_kind.lower()), None)
+    """Dense bfloat16 FLOP/s of a device by `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
+    chip = chip_of(device_kind)
+    return chip and chip.peak_flops

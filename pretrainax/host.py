@@ -6,12 +6,16 @@ import os
 import sys
 
 import jax
+from jax._src.clusters import ClusterEnv
 
-from pretrainax.config import Experiment, TrainConfig
+from pretrainax.config import Experiment, RunFailed, TrainConfig, UserError
 from pretrainax.layers.compute import Compute
+from pretrainax.sharding import platform
 
 # <malloc.h>: parameters of mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+_OWN_NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def tune_malloc() -> None:
@@ -36,22 +40,44 @@ def start_jax(experiment: Experiment) -> None:
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    if _is_one_of_many():
-        jax.distributed.initialize()
+    _join_processes()
 
 
-def _is_one_of_many() -> bool:
-    env = os.environ
-    return (
-        "JAX_COORDINATOR_ADDRESS" in env
-        or int(env.get("SLURM_NTASKS", "1")) > 1
-        or "," in env.get("TPU_WORKER_HOSTNAMES", "")
-    )
+def _join_processes() -> None:
+    """`jax.distributed`, in a run of several processes.
+
+    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say it all. Without them
+    JAX finds out from SLURM, Open MPI, Kubernetes or the TPU.
+    """
+    if not is_one_of_many():
+        return
+    # A signal is for `stop.Stop`; JAX would install a handler of its own.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        if any(name in os.environ for name in _OWN_NUMBERS):
+            # "deactivate": under SLURM, JAX would show each process one GPU of its node
+            count, index = (int(os.environ.get(name, "")) for name in _OWN_NUMBERS)
+            jax.distributed.initialize(num_processes=count, process_id=index, cluster_detection_method="deactivate")
+        else:
+            jax.distributed.initialize()
+    except ValueError as e:
+        names = "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and JAX_PROCESS_ID=0 to N-1"
+        raise UserError(f"a run of several processes needs {names} in the environment: {e}") from e
+    except RuntimeError as e:
+        raise RunFailed(f"the processes of the run did not find each other: {e}") from e
+
+
+def is_one_of_many() -> bool:
+    """Whether this process is to join others: the environment says so, or `jax.distributed.initialize` finds them."""
+    if any(name in os.environ for name in ("JAX_COORDINATOR_ADDRESS", *_OWN_NUMBERS)):
+        return True
+    kinds = [kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method and kind.is_env_present()]
+    return bool(kinds) and kinds[0].get_process_count() > 1
 
 
 def for_this_machine(train: TrainConfig) -> TrainConfig:
-    """`train` with each "auto" and 0 replaced by what suits the devices at hand."""
-    on_cpu = jax.default_backend() == "cpu"
+    """`train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`."""
+    on_cpu = platform() == "cpu"
     return dataclasses.replace(
         train,
         dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,

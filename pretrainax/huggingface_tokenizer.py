@@ -18,6 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.json_files import read_object
 from pretrainax.tokenizer_json import add_special, tokenizer_json, with_template
 from pretrainax.vocabulary import (
     DESCRIPTION,
@@ -92,8 +93,10 @@ def read_tokenizer(directory: str) -> Tokenizer:
         return _Files(directory).read(name)
     except OSError as e:
         raise UserError(f"cannot read {e.filename} ({e.strerror})") from e
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"the tokenizer in {directory} is damaged ({e!r})") from e
+    except UserError:
+        raise
+    except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+        raise UserError(f"the tokenizer in {directory} is damaged ({type(e).__name__}: {e})") from e
 
 
 class _Files:
@@ -271,16 +274,8 @@ class _Files:
 
 def _json(directory: str, name: str) -> dict[str, Any]:
     """{} where there is no such file."""
-    try:
-        with open(os.path.join(directory, name), "rb") as f:
-            content = json.load(f)
-    except FileNotFoundError:
-        return {}
-    except ValueError as e:
-        raise UserError(f"{os.path.join(directory, name)} is no JSON ({e})") from e
-    if not isinstance(content, dict):
-        raise UserError(f"{os.path.join(directory, name)} is no JSON object")
-    return content
+    path = os.path.join(directory, name)
+    return read_object(path) if os.path.exists(path) else {}
 
 
 def _class(directory: str) -> str:

@@ -3,17 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import jax
 import numpy as np
 
 from pretrainax import flops, models, sharding, train_step
-from pretrainax.config import DisentangledPositions, Experiment, RelativePositionBuckets
+from pretrainax.config import DisentangledPositions, Experiment, ModelConfig, RelativePositionBuckets
 from pretrainax.data.objectives import CausalLM, Lengths
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.host import compute_for, for_this_machine
 from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.compute import Compute
 from pretrainax.metrics import summarize
 from pretrainax.prepare import Prepared
 
@@ -67,11 +68,12 @@ class Job:
     def _flops(self, lengths: Lengths) -> float:
         return flops.flops_per_step(self.experiment.model, self.experiment.train.global_batch_size, lengths)
 
-    def validation_batches(self) -> Iterator[dict[str, np.ndarray]]:
-        """This process's rows of the validation split: always the same batches, with the same masks."""
-        every = max(self.valid_batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
+    def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[dict[str, np.ndarray]]:
+        """The validation split, this process's rows or those of `batches`: always the same, with the same masks."""
+        batches = batches or self.valid_batches
+        every = max(batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
         for i in range(min(self.experiment.evaluate.batches or every, every)):
-            yield self.valid_batches[i]
+            yield batches[i]
 
     def validate(self, params: Any) -> dict:
         """The figures of the validation batches: sums and counts are added over all of them, then divided once."""
@@ -90,7 +92,8 @@ class Job:
         shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
         device = jax.devices()[0].device_kind
-        attention = dict(self._attentions())
+        has_prefix, sequence = "prefix_mask" in self.batch_shapes, self.mesh.shape["sequence"]
+        attention = dict(attentions(model, self.model.compute, self.lengths, has_prefix, sequence))
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             ("data", self.prepared.summary),
@@ -104,53 +107,75 @@ class Job:
             *(("WARNING", warning) for warning in attention.values() if warning),
         ]
 
-    def _attentions(self) -> Iterator[tuple[str, Optional[str]]]:
-        """(implementation, warning) of each attention of the model."""
-        model, lengths = self.experiment.model, self.lengths
-        has_bias = isinstance(model.position, (RelativePositionBuckets, DisentangledPositions))
-        kinds = [(lengths.inputs, lengths.inputs, has_bias)]
-        if model.family == "encoder_decoder":
-            kinds += [(lengths.targets, lengths.targets, has_bias), (lengths.targets, lengths.inputs, False)]
-        for query_length, key_length, biased in kinds:
-            yield choose_implementation(
-                self.model.compute.attention,
-                jax.default_backend(),
-                head_dim=model.dim_per_head,
-                query_length=query_length,
-                key_length=key_length,
-                has_bias=biased,
-                has_row_bias=isinstance(model.position, DisentangledPositions),
-                has_window=model.window is not None,
-                has_logit_cap=model.attention_logit_cap is not None,
-                has_prefix="prefix_mask" in self.batch_shapes,
-                causal=model.family == "decoder",
-                dtype=self.model.compute.dtype,
-            )
+
+def attentions(
+    model: ModelConfig, compute: Compute, lengths: Lengths, has_prefix: bool, sequence: int
+) -> Iterator[tuple[str, Optional[str]]]:
+    """(implementation, warning) of each attention of a model, on the devices of `jax.set_mesh`."""
+    has_bias = isinstance(model.position, (RelativePositionBuckets, DisentangledPositions))
+    kinds = [(lengths.inputs, lengths.inputs, has_bias)]
+    if model.family == "encoder_decoder":
+        kinds += [(lengths.targets, lengths.targets, has_bias), (lengths.targets, lengths.inputs, False)]
+    for query_length, key_length, biased in kinds:
+        yield choose_implementation(
+            compute.attention,
+            sharding.platform(),
+            head_dim=model.dim_per_head,
+            query_length=query_length,
+            key_length=key_length,
+            has_bias=biased,
+            has_row_bias=isinstance(model.position, DisentangledPositions),
+            has_window=model.window is not None,
+            has_logit_cap=model.attention_logit_cap is not None,
+            has_prefix=has_prefix,
+            causal=model.family == "decoder",
+            sequence=sequence,
+            dtype=compute.dtype,
+        )
+
+
+class Program(NamedTuple):
+    """What is compiled of a run: all that no data is needed for. The fields are those of Job."""
+
+    model: Any
+    optimizer: Any
+    step: Callable
+    eval_step: Callable
+    abstract_state: train_step.TrainState
+
+
+def program_of(
+    experiment: Experiment, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh
+) -> Program:
+    """Made inside `jax.set_mesh(mesh)`, whose devices may be absent."""
+    sharding.check_batch_divides(experiment, mesh)
+    train = for_this_machine(experiment.train)
+    model = models.build(experiment.model, compute_for(train))
+    params = train_step.abstract_params(model, batch_shapes)
+    schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
+    optimizer = experiment.optimizer.build(schedule, params)
+    return Program(
+        model=model,
+        optimizer=optimizer,
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
+        eval_step=train_step.make_eval_step(model, train, mesh),
+        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
+    )
 
 
 def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh) -> Job:
-    sharding.check_batch_divides(experiment, mesh)
     train_batches, valid_batches = (
         batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
         for split in ("train", "valid")
     )
-    train = for_this_machine(experiment.train)
-    model = models.build(experiment.model, compute_for(train))
     batch_shapes = train_step.global_shapes(train_batches[0], experiment.train.global_batch_size)
-    params = train_step.abstract_params(model, batch_shapes)
-    schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
-    optimizer = experiment.optimizer.build(schedule, params)
     return Job(
         experiment=experiment,
         prepared=prepared,
         mesh=mesh,
-        model=model,
-        optimizer=optimizer,
         lengths=train_batches.lengths,
         batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
-        eval_step=train_step.make_eval_step(model, train, mesh),
-        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
+        **program_of(experiment, batch_shapes, mesh)._asdict(),
     )

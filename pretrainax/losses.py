@@ -15,8 +15,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import UserError
-from pretrainax.sharding import BATCH
+from pretrainax.sharding import BATCH, axis_size, constrain, scattered_sum
 
+_TOKENS = (*BATCH, "sequence")  # the axes that split the tokens of a batch
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
 
 
@@ -121,12 +122,25 @@ def loss_sums(
     """
     assert chunk > 0, chunk  # host.for_this_machine replaces the 0 of config.train.loss_chunk
     settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
-    arrays = outputs.features, outputs.unembedding, outputs.bias
-    objective, reported = _sums(settings, *arrays, targets, loss_weights)
+    features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
+    objective, reported = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
     count = loss_weights.sum()
     return {"objective": (objective, count)} | {
         name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
     }
+
+
+def _by_device(x: jax.Array) -> jax.Array:
+    """[B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of the next;
+    what is added to a length that does not divide has weight 0."""
+    parts = axis_size("sequence")
+    if parts == 1:
+        return x
+    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
+    (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH)
+    # [S, R, n, N/n, …] -> [S, n, R, N/n, …]
+    x = x.reshape(shards, batch // shards, parts, length // parts, *x.shape[2:]).swapaxes(1, 2)
+    return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), P(_TOKENS))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -154,7 +168,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
     batch, length, width = features.shape
     # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
     # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
-    shards = _batch_shards(batch)
+    shards = _shards(batch, _TOKENS)
     pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
     step = math.ceil(length / pieces)
     # [B, N, …] -> [S, R, N', …]
@@ -175,7 +189,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
         d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
-        totals = (sums, _constrain(d_matrix, P(BATCH, None, "tensor")), _constrain(d_bias, P(BATCH, "tensor")))
+        totals = (sums, _constrain(d_matrix, P(_TOKENS, None, "tensor")), _constrain(d_bias, P(_TOKENS, "tensor")))
         return totals, d_x.reshape(shards, -1, step, width)
 
     def add_chunk(totals, start):
@@ -190,7 +204,8 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         if with_gradients:
             # [pieces, S, R, step, D] -> [S, R, N', D]
             d_features = jnp.moveaxis(d_features, 0, 2)
-    sums, d_matrix, d_bias = jax.tree.map(lambda x: x.sum(0), totals)  # over the shards
+    sums, d_matrix, d_bias = totals[0], _summed(totals[1]), totals[2]
+    sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
     if with_gradients:
         # [S, R, N', D] -> [B, N, D]
         d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
@@ -204,7 +219,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
         logits += bias.astype(jnp.float32)[None, None]
     if settings.logit_cap is not None:
         logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
-    logits = _constrain(logits, P(BATCH, None, "tensor"))
+    logits = _constrain(logits, P(_TOKENS, None, "tensor"))
     hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     largest = logits.max(-1)
     exponentials = jnp.exp(logits - largest[..., None])
@@ -236,11 +251,24 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
     return sums, d_logits.astype(features.dtype)
 
 
-def _batch_shards(batch: int) -> int:
-    """Parts that the mesh of `jax.set_mesh` cuts a batch into; 1 without a mesh, or for a batch it does not divide."""
-    sizes = jax.sharding.get_abstract_mesh().shape
-    shards = math.prod(sizes[axis] for axis in BATCH if axis in sizes)
-    return shards if batch % shards == 0 else 1
+def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
+    """[S, D, V] -> [D, V], each device's part of the sum as the parameter lies; see Embedding, whose gradient is summed
+    like this too."""
+    if d_matrix is None or len(d_matrix) == 1:
+        return None if d_matrix is None else d_matrix[0]
+    spec = P(_TOKENS)
+    return jax.shard_map(
+        lambda x: scattered_sum(x[0], spec, axis=0),
+        in_specs=P(_TOKENS, None, "tensor"),
+        out_specs=P("fsdp", "tensor"),
+        check_vma=False,
+    )(d_matrix)
+
+
+def _shards(rows: int, axes: tuple[str, ...]) -> int:
+    """Parts that the mesh of `jax.set_mesh` cuts rows into; 1 without a mesh, or for rows it does not divide."""
+    shards = math.prod(map(axis_size, axes))
+    return shards if rows % shards == 0 else 1
 
 
 def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:

@@ -8,17 +8,21 @@ import os
 import time
 
 from pretrainax import cli
+from pretrainax.config import UserError
 
 
 def main() -> int:
     experiment = cli.experiment()
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
-    from pretrainax import host, train  # after the flags are known to be good; loader workers must not import JAX
+    # after the flags are known to be good; loader workers must not import JAX
+    from pretrainax import goodput, host, train
 
+    if not cli.WORKDIR.value and host.is_one_of_many():
+        raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)
-    return train.run(experiment, workdir)
+    return train.run(experiment, workdir, goodput.process_age())
 
 
 if __name__ == "__main__":

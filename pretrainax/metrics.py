@@ -20,16 +20,25 @@ class Metrics:
 
     def __init__(self, workdir: str, total_steps: int, resume_step: int = 0, primary: bool = True):
         """Goes on in the files of an earlier start, without what they hold of steps after `resume_step`."""
-        self.workdir, self.total_steps, self.resume_step, self.primary = workdir, total_steps, resume_step, primary
+        self.workdir, self.total_steps, self.primary = workdir, total_steps, primary
         self.path = os.path.join(workdir, "metrics.jsonl")
         self.model = ""  # one line for the picture; from the header
-        if not primary:
-            return
-        os.makedirs(workdir, exist_ok=True)
-        cut_after(self.path, resume_step)
+        if primary:
+            os.makedirs(workdir, exist_ok=True)
+            self._open(resume_step)
+
+    def _open(self, step: int) -> None:
+        cut_after(self.path, step)
         self._file = open(self.path, "a", encoding="utf-8")
-        self._bar = _bar(total_steps, resume_step) if sys.stderr.isatty() and resume_step < total_steps else None
+        self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
         self._first = None  # (step, time) of the first log: what the remaining time is reckoned from
+        self.resume_step = step
+
+    def rewind(self, step: int) -> None:
+        """Takes back what was logged of the steps after `step`, which are about to be run again."""
+        if self.primary:
+            self.close()
+            self._open(step)
 
     def header(self, rows: list[tuple[str, str]]) -> None:
         """A table of names and values. The row "model" becomes the subtitle of the picture."""
@@ -110,6 +119,7 @@ class Metrics:
         self._file.close()
         if "_events" in vars(self):
             self._events.close()
+            del self._events
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -119,7 +129,12 @@ class Metrics:
         """Made at the first log, after the first step: the import takes a second where torch is installed."""
         import tensorboardX
 
-        return tensorboardX.SummaryWriter(os.path.join(self.workdir, "events"), purge_step=self.resume_step + 1)
+        # the suffix: a rollback within a second of the start would write over the file, which is named by the second
+        return tensorboardX.SummaryWriter(
+            os.path.join(self.workdir, "events"),
+            purge_step=self.resume_step + 1,
+            filename_suffix=f".{self.resume_step}",
+        )
 
     def _progress(self, step: int, figures: dict[str, Optional[float]]) -> None:
         now = time.perf_counter()

@@ -55,6 +55,7 @@ class Recipe(NamedTuple):
     """All that a corpus follows from, but for its split."""
 
     source: Source
+    fingerprint: str  # of the source
     tokenizer: str  # directory
     parts: Optional[str]  # what documents are divided into: "sentences" | "pairs" | None
     quality: Optional[QualityFilter]
@@ -140,7 +141,7 @@ def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Calla
     for source, fingerprint in zip(components, fingerprints, strict=True):
         parts = "pairs" if source.pairs else "sentences" if by_sentence else None
         key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], _FORMAT)
-        recipes.append(Recipe(source, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
+        recipes.append(Recipe(source, fingerprint, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
     return recipes, tokenizer
 
 
@@ -280,6 +281,9 @@ def _tokenize(split: str, recipe: Recipe, run: Run, report: Callable, index: int
     tasks = [(i, descriptions[i], recipe, directory) for i in missing]
     for _ in _progress(run(_write_shard, tasks), len(tasks), split, report):
         pass
+    if tasks and recipe.source.fingerprint() != recipe.fingerprint:
+        shutil.rmtree(directory)  # which shards are of which text is not known
+        raise UserError("the text of config.data.source has changed while it was tokenized: run the same command again")
     return len(descriptions)
 
 

@@ -1,6 +1,5 @@
 """The weights of a local Hugging Face directory, by the paths of our parameters."""
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -13,10 +12,13 @@ import numpy as np
 from pretrainax import manifest, models, zoo
 from pretrainax.checkpoint import Index
 from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.json_files import read_object
 from pretrainax.paths import parameter_names
 from pretrainax.safetensors_files import Reader
 from pretrainax.zoo.convert import check_shapes, places, rows_of, view
 from pretrainax.zoo.family import HuggingFace, Row, differences
+
+_MOST_LAYERS = 10_000  # more than any model has; each of them is looked at
 
 
 def is_directory(path: str) -> bool:
@@ -125,16 +127,9 @@ class Pretrained:
 
 def read_config_json(directory: str) -> dict[str, Any]:
     path = os.path.join(directory, "config.json")
-    try:
-        with open(path, encoding="utf-8") as f:
-            described = json.load(f)
-    except FileNotFoundError:
-        raise UserError(f"{directory} holds no config.json: it must be a local Hugging Face directory") from None
-    except (OSError, ValueError) as e:
-        raise UserError(f"{path} is no JSON file ({e})") from e
-    if not isinstance(described, dict):
-        raise UserError(f"{path} is no JSON object")
-    return described
+    if not os.path.exists(path):
+        raise UserError(f"{directory} holds no config.json: it must be a local Hugging Face directory")
+    return read_object(path)
 
 
 def families() -> list[HuggingFace]:
@@ -149,6 +144,8 @@ def _family_of(described: Mapping[str, Any]) -> tuple[HuggingFace, ModelConfig]:
         if family.model_type == model_type:
             try:
                 config = family.read_config(described)
+                if max(config.num_layers, config.decoder_layers) > _MOST_LAYERS:
+                    raise UserError(f"config.json has {config.num_layers} layers, more than {_MOST_LAYERS}")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:

@@ -19,6 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from pretrainax.config import UserError
+from pretrainax.json_files import read_object
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -134,12 +135,10 @@ def _index(directory: str) -> dict[str, str]:
         if not os.path.exists(os.path.join(directory, SINGLE)):
             raise UserError(_no_weights(directory))
         return {}
-    try:
-        with open(path, encoding="utf-8") as f:
-            index = json.load(f)["weight_map"]
-        files = {tensor: str(file) for tensor, file in index.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
-        raise UserError(f"{path} is no index of safetensors files ({e!r})") from e
+    index = read_object(path).get("weight_map")
+    if not isinstance(index, dict):
+        raise UserError(f"{path} is no index of safetensors files: it has no weight_map")
+    files = {tensor: str(file) for tensor, file in index.items()}
     for file in set(files.values()):
         if os.path.basename(file) != file or file.startswith("."):
             raise UserError(f"{path} names the file {file!r}, it must be one of this directory")

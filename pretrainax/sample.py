@@ -6,7 +6,9 @@ from typing import Any, Optional
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
+from pretrainax.sharding import constrain
 from pretrainax.tokenizer import Tokenizer
 
 
@@ -40,8 +42,12 @@ def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
 
 
 def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
-    logits = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True).logits())(params, batch)
-    guesses = np.asarray(jnp.argmax(logits, axis=-1))  # [B, K, V] -> [B, K]
+    @jax.jit
+    def guess(params, batch):
+        logits = model.apply({"params": params}, batch, deterministic=True).logits()
+        return constrain(jnp.argmax(logits, axis=-1), P())  # [B, K, V] -> [B, K], whole in every process
+
+    guesses = np.asarray(guess(params, batch))
     for row in range(len(guesses)):
         (tokens,) = _example(batch, row, "tokens")
         answers = {
@@ -133,7 +139,8 @@ def _decode(
         if banned is not None:
             logits = jnp.where(banned[None], -jnp.inf, logits)
         drawn = jax.random.categorical(key, logits / temperature) if temperature else jnp.argmax(logits, axis=-1)
-        return jnp.where(kept | (jnp.arange(length)[None] != place), tokens, drawn[:, None].astype(tokens.dtype))
+        tokens = jnp.where(kept | (jnp.arange(length)[None] != place), tokens, drawn[:, None].astype(tokens.dtype))
+        return constrain(tokens, P())  # whole in every process
 
     length = kept.shape[1]
     tokens = jnp.where(kept, batch["tokens"], 0)  # what is not yet filled in is not seen: the stack is causal

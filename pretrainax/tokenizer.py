@@ -63,6 +63,10 @@ class TokenizerConfig(Choice):
                 return self._read(f.read())
         except OSError as e:
             raise UserError(f"config.tokenizer.path={self.path}: cannot read {file} ({e.strerror})") from e
+        except UserError:
+            raise
+        except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+            raise UserError(f"config.tokenizer.path={self.path}: {file} is damaged ({type(e).__name__}: {e})") from e
 
     def problems(self, experiment: Any) -> Iterator[str]:
         if self.path is not None:

@@ -172,6 +172,7 @@ def split(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
     def one(x):
         x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]
         x = x.swapaxes(0, 1)  # [B/A, A, …] -> [A, B/A, …]
-        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, sharding.BATCH)))
+        spec = sharding.batch_sharding(mesh, x.shape[1:]).spec
+        return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *spec)))
 
     return jax.tree.map(one, batch)

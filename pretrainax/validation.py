@@ -20,6 +20,7 @@ _ALLOWED = {
     "model.activation": ("gelu", "gelu_tanh", "relu", "silu"),
     "train.dtype": ("auto", "float32", "bfloat16"),
     "train.on_nonfinite": ("stop", "skip"),
+    "train.on_spike": ("ignore", "stop", "rollback"),
     "train.attention": ("auto", "xla", "cudnn", "tpu_flash", "tpu_splash"),
     "train.remat": ("none", "block", "dots"),
 }
@@ -36,11 +37,12 @@ _KINDS = {  # by name: their modules import this one
 _OPTIONAL = ("data.packing", "data.quality", "data.near_duplicates")
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
-    "train.global_batch_size train.accumulate train.log_every evaluate.every "
+    "train.global_batch_size train.accumulate train.log_every train.spike_steps evaluate.every "
     "checkpoint.every checkpoint.keep"
 ).split()
 _NOT_NEGATIVE = (
-    "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk evaluate.batches"
+    "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk train.rollback_steps "
+    "train.max_rollbacks evaluate.batches"
 ).split()
 
 
@@ -102,8 +104,9 @@ def _problems(e: Experiment) -> Iterator[str]:
             f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
             f"config.train.accumulate {e.train.accumulate}"
         )
-    if e.mesh.sequence != 1:
-        yield f"config.mesh.sequence is {e.mesh.sequence}, only 1 is supported"
+    if e.mesh.slices < 1:
+        yield f"config.mesh.slices is {e.mesh.slices}, it must be at least 1"
+    yield from _spike_problems(e)
     for path, kind in _KINDS.items():
         choice = get(e, path)
         if choice is None and path in _OPTIONAL:
@@ -112,6 +115,24 @@ def _problems(e: Experiment) -> Iterator[str]:
             yield from choice.problems(e)
         else:
             yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"
+
+
+def _spike_problems(e: Experiment) -> Iterator[str]:
+    train, kept = e.train, (e.checkpoint.keep - 1) * min(e.checkpoint.every, e.evaluate.every)
+    if train.spike_deviations <= 0:
+        yield f"config.train.spike_deviations is {train.spike_deviations}, it must be greater than 0"
+    if train.spike_window < 2:
+        yield f"config.train.spike_window is {train.spike_window}, it must be at least 2"
+    if train.on_spike == "rollback" and train.rollback_skip <= train.rollback_steps:
+        yield (
+            f"config.train.rollback_skip is {train.rollback_skip}, it must be more than config.train.rollback_steps "
+            f"{train.rollback_steps}, or the data of the spike would come again"
+        )
+    if train.on_spike == "rollback" and kept < train.rollback_steps:
+        yield (
+            f"config.checkpoint.keep {e.checkpoint.keep} holds the last {kept} steps, config.train.rollback_steps is "
+            f"{train.rollback_steps}: raise config.checkpoint.keep or config.checkpoint.every"
+        )
 
 
 def _disentangled_problems(m: ModelConfig) -> Iterator[str]:

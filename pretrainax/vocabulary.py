@@ -22,9 +22,11 @@ import tokenizers
 from tokenizers import models
 
 from pretrainax.config import UserError
+from pretrainax.json_files import read_object
 
 DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
 SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
+_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that hardly a vocabulary has
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +66,24 @@ class Tokenizer:
     def __init__(
         self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str], decisive: Optional[bytes] = None
     ):
-        """special_pieces: how the special ids are written; decisive: what of `model` the ids follow from, if not all"""
+        """special_pieces: how the special ids are written; decisive: what of `model` the ids follow from, if not all.
+
+        Raises a ValueError, or what the library of the model does, where they do not fit.
+        """
+        most = len(model) + len(special_pieces)  # ids: each takes a byte at least
+        if not (type(vocabulary.size) is int and 0 < vocabulary.size <= most):
+            raise ValueError(f"{vocabulary.size} ids of a model of {len(model)} bytes")
+        if wrong := [i for i in vocabulary.special_ids if type(i) is not int or not 0 <= i < vocabulary.size]:
+            raise ValueError(f"special ids {wrong} of {vocabulary.size}")
         self.vocabulary, self.special_pieces, self.model = vocabulary, special_pieces, model
         self._text = self._describe()
         self.fingerprint = hashlib.blake2b(self._text.encode() + (decisive or model), digest_size=16).hexdigest()
         self._is_special = np.zeros(vocabulary.size, bool)
         self._is_special[list(vocabulary.special_ids - {vocabulary.unk})] = True
+
+    def _check_size(self, needed: int) -> None:
+        if needed > self.vocabulary.size:
+            raise ValueError(f"the model has {needed} ids, the vocabulary {self.vocabulary.size}")
 
     def encode(self, text: str) -> np.ndarray:
         """int32 [tokens], no special ids added."""
@@ -146,6 +160,7 @@ class SentencePieceTokenizer(Tokenizer):
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
         super().__init__(model, vocabulary, special_pieces)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._check_size(self._processor.get_piece_size())
         self._mark_ids = self._ids_of_mark()
 
     @property
@@ -192,6 +207,8 @@ class SubwordTokenizer(Tokenizer):
         super().__init__(model, vocabulary, special_pieces, decisive.encode())
         self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
+        self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
+        self._tokenizer.encode(_RARE)  # raises where it has no piece for what it does not know
         self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
@@ -234,6 +251,10 @@ class CharacterTokenizer(Tokenizer):
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
         super().__init__(model, vocabulary, special_pieces)
         self._characters = json.loads(model)
+        "".join(self._characters).encode()  # raises where one is half of a pair of surrogates
+        self._check_size(len(self._characters) + len(vocabulary.special_ids))
+        if vocabulary.unk is None:
+            raise ValueError("no id for unknown characters")
         self._first = vocabulary.size - len(self._characters)
         self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
 
@@ -293,15 +314,17 @@ _KINDS = {kind.__name__: kind for kind in (SentencePieceTokenizer, SubwordTokeni
 
 def load_tokenizer(directory: str) -> Tokenizer:
     """Reads what `Tokenizer.save` wrote."""
+    if not os.path.exists(os.path.join(directory, DESCRIPTION)):
+        raise UserError(f"{directory} holds no tokenizer: {DESCRIPTION} is missing")
     try:
-        with open(os.path.join(directory, DESCRIPTION), encoding="utf-8") as f:
-            description = json.load(f)
+        description = read_object(os.path.join(directory, DESCRIPTION))
         kind = _KINDS[description["kind"]]
         fields = description["vocabulary"]
         vocabulary = Vocabulary(**fields | {"sentinels": tuple(fields["sentinels"])})
         with open(os.path.join(directory, kind.file), "rb") as f:
-            return kind(f.read(), vocabulary, {int(i): piece for i, piece in description["special_pieces"].items()})
+            return kind(f.read(), vocabulary, {int(i): str(p) for i, p in description["special_pieces"].items()})
     except FileNotFoundError as e:
         raise UserError(f"{directory} holds no tokenizer: {e.filename} is missing") from e
-    except (ValueError, KeyError, TypeError) as e:
-        raise UserError(f"the tokenizer in {directory} is damaged ({e!r}); delete that folder and run again") from e
+    except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+        reason = e if isinstance(e, UserError) else f"{type(e).__name__}: {e}"
+        raise UserError(f"the tokenizer in {directory} is damaged ({reason}); delete that folder and run again") from e

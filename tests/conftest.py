@@ -5,7 +5,6 @@ Runs before any test module is imported, so that it may still decide how JAX sta
 
 import os
 import pathlib
-import random
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = " ".join(
@@ -20,6 +19,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks at the start
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
+
+from tests.chaos.runs import write_text  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # A second run of the tests compiles nothing that has not changed.
@@ -41,13 +42,7 @@ def strict_promotion_of_dtypes(request):
 @pytest.fixture(scope="session")
 def text(tmp_path_factory) -> pathlib.Path:
     """A folder of text: sentences over 300 made-up words."""
-    rng = random.Random(0)
-    words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(2, 7))) for _ in range(300)]
-    folder = tmp_path_factory.mktemp("text")
-    for i in range(4):
-        lines = [" ".join(rng.choices(words, k=12)).capitalize() + "." for _ in range(300)]
-        (folder / f"{i}.txt").write_text("\n".join(lines))
-    return folder
+    return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="session")

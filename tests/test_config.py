@@ -84,7 +84,7 @@ def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
         ({"model.dropout_rate": 1.0}, "config.model.dropout_rate is 1.0"),
         ({"train.accumulate": 3}, "config.train.global_batch_size 8 is not a multiple of config.train.accumulate 3"),
         ({"train.steps": 0}, "config.train.steps is 0, it must be at least 1"),
-        ({"mesh.sequence": 2}, "config.mesh.sequence is 2"),
+        ({"mesh.slices": 0}, "config.mesh.slices is 0"),
         ({"data.sequence_length": 65}, "65"),  # LearnedPositions(64)
         ({"model.family": "decoder"}, "encoder_decoder"),  # span corruption's only family
         ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding

@@ -1,40 +1,15 @@
 """The real command in a subprocess: the three families end to end, killed and resumed, and its error lines."""
 
-import json
 import os
 import pathlib
 import random
 import signal
-import subprocess
 import sys
 import time
-import warnings
 
-import jax
-import numpy as np
 import pytest
-from orbax.checkpoint import v1 as ocp
 
-ROOT = pathlib.Path(__file__).parents[1]
-# What a clock decides; everything else in a line of metrics.jsonl is decided by the config.
-TIMINGS = {"tokens_per_second", "step_seconds", "mfu", "data_wait_fraction"}
-
-
-def command(config: str, workdir, text, cache, *flags: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "pretrainax.main", f"--config={config}", f"--workdir={workdir}"),
-        *(f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", *flags),
-    ]
-
-
-def run(args: list[str], **kwargs) -> subprocess.CompletedProcess:
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    return subprocess.run(args, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, **kwargs)
-
-
-def lines(workdir, split: str = "") -> list[dict]:
-    every = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in line.items() if k not in TIMINGS} for line in every if split in line["split"]]
+from tests.chaos.runs import assert_same_run, command, lines, run, start
 
 
 @pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
@@ -60,19 +35,9 @@ def whole(tmp_path_factory, text, cache) -> pathlib.Path:
     return workdir
 
 
-def arrays(workdir) -> dict[str, np.ndarray]:
-    """Parameters, moments and step of the last checkpoint, by path."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Orbax: no shardings were given to restore into
-        state = ocp.load_checkpointables(workdir / "checkpoints" / "40")
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-
-
 def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> int:
     """Starts the command, sends the signal once a line of the step is there, returns the exit code."""
-    process = subprocess.Popen(
-        args, cwd=ROOT, stderr=subprocess.DEVNULL, env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
-    )
+    process = start(args)
     metrics = workdir / "metrics.jsonl"
     deadline = time.time() + 200
     while time.time() < deadline and process.poll() is None:
@@ -90,11 +55,7 @@ def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp
     assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL)
     out = run(args)
     assert out.returncode == 0, out.stderr
-    assert lines(tmp_path) == lines(whole)
-    expected, got = arrays(whole), arrays(tmp_path)
-    assert expected.keys() == got.keys()
-    for path in expected:
-        np.testing.assert_array_equal(got[path], expected[path], err_msg=path)
+    assert_same_run(tmp_path, whole)
 
 
 def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cache):

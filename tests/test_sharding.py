@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +35,7 @@ def experiment(**train):
         ({"fsdp": 4}, (2, 4, 1, 1)),
         ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
         ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 2)),
+        ({"sequence": 4}, (2, 1, 4, 1)),
     ],
 )
 def test_minus_one_takes_the_devices_that_are_left(sizes, expected):
@@ -52,6 +55,57 @@ def test_minus_one_takes_the_devices_that_are_left(sizes, expected):
 def test_sizes_that_do_not_fit_the_devices_are_named(sizes, message):
     with pytest.raises(UserError, match=message):
         mesh(**sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """What the mesh asks of a device."""
+
+    id: int
+    process_index: int
+    slice_index: int = 0
+    coords: tuple[int, int, int] = (0, 0, 0)
+    core_on_chip: int = 0
+    platform: str = "tpu"
+    device_kind: str = "a chip"
+
+
+def chips(count, in_a_process, in_a_slice):
+    """Slices in which the chips lie in a row."""
+    return [Chip(i, i // in_a_process, i // in_a_slice, (i % in_a_slice, 0, 0)) for i in range(count)]
+
+
+def test_data_alone_crosses_slices():
+    devices = chips(16, in_a_process=4, in_a_slice=8)
+    devices = devices[1::2] + devices[::2]  # whatever their order
+    array = sharding.make_mesh(MeshConfig(fsdp=2, tensor=2, slices=2), devices).devices
+    assert array.shape == (4, 2, 1, 2)
+    assert [{chip.slice_index for chip in part.flat} for part in array] == [{0}, {0}, {1}, {1}]
+
+
+def test_devices_that_know_no_slices_are_cut_in_ranges():
+    devices = [dataclasses.replace(chip, platform="gpu") for chip in chips(8, in_a_process=4, in_a_slice=1)]
+    array = sharding.make_mesh(MeshConfig(fsdp=4, slices=2), devices).devices
+    assert [sorted(chip.id for chip in part.flat) for part in array] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+@pytest.mark.parametrize(
+    "sizes, message",
+    [
+        ({"slices": 1}, "config.mesh.slices is 1, and the devices are of 2 slices"),
+        ({"slices": 2, "data": 1, "fsdp": 8}, "config.mesh.data must be a multiple of config.mesh.slices 2"),
+    ],
+)
+def test_slices_that_do_not_fit_the_devices_are_named(sizes, message):
+    with pytest.raises(UserError, match=message):
+        sharding.make_mesh(MeshConfig(**sizes), chips(8, in_a_process=4, in_a_slice=4))
+
+
+def test_no_row_is_of_two_processes():
+    # Neighbours that are of two hosts each: a row of two devices would be read twice.
+    devices = [dataclasses.replace(chip, process_index=chip.id % 2) for chip in chips(8, 8, 8)]
+    array = sharding.make_mesh(MeshConfig(tensor=2), devices).devices
+    assert all(len({chip.process_index for chip in row.flat}) == 1 for row in array)
 
 
 # --- the table -----------------------------------------------------------------------------------------------------
@@ -132,6 +186,16 @@ def test_a_batch_that_the_mesh_does_not_divide_is_named(rows, accumulate):
 
 def test_a_batch_need_not_divide_by_the_tensor_axis():
     sharding.check_batch_divides(experiment(global_batch_size=2), mesh(data=2, tensor=4))
+
+
+def test_the_length_of_a_batch_is_split_where_it_divides():
+    lengths = {"tokens": 8, "masked_positions": 3}
+    batch = {name: np.arange(8 * n, dtype=np.int32).reshape(8, n) for name, n in lengths.items()}
+    arrays = sharding.put_batch(batch | {"pair_labels": np.arange(8)}, mesh(data=2, sequence=4))
+    parts = {name: {s.data.shape for s in x.addressable_shards} for name, x in arrays.items()}
+    assert parts == {"tokens": {(4, 2)}, "masked_positions": {(4, 3)}, "pair_labels": {(4,)}}
+    for name, x in batch.items():
+        np.testing.assert_array_equal(arrays[name], x)
 
 
 def test_rows_of_a_batch_are_spread_over_data_and_fsdp():

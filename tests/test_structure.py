@@ -21,9 +21,10 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # Each may import, at its top, what stands in the lines before its own, and what is in its own package.
 LAYERS = [
-    "config paths manifest",
-    "validation vocabulary sharding curves safetensors_files",
-    "tokenizer_json sentencepiece_models text_pictures",
+    "config paths manifest chips goodput stop",
+    "json_files",
+    "validation vocabulary sharding curves safetensors_files rollback processes power_laws",
+    "tokenizer_json sentencepiece_models text_pictures scaling_picture",
     "huggingface_tokenizer",
     "tokenizer",
     "data",
@@ -33,11 +34,12 @@ LAYERS = [
     "models",
     "zoo",
     "losses optim checkpoint metrics flops corpus_report",
-    "train_step host cli pretrained tokenizer_report workers",
-    "prepare sample huggingface",
+    "train_step host cli pretrained tokenizer_report workers compute_optimal",
+    "prepare sample huggingface scaling_fit",
     "job inspect tokenizer_command prepare_beam",
-    "train evaluate",
-    "main",
+    "start planning",
+    "train evaluate scaling_laws",
+    "main verify_resume plan",
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}
 # The two chains that a user takes apart: text without models, models without text.

@@ -41,6 +41,8 @@ MESHES = {
     "8 data": dict(data=8),
     "8 fsdp": dict(data=1, fsdp=8),
     "2 data 2 fsdp 2 tensor": dict(data=2, fsdp=2, tensor=2),
+    "2 data 2 sequence 2 tensor": dict(data=2, sequence=2, tensor=2),
+    "2 fsdp 4 sequence": dict(data=1, fsdp=2, sequence=4),
 }
 ROWS = 32
 
@@ -68,8 +70,10 @@ def make_batch(config, seed=0):
             "pair_labels": 2,
         }.get(name, 64)
         batch[name] = rng.integers(0, highest, x.shape, dtype=np.int32)
-        if name.endswith("segment_ids"):
-            batch[name] = (np.arange(x.shape[1]) < rng.integers(4, x.shape[1] + 1, (ROWS, 1))).astype(np.int32)
+        if name.endswith("segment_ids"):  # two texts and padding
+            places, length = np.arange(x.shape[1]), x.shape[1]
+            ends = rng.integers(2, length // 2, (ROWS, 1)), rng.integers(length // 2, length + 1, (ROWS, 1))
+            batch[name] = np.where(places < ends[1], 1 + (places >= ends[0]), 0).astype(np.int32)
     shape = batch["targets"].shape
     batch["loss_weights"] = (rng.random(shape) < rng.random((ROWS, 1))).astype(np.float32)
     return batch

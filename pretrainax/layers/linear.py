@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.sharding import axis_size
 
 
 def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: bool = False) -> Any:
@@ -68,8 +69,10 @@ def _product(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
 
 
 def _rows(x: jax.Array, last_axes: int) -> jax.Array:
-    """[…, last axes] -> [tokens, features]."""
-    return x.reshape(math.prod(x.shape[:-last_axes]), -1)
+    """[…, last axes] -> [tokens, features]; [B, T, features] where the mesh splits the length, because B · T tokens in
+    one axis would not lie in ranges on the devices, and would be gathered."""
+    tokens = x.shape[:-last_axes]
+    return x.reshape(*(tokens if axis_size("sequence") > 1 else (math.prod(tokens),)), -1)
 
 
 def _matrix(kernel: jax.Array, summed: int, dtype: Any) -> jax.Array:
@@ -85,7 +88,8 @@ def _project_backward(summed, kept, gradient):
     x, kernel = kept
     gradient = _rows(gradient, kernel.ndim - summed)
     dx = gradient @ _matrix(kernel, summed, x.dtype).T
-    dkernel = jnp.matmul(_rows(x, summed).T, gradient, preferred_element_type=jnp.float32)
+    x_rows, tokens = _rows(x, summed), tuple(range(gradient.ndim - 1))
+    dkernel = jnp.tensordot(x_rows, gradient, (tokens, tokens), preferred_element_type=jnp.float32)
     return dx.reshape(x.shape), dkernel.reshape(kernel.shape)
 
 

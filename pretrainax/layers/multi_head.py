@@ -12,6 +12,7 @@ from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary, rotate
+from pretrainax.sharding import axis_size, platform
 
 
 class MultiHeadAttention(nn.Module):
@@ -61,7 +62,7 @@ class MultiHeadAttention(nn.Module):
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         implementation, _ = choose_implementation(  # its warning is for the run's header
             self.compute.attention,
-            jax.default_backend(),
+            platform(),
             head_dim=head_dim,
             query_length=q.shape[1],
             key_length=k.shape[1],
@@ -71,6 +72,7 @@ class MultiHeadAttention(nn.Module):
             has_logit_cap=config.attention_logit_cap is not None,
             has_prefix=mask.prefix is not None,
             causal=mask.causal,
+            sequence=axis_size("sequence"),
             dtype=q.dtype,
         )
         y = attention(

@@ -4,41 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
-from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.attention import Mask, choose_implementation
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding import make_mesh
-
-
-def segments(*rows):
-    return jnp.asarray(rows, jnp.int32)
-
-
-def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float32):
-    """q [B, T, H, K], k and v [B, S, G, K], bias [1, H, T, S] or None."""
-    rng = np.random.default_rng(0)
-    shapes = (batch, t, heads, width), (batch, s, key_heads, width), (batch, s, key_heads, width)
-    q, k, v = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
-    return q, k, v, jnp.asarray(rng.normal(size=(1, heads, t, s)), jnp.float32) if has_bias else None
-
-
-def run(q, k, v, bias, mask, implementation="xla", scale=0.3, logit_cap=None):
-    return attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap, implementation=implementation)
-
-
-def output_and_gradients(args, mask, implementation="xla", **options):
-    @jax.jit
-    def both(args, mask):
-        out, backward = jax.vjp(lambda *args: run(*args, mask, implementation, **options), *args)
-        return out, backward(jnp.cos(jnp.arange(out.size, dtype=out.dtype)).reshape(out.shape))
-
-    return both(args, mask)
-
+from tests.layers.attending import arrays, output_and_gradients, packed_ids, run, segments
 
 # --- the mask ------------------------------------------------------------------------------------------------------
 
@@ -237,27 +211,6 @@ def test_queries_without_a_key_are_finite_and_so_are_gradients(has_bias):
 
 
 # --- the kernels, interpreted --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def interpreted(monkeypatch):
-    """Runs Pallas kernels as ordinary JAX operations, on the CPU."""
-    compiled = pallas.pallas_call
-    monkeypatch.setattr(
-        pallas, "pallas_call", lambda *args, **options: compiled(*args, **(options | {"interpret": True}))
-    )
-    jax.clear_caches()  # the kernels are jitted inside: what another test traced would come back
-    yield
-    jax.clear_caches()
-
-
-def packed_ids(batch, length):
-    """Two documents and padding in a row, of other lengths in each row."""
-    rows = np.zeros((batch, length), np.int32)
-    for i in range(batch):
-        rows[i, : length // 3 + i] = 1
-        rows[i, length // 3 + i : length - 7 * i - 3] = 2
-    return jnp.asarray(rows)
 
 
 def kernel_cases(batch=2):

@@ -1,0 +1,224 @@
+"""The best model and the tokens to train it on for a budget of FLOPs, among architectures that can be built.
+
+What one token costs is counted (`pretrainax.flops`) on a real architecture: attention over the sequence, an encoder's
+head at its masked positions alone, an encoder-decoder's two lengths, each of which passes one of its two stacks. A
+token is one of the text that examples are made of, before masks and sentinels.
+"""
+
+import dataclasses
+import math
+import re
+from typing import NamedTuple, Optional
+
+import jax
+import numpy as np
+from scipy import optimize
+
+from pretrainax import models, zoo
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.objectives import CausalLM, Lengths, MaskedLM, Objective, SpanCorruption
+from pretrainax.flops import flops_per_step
+from pretrainax.models.electra import discriminator_config
+from pretrainax.paths import parameter_names
+from pretrainax.power_laws import LossLaw, critical_batch_size
+
+_TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
+
+# Of the critical batch size. GPT-3's eight sizes and Chinchilla trained at 0.17 to 0.42 of it, by their batches (tables
+# 2.1 and 4) and the losses that Besiroglu's law expects of them. It takes a quarter more tokens than small batches to
+# the same loss (Kaplan et al. 2020, equation 5.5).
+BATCH_SHARE = 0.25
+
+
+def count_parameters(config: ModelConfig) -> tuple[int, int]:
+    """(all, those that are not in tables by token, position or type, nor in an output matrix of its own).
+
+    Of a model with a generator those that are kept.
+    """
+    params = models.abstract_params(discriminator_config(config) if config.generator else config)
+    sizes = [math.prod(leaf.shape) for leaf in jax.tree.leaves(params)]
+    names = parameter_names(params)
+    return sum(sizes), sum(n for n, name in zip(sizes, names, strict=True) if not _TABLES.match(name))
+
+
+class Recipe(NamedTuple):
+    """What a family's architectures are built like."""
+
+    config: str  # the file whose recipe the printed flags change
+    preset: str  # of that file: all but the sizes
+    objective: Objective
+    sequence_length: int
+    spare_rows: int  # of the embedding, beyond config.tokenizer.vocab_size: sentinels, padding
+    relative_rate: bool = False  # its optimizer scales steps by the size of each matrix
+
+
+RECIPES = {
+    "decoder": Recipe("configs/llama.py:2_7b", "llama2_7b", CausalLM(), 2048, 0),
+    "encoder": Recipe("configs/modernbert_base.py", "modernbert_base", MaskedLM(rate=0.3), 1024, 83),
+    "encoder_decoder": Recipe("configs/t5_base.py", "t5_base", SpanCorruption(), 512, 128, relative_rate=True),
+}
+
+
+class Shape(NamedTuple):
+    """An architecture, and what counts of it."""
+
+    config: ModelConfig
+    parameters: int
+    without_embeddings: int
+    flops_per_token: float
+
+    def size(self, law: LossLaw) -> float:
+        """N as `law` counts it."""
+        return self.parameters if law.with_embeddings else self.without_embeddings
+
+
+class Space:
+    """The architectures of one family, from thousands of parameters to trillions.
+
+    Depth follows width as in the published models (a line through the zoo's rows of all families, in logarithms: 12
+    layers at 768, 44 at 4,096), heads are 64 wide, from a width of 2,048 on 128. Between the shapes that are built,
+    counts are interpolated.
+    """
+
+    def __init__(self, family: str, vocab_size: Optional[int], sequence_length: Optional[int]):
+        self.recipe = RECIPES[family]
+        self.base = zoo.preset(self.recipe.preset)
+        self.vocab_size = vocab_size or self.base.vocab_size
+        self.sequence_length = sequence_length or self.recipe.sequence_length
+        if self.vocab_size < 2 or self.sequence_length < self.recipe.objective.shortest:
+            raise UserError(
+                f"--vocab_size={self.vocab_size} --sequence_length={self.sequence_length}: at least 2 and "
+                f"{self.recipe.objective.shortest}"
+            )
+        self.lengths: Lengths = self.recipe.objective.lengths(self.sequence_length)
+        pairs = {(c.d_model, c.num_layers) for name in RECIPES for _, c in _rows(name)}
+        self._depth = np.polyfit(*np.log(sorted(pairs)).T, 1)
+        widths = sorted({_whole(2 ** (i / 2)) for i in range(12, 31)})  # 64 to 32,768
+        self.ladder = [self.build(width, self.depth(width)) for width in widths]
+
+    def depth(self, width: int) -> int:
+        return max(2, round(math.exp(np.polyval(self._depth, math.log(width)))))
+
+    def build(self, width: int, layers: int) -> Shape:
+        head = _head(width)
+        config = dataclasses.replace(
+            self.base,
+            vocab_size=self.vocab_size,
+            num_layers=layers,
+            d_model=width,
+            d_ff=128 * max(1, round(width * self.base.d_ff / self.base.d_model / 128)),
+            num_heads=width // head,
+            num_kv_heads=self.base.num_kv_heads and width // head,
+            head_dim=self.base.head_dim and head,
+        )
+        cost = flops_per_step(config, 1, self.lengths) / self.lengths.raw
+        return Shape(config, *count_parameters(config), cost)
+
+    def cost(self, law: LossLaw, size):
+        """FLOPs of a token of text for N = size; numbers or arrays."""
+        sizes = np.log([shape.size(law) for shape in self.ladder])
+        return np.exp(np.interp(np.log(size), sizes, np.log([shape.flops_per_token for shape in self.ladder])))
+
+    def optimum(self, law: LossLaw, flops: float) -> float:
+        """N of the least loss that `flops` reach, as `law` counts it, between the shapes too."""
+        sizes = np.geomspace(self.ladder[0].size(law), self.ladder[-1].size(law), 20_000)
+        return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
+
+    def flops_for(self, law: LossLaw, tokens: float) -> float:
+        """The budget whose optimum reads so many tokens."""
+        low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
+
+        def excess(log_flops: float) -> float:
+            flops = math.exp(log_flops)
+            return flops / self.cost(law, self.optimum(law, flops)) - tokens
+
+        return math.exp(optimize.bisect(excess, low - 1e-3, high + 1e-3, xtol=1e-4))
+
+    def nearest(self, law: LossLaw, size: float) -> Shape:
+        """The shape of so many parameters, to about half a layer.
+
+        Raises:
+          UserError: smaller or larger than any shape here.
+        """
+        least, most = self.ladder[0].size(law), self.ladder[-1].size(law)
+        if not 1.001 * least < size < most / 1.001:
+            raise UserError(
+                f"the best model for this budget has less than {short(least)} or more than {short(most)} parameters: "
+                "give another budget"
+            )
+        width = math.exp(np.interp(math.log(size), np.log([s.size(law) for s in self.ladder]), self._log_widths()))
+        width = _whole(width)
+        two, three = (self.build(width, layers).size(law) for layers in (2, 3))  # N is linear in the layers
+        return self.build(width, max(2, round(2 + (size - two) / (three - two))))
+
+    def _log_widths(self) -> np.ndarray:
+        return np.log([shape.config.d_model for shape in self.ladder])
+
+
+def _head(width: float) -> int:
+    return 64 if width < 2048 else 128
+
+
+def _whole(width: float) -> int:
+    """The nearest of eight widths an octave, and of whole heads: 2,560 and 10,240 split well over devices."""
+    step = max(64, 2 ** math.floor(math.log2(width)) // 8)
+    return step * max(1, round(width / step))
+
+
+def published(shape: Shape) -> str:
+    """The row of the zoo, of the same family, with the nearest number of parameters."""
+    name, config = min(
+        _rows(shape.config.family), key=lambda row: abs(math.log(_roughly(row[1]) / _roughly(shape.config)))
+    )
+    return (
+        f"{name}, {short(count_parameters(config)[0])}: {config.num_layers} layers, width {config.d_model:,}, "
+        f"{config.num_heads} heads"
+    )
+
+
+def _rows(family: str) -> list[tuple[str, ModelConfig]]:
+    """Of the zoo: one stack of own layers each, no generator beside it."""
+    rows = ((name, zoo.preset(name)) for name in zoo.PRESETS)
+    return [(name, c) for name, c in rows if c.family == family and not c.share_layers and not c.generator]
+
+
+def _roughly(config: ModelConfig) -> float:
+    """Parameters, by the FLOPs of one token: counting exactly takes a tenth of a second."""
+    tables = 0 if config.tie_embeddings else config.vocab_size * config.embedding_width
+    return tables + flops_per_step(config, 1, Lengths(1, 1, 1)) / 6
+
+
+class Plan(NamedTuple):
+    """A run for a budget."""
+
+    shape: Shape
+    size: float  # N as the law counts it
+    examples: int  # of an update
+    steps: int
+    tokens: float  # of text, in all
+    flops: float  # of all steps
+    loss: float
+
+
+def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] = None) -> Plan:
+    """The best run for `flops`; with `tokens`, that of the model for which they are the best, `flops` or not."""
+    shape = space.nearest(law, space.optimum(law, flops))
+    size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
+    batch = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))
+    examples = 2 ** max(0, round(math.log2(batch / space.lengths.raw)))
+    steps = max(1, round(tokens / (examples * space.lengths.raw)))
+    tokens = float(steps * examples * space.lengths.raw)
+    return Plan(shape, size, examples, steps, tokens, tokens * shape.flops_per_token, law.loss(size, tokens))
+
+
+def short(count: float) -> str:
+    """2.86 B; 4 T."""
+    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if count >= 0.9995 * size:
+            return number(count / size) + name
+    return number(count)
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

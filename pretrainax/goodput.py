@@ -1,0 +1,131 @@
+"""Where the time of a run goes, from its first start to its end, over all its restarts.
+
+Goodput is the time in steps over all time: seconds in which the devices are at work on steps that are not a repetition.
+Every second of a start belongs to one part; a start is a process, from its beginning to its last sign of life, and
+what lies between two starts is a part too. `goodput.json` in the workdir holds the seconds of each start. It is
+replaced as a whole at each log, so a kill costs what came after the last one, which then counts as between the starts.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+
+PARTS = {
+    "steps": "steps",
+    "redone": "steps done again after a restart or a rollback",
+    "starting": "starting: imports, building the model",
+    "preparing": "preparing the data",
+    "restoring": "restoring a checkpoint, or initialising",
+    "compiling": "compiling: the first step",
+    "waiting": "waiting for data",
+    "evaluating": "evaluating",
+    "saving": "saving",
+    "finishing": "the tables and pictures of the end",
+    "down": "between the starts",
+}
+
+
+class Goodput:
+    """The clock of this start: it runs on one part at a time, "starting" at first."""
+
+    def __init__(self, workdir: str, age: float = 0.0, primary: bool = True):
+        """age: seconds that the start is old already; primary: only that process reads and writes the file."""
+        self.path, self.primary = os.path.join(workdir, "goodput.json"), primary
+        self._before = _read(self.path) if primary else []  # the starts before this one
+        self.furthest = max((start["step"] for start in self._before), default=0)  # step that was reached by any
+        self._seconds = dict.fromkeys(PARTS, 0.0) | {"starting": age}
+        self._began, self._part, self._since = time.time() - age, "starting", time.perf_counter()
+
+    def age(self) -> float:
+        """Seconds since the start began."""
+        self.to(self._part)
+        return sum(self._seconds.values())
+
+    def to(self, part: str) -> None:
+        """From now on the time is that of `part`."""
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        self._part, self._since = part, now
+
+    @contextlib.contextmanager
+    def on(self, part: str) -> Iterator[None]:
+        """`part` inside; what it was before, after."""
+        before = self._part
+        self.to(part)
+        try:
+            yield
+        finally:
+            self.to(before)
+
+    def step(self, number: int) -> None:
+        """The time is that of this step: of the first time, or of a repetition."""
+        part = "steps" if number > self.furthest else "redone"
+        self.furthest = max(self.furthest, number)
+        if part != self._part:
+            self.to(part)
+
+    def save(self, done: bool = False) -> None:
+        """Writes the file. done: the run has ended; the time until it is looked at again is nobody's."""
+        if not self.primary:
+            return
+        self.to(self._part)
+        start = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
+        with contextlib.suppress(OSError):  # a full disk: a run does not end for its clock
+            with open(self.path + ".tmp", "w", encoding="utf-8") as f:
+                json.dump([*self._before, start], f, indent=1)
+            os.replace(self.path + ".tmp", self.path)
+
+    def table(self) -> str:
+        """The parts in their order, those without time left out."""
+        self.to(self._part)
+        starts = [*self._before, {"began": self._began, "done": False, "seconds": self._seconds}]
+        seconds = total(starts)
+        every = sum(seconds.values())
+        rows = [(label, seconds[part]) for part, label in PARTS.items() if seconds[part] >= 0.05]
+        width = max(len(label) for label, _ in rows)
+        times = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
+        return "\n".join(
+            [
+                f"goodput {seconds['steps'] / every:.1%} of {_clock(every)}, {times}",
+                *(f"  {label:<{width}}  {_clock(value):>10}  {value / every:6.1%}" for label, value in rows),
+                "",
+            ]
+        )
+
+
+def total(starts: list[dict]) -> dict[str, float]:
+    """Seconds of each part over all starts; their sum is the time since the first one began."""
+    seconds = {part: sum(start["seconds"][part] for start in starts) for part in PARTS}
+    for one, after in zip(starts, starts[1:], strict=False):
+        gap = after["began"] - one["began"] - sum(one["seconds"].values())
+        seconds["down"] += 0.0 if one["done"] else max(gap, 0.0)  # less than nothing: somebody has set the clock
+    return seconds
+
+
+def process_age() -> float:
+    """Seconds since this process was started; 0 where only Linux could tell."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as f:
+            ticks = int(f.read().rpartition(")")[2].split()[19])  # proc(5): starttime, field 22, after the boot
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
+    except (OSError, AttributeError, ValueError, IndexError):
+        return 0.0
+
+
+def _read(path: str) -> list[dict]:
+    """The starts so far; none where the file is missing or is not ours to read."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return [{**start, "seconds": dict.fromkeys(PARTS, 0.0) | start["seconds"]} for start in json.load(f)]
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
+
+
+def _clock(seconds: float) -> str:
+    """4.2 as "4.2 s", 3683 as "1:01:23"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

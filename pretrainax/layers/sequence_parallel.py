@@ -1,0 +1,222 @@
+"""Attention over a length that the mesh splits: of each row a device has T/n queries and S/n keys, n the size of the
+axis `sequence`.
+
+Ring attention (Liu et al. 2023, arXiv 2310.01889, section 3): the keys and values of each device travel around the ring
+of n devices, while it attends to those that are with it; the softmax is kept online. A device never holds more than two
+parts of k and v and the logits of one part, so this is what long contexts need, and as it is written in JAX it takes
+every mask, bias and cap. Kernels that are written for whole keys get them instead by an all-gather, as in Llama 3
+(arXiv 2407.21783, section 3.3.2): with few key heads they are small beside the queries (`on_each_device`).
+
+NOTE Parts are ranges of the row. With a causal mask the first device has less to do than the last, and waits for it:
+half of the time of a long row. Orders that even it out (Brandon et al. 2023, "striped") are not here.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
+from pretrainax.sharding import BATCH, axis_size
+
+_AXIS = "sequence"
+
+
+class _Settings(NamedTuple):
+    scale: float
+    logit_cap: Optional[float]
+    parts: int
+
+
+def ring_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: Mask,
+    bias: Optional[jax.Array],
+    scale: float,
+    logit_cap: Optional[float],
+) -> jax.Array:
+    """`attention` of whole arrays under the mesh of `jax.set_mesh`; lengths it does not divide are padded."""
+    parts = axis_size(_AXIS)
+    length, segments = q.shape[1], padded_segments(mask, q, k, parts)
+    if segments is not None:
+        mask = mask.replace(query_segment_ids=segments[0], key_segment_ids=segments[1])
+        mask = mask if mask.prefix is None else mask.replace(prefix=pad(mask.prefix, 1, parts))
+        q, k, v = (pad(x, 1, parts) for x in (q, k, v))
+        bias = None if bias is None else pad(pad(bias, 2, parts), 3, parts)
+    array, per_token = P(_rows(q), _AXIS, _heads(k)), P(_rows(q), _AXIS)  # [B, T, H, K], [B, T]
+    run = jax.shard_map(
+        functools.partial(_ring, _Settings(scale, logit_cap, parts)),
+        in_specs=(array, array, array, _bias_spec(bias, q, k), _mask_spec(mask, per_token, per_token)),
+        out_specs=array,
+        check_vma=False,  # a device cannot say that what it got from its neighbour varies along the axis
+    )
+    return run(q, k, v, bias, mask)[:, :length]
+
+
+def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
+    """The axes that split the rows; a batch that they do not divide is copied."""
+    return BATCH if q.shape[0] % math.prod(map(axis_size, BATCH)) == 0 else None
+
+
+def _heads(k: jax.Array) -> Optional[str]:
+    """The axis that splits the heads; `sharding.shardings` says it of a number that it does not divide."""
+    return "tensor" if k.shape[2] % axis_size("tensor") == 0 else None
+
+
+def _bias_spec(bias: Optional[jax.Array], q: jax.Array, k: jax.Array) -> Optional[P]:
+    return None if bias is None else P(_rows(q) if bias.shape[0] > 1 else None, _heads(k), _AXIS)
+
+
+def _mask_spec(mask: Mask, query: P, key: P) -> Any:
+    specs = Mask(mask.causal, query, key, mask.window, P(), key)
+    return jax.tree.map(
+        lambda spec, x: None if x is None else spec, specs, mask, is_leaf=lambda x: x is None or isinstance(x, P)
+    )
+
+
+# --- the ring, on one of its devices --------------------------------------------------------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _ring(settings: _Settings, q, k, v, bias, mask):
+    return _ring_forward(settings, q, k, v, bias, mask)[0]
+
+
+def _ring_forward(settings: _Settings, q, k, v, bias, mask):
+    """The output [B, T/n, H, K], and what the backward needs."""
+    b, t, h, d = q.shape
+    g = k.shape[2]
+    empty = (
+        jnp.full((b, g, h // g, t), -jnp.inf),  # the largest logit so far
+        jnp.zeros((b, g, h // g, t)),  # the sum of exp(logit - largest)
+        jnp.zeros((b, g, h // g, t, d)),  # the sum of exp(logit - largest) · value
+    )
+
+    def attend(carry, guest, turn):
+        largest, normaliser, total = carry
+        logits = _logits(settings, q, guest, _columns(settings, bias, turn), mask, turn)
+        new = jnp.maximum(largest, logits.max(-1))
+        weights, shrink = jnp.exp(logits - new[..., None]), jnp.exp(largest - new)
+        total = total * shrink[..., None] + weighted_sum(weights, guest["v"])
+        return new, normaliser * shrink + weights.sum(-1), total
+
+    largest, normaliser, total = _around(settings, attend, empty, _guest(k, v, mask))
+    total = total / normaliser[..., None]
+    out = heads_last(total).astype(q.dtype)
+    return out, (q, k, v, bias, mask, total, largest, normaliser)
+
+
+def _ring_backward(settings: _Settings, kept, gradient):
+    """Keys and values go around once more, and their gradients with them.
+
+    The gradient of a logit is p · (dp - D), with p its weight, dp = value · d_out and D = out · d_out (Dao et al. 2022,
+    arXiv 2205.14135, section B.4). So with largest logits, normalisers and D held fixed, the gradients of
+    sum(p · (dp - D)) are those of attention, whatever makes a logit of q, k and the bias.
+    """
+    q, k, v, bias, mask, out, largest, normaliser = kept
+    b, g, r, t, d = out.shape
+    # [B, T, H, K] -> [B, G, R, T, K]
+    d_out = gradient.astype(jnp.float32).reshape(b, t, g, r, d).transpose(0, 2, 3, 1, 4)
+    offset = (out * d_out).sum(-1)  # D
+
+    def part(q, k, v, columns, guest, turn):
+        logits = _logits(settings, q, guest | {"k": k}, columns, mask, turn)
+        weights = jnp.exp(logits - largest[..., None]) / normaliser[..., None]
+        d_weights = jnp.einsum("BGRTK,BSGK->BGRTS", d_out.astype(v.dtype), v, preferred_element_type=jnp.float32)
+        return jnp.sum(weights * (d_weights - offset[..., None]))
+
+    def attend(carry, guest, turn):
+        d_q, d_bias, travelling = carry
+        columns = _columns(settings, bias, turn)
+        arrays = q, guest["k"], guest["v"], columns
+        new_q, new_k, new_v, new_columns = jax.grad(part, (0, 1, 2, 3))(*arrays, guest, turn)
+        if bias is not None:
+            start = _origin(settings, turn) * columns.shape[3]
+            d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, new_columns, start, axis=3)
+        # Those of k and v go with k and v to the next device, in float32.
+        travelling = jax.tree.map(lambda x, new: x + new.astype(jnp.float32), travelling, (new_k, new_v))
+        return d_q + new_q.astype(jnp.float32), d_bias, _next(settings, travelling)
+
+    zeros = [jnp.zeros(x.shape, jnp.float32) for x in (q, k, v)]
+    start = zeros[0], None if bias is None else jnp.zeros_like(bias), tuple(zeros[1:])
+    d_q, d_bias, (d_k, d_v) = _around(settings, attend, start, _guest(k, v, mask))
+    return d_q.astype(q.dtype), d_k.astype(k.dtype), d_v.astype(v.dtype), d_bias, None
+
+
+_ring.defvjp(_ring_forward, _ring_backward)
+
+
+def _guest(k, v, mask: Mask) -> dict[str, Any]:
+    """What travels: keys, values and what the mask says of them."""
+    return {"k": k, "v": v, "ids": mask.key_segment_ids, "prefix": mask.prefix}
+
+
+def _around(settings: _Settings, attend, carry, guest):
+    """`attend(carry, guest, turn)` for each part of the keys, its own first; the next one is under way meanwhile."""
+
+    def body(state, turn):
+        carry, guest = state
+        return (attend(carry, guest, turn), _next(settings, guest)), None
+
+    (carry, guest), _ = jax.lax.scan(body, (carry, guest), jnp.arange(settings.parts - 1))
+    return attend(carry, guest, settings.parts - 1)
+
+
+def _next(settings: _Settings, tree):
+    pairs = [(i, (i + 1) % settings.parts) for i in range(settings.parts)]
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, _AXIS, pairs), tree)
+
+
+def _origin(settings: _Settings, turn):
+    """Whose keys are here at a turn."""
+    return (jax.lax.axis_index(_AXIS) - turn) % settings.parts
+
+
+def _columns(settings: _Settings, bias, turn):
+    """Those of the keys that are here: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]."""
+    if bias is None:
+        return None
+    size = bias.shape[3] // settings.parts
+    return jax.lax.dynamic_slice_in_dim(bias, _origin(settings, turn) * size, size, axis=3)
+
+
+def _logits(settings: _Settings, q, guest, columns, mask: Mask, turn):
+    """Of this device's queries and the keys that are here."""
+    mask = mask.replace(key_segment_ids=guest["ids"], prefix=guest["prefix"])
+    apart = _origin(settings, turn) * guest["k"].shape[1] - jax.lax.axis_index(_AXIS) * q.shape[1]
+    return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap, apart)
+
+
+# --- kernels --------------------------------------------------------------------------------------------------------
+
+
+def on_each_device(kernel):
+    """Runs a kernel that the compiler cannot split on each device's own rows, heads and queries, under the mesh of
+    `jax.set_mesh`; keys and values are gathered along the length, and their gradients summed and scattered."""
+
+    @functools.wraps(kernel)
+    def sharded(q, k, v, mask: Mask, bias, scale, logit_cap):
+        if jax.sharding.get_abstract_mesh().size in (0, 1):  # of no mesh, of one device
+            return kernel(q, k, v, mask, bias, scale, logit_cap)
+
+        def one_device(q, k, v, mask, bias):
+            if axis_size(_AXIS) > 1:
+                k, v = (jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in (k, v))
+            return kernel(q, k, v, mask, bias, scale, logit_cap)
+
+        array = P(_rows(q), _AXIS, _heads(k))  # [B, T, H, K]
+        mask_spec = _mask_spec(mask, P(_rows(q), _AXIS), P(_rows(q)))
+        run = jax.shard_map(
+            one_device,
+            in_specs=(array, array, array, mask_spec, _bias_spec(bias, q, k)),
+            out_specs=array,
+            check_vma=False,  # the kernels do not say which axes their results vary over
+        )
+        return run(q, k, v, mask, bias)
+
+    return sharded

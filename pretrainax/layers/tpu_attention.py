@@ -1,0 +1,120 @@
+"""Pallas kernels for TPUs, from JAX: they never hold the [B, H, T, S] weights. Imported when they are used."""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.layers.attention_mask import Mask, pad, padded_segments
+from pretrainax.layers.sequence_parallel import on_each_device
+from pretrainax.sharding import axis_size
+
+LANES = 128  # lengths are padded to multiples of the width of a TPU's vector registers
+
+
+def _block(length: int) -> int:
+    """Rows of a tile: large tiles keep the matrix unit busy, 512 × 512 in float32 is 1 MB of the 16 MB of VMEM."""
+    return math.gcd(length, 512)
+
+
+@on_each_device
+def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    assert bias is None and mask.prefix is None
+    segments = padded_segments(mask, q, k, LANES)
+    # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
+    heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
+    # The mask is of whole rows: this device has one part of its queries, and all keys.
+    parts = axis_size("sequence") if mask.causal or mask.window is not None else 1
+    block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
+    shape = parts * heads_first[0].shape[2], heads_first[1].shape[2]
+    if mask.window is not None:
+        seen = masks.LocalMask(shape, window_size=mask.reach, offset=0)
+    else:
+        seen = (masks.CausalMask if mask.causal else masks.FullMask)(shape)
+    kernel = splash.make_splash_mha(
+        masks.MultiHeadMask([seen] * q.shape[2]),
+        block_sizes=splash.BlockSizes(
+            block_q=block_q,
+            block_kv=block_kv,
+            block_q_dkv=block_q,
+            block_kv_dkv=block_kv,
+            block_q_dq=block_q,
+            block_kv_dq=block_kv,
+        ),
+        head_shards=1,
+        q_seq_shards=parts,
+        attn_logits_soft_cap=logit_cap,
+    )
+    kernel = kernel if parts == 1 else _own_part(kernel, parts)
+    out = jax.vmap(kernel)(*heads_first, None if segments is None else splash.SegmentIds(*segments))
+    # [B, H, T', K] -> [B, T, H, K]
+    return out.swapaxes(1, 2)[:, : q.shape[1]]
+
+
+def _own_part(kernel: Any, parts: int) -> Any:
+    """The kernel for the queries of this device: its blocks of the mask (as SplashAttentionKernel.manual_sharding_spec
+    splits them), taken by its place on the axis."""
+
+    def part(x, axis):
+        if x is None:
+            return None
+        size = x.shape[axis] // parts
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index("sequence") * size, size, axis)
+
+    def of(info):
+        by_block = {name: part(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}
+        return info._replace(**by_block, q_sequence=part(info.q_sequence, 0))
+
+    infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
+    return type(kernel)(*map(of, infos), **kernel.kwargs)
+
+
+@on_each_device
+def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
+    assert mask.window is None and mask.prefix is None and logit_cap is None
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+    segments = padded_segments(mask, q, k, LANES)
+    repeats = q.shape[2] // k.shape[2]
+    # [B, T, H, K] -> [B, H, T', K]; the kernel would scale the bias too, so q is scaled here
+    heads_first = [
+        pad(x, 1, LANES).swapaxes(1, 2)
+        for x in (q * jnp.asarray(scale, q.dtype), jnp.repeat(k, repeats, 2), jnp.repeat(v, repeats, 2))
+    ]
+    if bias is not None:
+        # [1 or B, H, T, S] -> [1 or B, H, T', S']
+        bias = pad(pad(bias.astype(q.dtype), 2, LANES), 3, LANES)
+    block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
+    run = functools.partial(
+        flash.flash_attention,
+        causal=mask.causal,
+        block_sizes=flash.BlockSizes(
+            block_q=block_q,
+            block_k_major=block_kv,
+            block_k=block_kv,
+            block_b=1,
+            block_q_major_dkv=block_q,
+            block_k_major_dkv=block_kv,
+            block_k_dkv=block_kv,
+            block_q_dkv=block_q,
+            block_k_major_dq=block_kv,
+            block_k_dq=block_kv,
+            block_q_dq=block_q,
+        ),
+    )
+
+    def one_row(q, k, v, bias, segments):
+        segments = None if segments is None else flash.SegmentIds(*(x[None] for x in segments))
+        return run(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
+
+    # By row, because the kernel wants the bias as [B, H, T, S]: a bias shared by all rows stays [1, H, T, S] in memory.
+    shared = bias is not None and bias.shape[0] == 1
+    bias_axis = None if shared else 0
+    out = jax.vmap(one_row, in_axes=(0, 0, 0, bias_axis, 0))(*heads_first, bias[0] if shared else bias, segments)
+    # [B, H, T', K] -> [B, T, H, K]
+    return out.swapaxes(1, 2)[:, : q.shape[1]]

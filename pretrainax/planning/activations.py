@@ -1,0 +1,188 @@
+"""The state of a run, and what the backward of a step needs of its forward: traced on shapes, with nothing allocated.
+
+`jax.vjp` of the real objective is traced, and what it carries to the backward is counted. So every family,
+rematerialisation policy and attention kernel is counted by the code that runs. One device is traced: its rows, and a
+model with its part of the heads, the feed-forward and the vocabulary (as `sharding.TABLE` splits them; Shoeybi et al.
+2019, section 3).
+"""
+
+import copy
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend.core import Literal
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from pretrainax import config as config_lib
+from pretrainax import host, losses, models, sharding, train_step
+from pretrainax.config import Experiment, MeshConfig, TrainConfig
+from pretrainax.data.objectives import Lengths
+from pretrainax.job import attentions, program_of
+from pretrainax.paths import parameter_names
+from pretrainax.planning.shapes import batch_shapes
+from pretrainax.sharding import AXES
+from pretrainax.train_step import TrainState
+
+
+class Kept(NamedTuple):
+    """An array that lives from the forward to the backward."""
+
+    module: str  # decoder/blocks/mlp/up
+    shape: tuple[int, ...]  # for a few rows
+    dtype: str
+    bytes: float
+
+
+def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[Kept]:
+    """What one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
+    rows = micro_rows(experiment, mesh_sizes)
+    part = local(experiment, mesh_sizes["tensor"])
+    part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
+    key = _key(part)
+    # Of each array a part is there once, and a part for each row: two traces give both.
+    few, more = (_trace(key, count, platform) for count in (2, 4))
+    each = [(b.bytes - a.bytes) / 2 for a, b in zip(few, more, strict=True)]
+    split = mesh_sizes["sequence"]
+    return [a._replace(bytes=a.bytes - 2 * row + row * rows / split) for a, row in zip(few, each, strict=True)]
+
+
+def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
+    """Rows of a device in one micro-batch."""
+    return experiment.train.global_batch_size / (experiment.train.accumulate * mesh_sizes["data"] * mesh_sizes["fsdp"])
+
+
+def local(experiment: Experiment, tensor: int) -> Experiment:
+    """The experiment that one of `tensor` devices computes: its part of heads and widths.
+
+    NOTE A generator's own heads and width (ELECTRA) stay whole.
+    """
+    experiment = copy.deepcopy(experiment)
+    model = experiment.model
+    if tensor > 1:
+        model.head_dim = model.dim_per_head
+        model.num_heads, model.num_kv_heads = model.num_heads // tensor, model.kv_heads // tensor
+        model.d_ff, model.vocab_size = model.d_ff // tensor, model.vocab_size // tensor
+    return experiment
+
+
+def absent_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
+    """A mesh to trace for. Neither the devices nor their compiler need be there."""
+    device = AbstractDevice(platform, None, platform)
+    axis_types = (AxisType.Auto,) * len(AXES)
+    return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
+
+
+def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
+    """Shapes, dtypes and shardings of what training keeps, over devices that need not be there.
+
+    Raises:
+      UserError: a mesh that does not divide the batch or the model.
+    """
+    mesh = absent_mesh(mesh_sizes, "cpu")
+    sharding.check_batch_divides(experiment, mesh)
+    shapes = _state(_key(experiment))
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.shardings(mesh, shapes)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _state(key: str) -> TrainState:
+    """Of the real model and optimizer. The platform and the batch change nothing of it."""
+    experiment = config_lib.from_json(Experiment, json.loads(key))
+    experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
+    mesh = absent_mesh(dict.fromkeys(AXES, 1), "cpu")
+    with jax.sharding.use_abstract_mesh(mesh):
+        return program_of(experiment, batch_shapes(experiment), mesh).abstract_state
+
+
+def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
+    """`batch_shapes`, which take a while, once for each experiment."""
+    return _shapes(_key(experiment))
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
+    return batch_shapes(config_lib.from_json(Experiment, json.loads(key)))
+
+
+def train_on(experiment: Experiment, platform: str) -> TrainConfig:
+    """`config.train` with what "auto" stands for on the platform."""
+    with jax.sharding.use_abstract_mesh(absent_mesh(dict.fromkeys(AXES, 1), platform)):
+        return host.for_this_machine(experiment.train)
+
+
+def _key(experiment: Experiment) -> str:
+    return json.dumps(config_lib.to_json(dataclasses.replace(experiment, mesh=MeshConfig())), sort_keys=True)
+
+
+def lengths_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> Lengths:
+    """Inputs and targets of a row, of the shapes of its batch."""
+    inputs = shapes.get("encoder_tokens", shapes["tokens"]).shape[1]
+    return Lengths(inputs, inputs, shapes["targets"].shape[1])
+
+
+@functools.lru_cache(maxsize=512)
+def _trace(key: str, rows: int, platform: str) -> list[Kept]:
+    experiment = config_lib.from_json(Experiment, json.loads(key))
+    shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
+    sizes = dict.fromkeys(AXES, 1)
+    with jax.sharding.use_abstract_mesh(absent_mesh(sizes, platform)):
+        train = host.for_this_machine(experiment.train)
+        compute = host.compute_for(train)
+        chosen = [
+            name for name, _ in attentions(experiment.model, compute, lengths_of(shapes), "prefix_mask" in shapes, 1)
+        ]
+    if "cudnn" in chosen:
+        # It asks for cuDNN when it is traced. The TPU's kernels keep the same: queries, keys, values, result, and the
+        # normaliser of each row.
+        experiment.train.attention = "auto"
+        return _trace(_key(experiment), rows, "tpu")
+    train.attention = "xla" if platform == "gpu" else train.attention
+    with jax.sharding.use_abstract_mesh(absent_mesh(sizes, platform)):
+        return list(_carried(models.build(experiment.model, host.compute_for(train)), train, shapes))
+
+
+def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:
+    params = train_step.abstract_params(model, shapes)
+
+    def carried(params, batch, key):
+        def objective(params):
+            outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key, "sample": key})
+            options = {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
+            return losses.objective(outputs, batch, losses.counts(batch), **options)
+
+        return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
+
+    jaxpr = jax.make_jaxpr(carried)(params, shapes, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
+    modules = {word for name in parameter_names(params) for word in name.split("/")}
+    seen = set(jaxpr.invars)  # parameters and batch are there anyway
+    for var in jaxpr.outvars:
+        if not isinstance(var, Literal) and var not in seen:
+            seen.add(var)
+            words = [word for word in _stack(jaxpr, var) if word in modules]
+            yield Kept("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var.aval))
+
+
+def _bytes(aval: Any) -> int:
+    return aval.size * getattr(aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
+
+
+def _stack(jaxpr: Any, var: Any) -> list[str]:
+    """Where a variable is computed: the scopes around it, through the bodies of loops."""
+    eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
+    if eqn is None:
+        return []
+    # jvp(Decoder)/decoder/transpose(jvp(blocks)): what JAX writes around a module's name is not of it
+    outer = re.findall(r"\w+", str(eqn.source_info.name_stack))
+    inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+    inner = getattr(inner, "jaxpr", inner)
+    if inner is not None and len(inner.outvars) == len(eqn.outvars):
+        found = inner.outvars[eqn.outvars.index(var)]
+        return outer + ([] if isinstance(found, Literal) else _stack(inner, found))
+    return outer

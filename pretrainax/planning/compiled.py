@@ -1,0 +1,105 @@
+"""The real train step of a config, compiled for devices that are not there."""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import jax
+
+from pretrainax import sharding
+from pretrainax.config import Experiment
+from pretrainax.job import program_of
+from pretrainax.planning.hlo import Buffer, Program
+from pretrainax.planning.shapes import batch_shapes
+from pretrainax.planning.topologies import Topology
+from pretrainax.planning.traffic import Collective
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Usage:
+    """Bytes of a device's main memory, as the compiler laid it out; a TPU's VMEM is not in it."""
+
+    arguments: int  # parameters, moments, batch
+    outputs: int  # metrics too
+    donated: int  # of the arguments, what outputs take the place of
+    temporaries: int
+    code: int
+
+    @property
+    def total(self) -> int:
+        """What the device has to have."""
+        return self.arguments + self.outputs - self.donated + self.temporaries + self.code
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the compiler says of a train step, for each device."""
+
+    fits: bool
+    needed: int  # bytes of main memory
+    available: int
+    memory: Optional[Usage]  # None where the compiler gave up, as that of a TPU does on a step that does not fit
+    collectives: list[Collective]  # of one step; empty where it gave up
+    buffers: list[Buffer]  # the largest first
+    seconds: float  # it took to trace and to compile
+
+
+def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
+    """Compiles the step that `experiment` would run on `topology`, in its dtype and with its attention kernel.
+
+    Raises:
+      UserError: no compiler for the chip is installed, or the config does not suit so many devices.
+    """
+    return compile_for(experiment, topology.devices(), topology.chip.memory_bytes)
+
+
+def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
+    """The same for any devices, of `available` bytes each."""
+    start = time.perf_counter()
+    mesh = sharding.make_mesh(experiment.mesh, devices)
+    with jax.set_mesh(mesh):
+        shapes = batch_shapes(experiment)
+        program = program_of(experiment, shapes, mesh)
+        batch = {name: x.update(sharding=sharding.batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
+        lowered = program.step.lower(program.abstract_state, batch)
+        try:
+            compiled = lowered.compile()
+        except jax.errors.JaxRuntimeError as e:
+            needed = exhausted_bytes(str(e), argument_bytes((program.abstract_state, batch)))
+            if needed is None:
+                raise
+            return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)
+    seconds = time.perf_counter() - start
+    memory, text = usage(compiled), Program(compiled.as_text())
+    fits = memory.total <= available
+    return Compiled(fits, memory.total, available, memory, text.collectives(mesh), text.buffers(), seconds)
+
+
+def usage(compiled: jax.stages.Compiled) -> Usage:
+    found = compiled.memory_analysis()
+    names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}
+    sizes = {name: getattr(found, f"{kind}_size_in_bytes") for name, kind in names.items()}
+    return Usage(**sizes, code=found.generated_code_size_in_bytes)
+
+
+def argument_bytes(arguments: Any) -> int:
+    """Of arrays that are spread as they say, in one device's shards; without the padding of a TPU's tiles."""
+    leaves = jax.tree.leaves(arguments)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+
+
+def exhausted_bytes(message: str, arguments: int) -> Optional[int]:
+    """What a compiler says that a step needs, of its error; None where it is another one.
+
+    It names either all that is used, or the temporaries alone, which stand beside the arguments.
+    """
+    found = re.search(r"(Used|HLO temporaries \()\s*([\d.]+)([KMGT]?)", message)
+    if "RESOURCE_EXHAUSTED" not in message or found is None:
+        return None
+    size = round(float(found[2]) * _UNITS[found[3]])
+    return size if found[1] == "Used" else size + arguments

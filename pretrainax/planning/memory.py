@@ -1,0 +1,144 @@
+"""Bytes of one device during a step, from shapes alone: `estimate(experiment, mesh_sizes, chip)`.
+
+Parameters, moments and batch are exact: the real optimizer's state of the real model, cut by the real sharding table.
+Activations are what the traced backward needs (`planning.activations`). The rest is modelled on two moments, of which
+the worse one counts: the loss, when a chunk of logits is there, and the backward, when the gradients are.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import jax
+
+from pretrainax import sharding
+from pretrainax.chips import Chip
+from pretrainax.config import Experiment
+from pretrainax.paths import parameter_names
+from pretrainax.planning.activations import (
+    Kept,
+    absent_mesh,
+    abstract_state,
+    kept,
+    lengths_of,
+    micro_rows,
+    shapes_of,
+    train_on,
+)
+
+# Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
+# filled up to 128.
+MARGIN = 0.85
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes of one device."""
+
+    parameters: int
+    optimizer: int
+    batch: int
+    gradients: int
+    activations: int  # kept from the forward to the backward, of one micro-batch
+    logits: int  # of a chunk, with their gradient and the output matrix
+    workspace: int  # of the backward of one layer, with its gathered parameters
+    copies: int  # of the layers' parameters, in the dtype of the products
+    largest: list[tuple[str, int]] = dataclasses.field(compare=False)  # (module and kind, bytes), descending
+
+    @property
+    def total(self) -> int:
+        """At the worse of two moments: logits are gone when the layers' gradients come."""
+        lasting = self.parameters + self.optimizer + self.batch + self.activations + self.copies
+        return lasting + max(self.logits, self.gradients + self.workspace)
+
+    def fits(self, chip: Chip) -> bool:
+        return self.total <= MARGIN * chip.memory_bytes
+
+    def parts(self) -> list[tuple[str, int]]:
+        names = [field.name for field in dataclasses.fields(self) if field.name != "largest"]
+        return [(name, getattr(self, name)) for name in names]
+
+
+def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
+    """Of a step of `experiment` on a mesh {axis of sharding.AXES: size}.
+
+    Args:
+      chip: None stands for a CPU, on which everything is float32 and attention is written out.
+
+    Raises:
+      UserError: a mesh that does not divide the batch or the model.
+    """
+    platform = "cpu" if chip is None else "tpu" if chip.is_tpu else "gpu"
+    mesh = absent_mesh(mesh_sizes, platform)
+    shapes, train = shapes_of(experiment), train_on(experiment, platform)
+    state = abstract_state(experiment, mesh_sizes)
+    width = 2 if train.dtype == "bfloat16" else 4
+    arrays = kept(experiment, mesh_sizes, platform)
+    items = {
+        name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)
+    }
+    parameters = sum(items.values())
+    copies = sum(_stacked(state.params).values()) // 2 if width == 2 else 0
+    whole = copies * mesh.shape["fsdp"] / experiment.model.num_layers if mesh.shape["fsdp"] > 1 else 0  # of one layer
+    return Memory(
+        parameters=parameters,
+        optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
+        batch=sum(_part(x, sharding.batch_sharding(mesh, x.shape)) for x in shapes.values()),
+        gradients=parameters * (2 if train.accumulate > 1 else 1),
+        activations=round(sum(x.bytes for x in arrays)),
+        logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width),
+        workspace=round(_layer(experiment, mesh_sizes, platform) + whole),
+        copies=copies,
+        largest=sorted(_named(items, state.opt_state, arrays), key=lambda item: -item[1]),
+    )
+
+
+def _bytes(x: Any) -> int:
+    return _part(x, x.sharding)
+
+
+def _part(x: Any, spread: jax.sharding.NamedSharding) -> int:
+    """Of a device's part of an array."""
+    return math.prod(spread.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def _logits(experiment: Experiment, shapes: Any, mesh_sizes: dict[str, int], chunk: int, width: int) -> int:
+    """A chunk in float32 and the output matrix, whole along `fsdp`; the gradient is made inside the products."""
+    model = experiment.model
+    predicted = micro_rows(experiment, mesh_sizes) * lengths_of(shapes).targets / mesh_sizes["sequence"]
+    vocabulary = model.vocab_size / mesh_sizes["tensor"]
+    return round(vocabulary * (4 * min(chunk, predicted) + width * model.embedding_width))
+
+
+def _layer(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+    """Of a layer's backward: three arrays as large as its largest. The rest is made again, piece by piece."""
+    plain = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="none"))
+    arrays = [x for x in kept(plain, mesh_sizes, platform) if "/blocks" in x.module and x.shape]
+    layers = [x.bytes / x.shape[0] for x in arrays]  # [L, …]
+    return 3 * max(layers, default=0.0)
+
+
+def _stacked(params: Any) -> dict[str, int]:
+    """Bytes of a device's part of each stack of layers."""
+    stacks: dict[str, int] = {}
+    for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
+        stack, inside, _ = name.partition("/blocks")
+        if inside:
+            stacks[stack] = stacks.get(stack, 0) + _bytes(x)
+    return stacks
+
+
+def _named(items: dict[str, int], opt_state: Any, arrays: list[Kept]) -> Iterator[tuple[str, int]]:
+    moments = len([x for x in jax.tree.leaves(opt_state) if x.ndim]) // max(len(items), 1)
+    for name, size in items.items():
+        yield (
+            f"{re.sub('/(kernel|embedding)$', '', name)}: parameters, gradients, {moments} moments",
+            (2 + moments) * size,
+        )
+    modules: dict[str, float] = {}
+    for array in arrays:
+        modules[array.module] = modules.get(array.module, 0) + array.bytes
+    for module, size in modules.items():
+        yield f"{module}: kept for the backward", round(size)

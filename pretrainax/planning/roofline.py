@@ -1,0 +1,109 @@
+"""How long a step takes at best, and what the run costs: FLOPs, memory and links against what the chip does at most.
+
+The assumptions, all in one place:
+
+- Matrix products reach ATTAINABLE of the peak. What rematerialisation does again takes time and is no useful FLOP.
+- Between them the memory is read and written, one after the other: kept activations once each way, and each array of a
+  layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
+- What goes along `fsdp` is hidden behind all that, as far as it lasts: it is asked for before it is needed. All other
+  collectives are waited for.
+- A collective around a torus uses as many of its dimensions as its axis has of the slice (in logarithms). Of GPUs, what
+  crosses hosts goes through one port a device.
+"""
+
+import dataclasses
+import math
+from typing import Optional
+
+from pretrainax.config import Experiment
+from pretrainax.flops import flops_per_step
+from pretrainax.planning.activations import kept, lengths_of, micro_rows, shapes_of
+from pretrainax.planning.memory import Memory
+from pretrainax.planning.topologies import Topology
+from pretrainax.planning.traffic import Collective
+from pretrainax.sharding import AXES
+
+ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
+LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products of the backward
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+    """Seconds of one step, and what follows from them."""
+
+    flops: float  # useful ones of a step, over all devices
+    compute: float  # seconds, as are the next three
+    memory: float
+    hidden: float  # of links, behind compute and memory
+    exposed: float  # of links, waited for
+    mfu: float
+    hours: float  # of the run
+    price: Optional[float]  # USD of the run; None where the chip's price is not public
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute + self.memory, self.hidden) + self.exposed
+
+
+def expect(
+    experiment: Experiment, mesh_sizes: dict[str, int], topology: Topology, memory: Memory, sent: list[Collective]
+) -> Roofline:
+    """The time of a step of `experiment` whose memory and collectives are known."""
+    chip, train, devices = topology.chip, experiment.train, topology.num_devices
+    flops = flops_per_step(experiment.model, train.global_batch_size, lengths_of(shapes_of(experiment)))
+    compute = flops * _repeated(experiment) / (devices * chip.peak_flops * ATTAINABLE)
+    moved = _moved(experiment, mesh_sizes, "tpu" if chip.is_tpu else "gpu", memory) / chip.memory_rate
+    links = {True: 0.0, False: 0.0}
+    for collective in sent:
+        links[collective.axis == "fsdp"] += collective.total / rate(collective.axis, mesh_sizes, topology)
+    seconds = max(compute + moved, links[True]) + links[False]
+    hours = seconds * train.steps / 3600
+    return Roofline(
+        flops=flops,
+        compute=compute,
+        memory=moved,
+        hidden=links[True],
+        exposed=links[False],
+        mfu=flops / (seconds * devices * chip.peak_flops),
+        hours=hours,
+        price=chip.price and hours * devices * chip.price,
+    )
+
+
+def _repeated(experiment: Experiment) -> float:
+    """FLOPs done over useful ones: with remat "block" every layer's forward twice. "dots" makes no product again."""
+    if experiment.train.remat != "block":
+        return 1.0
+    without_layers = dataclasses.replace(experiment.model, num_layers=0, num_decoder_layers=None, generator=None)
+    lengths = lengths_of(shapes_of(experiment))
+    model = dataclasses.replace(experiment.model, generator=None)
+    head, both = (flops_per_step(part, 1, lengths) for part in (without_layers, model))
+    return 1 + (both - head) / both / 3
+
+
+def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
+    """Bytes of a device's memory that a step reads and writes, besides the operands of products."""
+    train = experiment.train
+    plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
+    again = sum(x.bytes for x in kept(plain, mesh_sizes, platform)) if train.remat != "none" else 0
+    lengths = lengths_of(shapes_of(experiment))
+    predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes["sequence"]
+    logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes["tensor"]
+    state = 2 * (memory.parameters + memory.optimizer + memory.gradients)
+    return state + train.accumulate * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
+
+
+def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
+    """B/s that a device sends along an axis, or several ("data+sequence"), of the mesh."""
+    chip = topology.chip
+    if axis == "slices":
+        return chip.network_rate
+    sizes = dict(mesh_sizes) | {"data": mesh_sizes["data"] // topology.slices}
+    group = math.prod(sizes[name] for name in axis.split("+"))
+    if chip.is_tpu:
+        total = math.prod(sizes.values())
+        dimensions = max(1, round(chip.torus * math.log(group) / math.log(total)))
+        return chip.link_rate * dimensions / chip.torus
+    inside = math.prod(sizes[name] for name in AXES[AXES.index(axis.split("+")[-1]) + 1 :])
+    on_a_host = min(group, max(1, topology.shape[1] // inside))  # devices of the group that share one
+    return chip.link_rate if on_a_host == group else min(chip.link_rate, on_a_host * chip.network_rate)

@@ -1,0 +1,125 @@
+"""Which mesh is best, and what would make a run fit: by trying all, on paper."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from pretrainax import sharding
+from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.planning import memory, roofline, traffic
+from pretrainax.planning.memory import Memory
+from pretrainax.planning.roofline import Roofline
+from pretrainax.planning.topologies import Topology
+from pretrainax.planning.traffic import Collective
+
+_POLICIES = ("none", "dots", "block")  # of config.train.remat, the fastest first
+_LONG = 8192  # tokens of a row from which splitting it is tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A run on a topology, with what it is expected to take."""
+
+    experiment: Experiment
+    sizes: dict[str, int]
+    memory: Memory
+    collectives: list[Collective]
+    roofline: Roofline
+    fits: bool
+
+    def flags(self, before: Experiment) -> str:
+        """What turns `before` into this, as flags to add."""
+        changed = []
+        for part in ("train.remat", "train.accumulate", *(f"mesh.{axis}" for axis in (*sharding.AXES, "slices"))):
+            group, field = part.split(".")
+            new, old = (getattr(getattr(e, group), field) for e in (self.experiment, before))
+            changed += [f"--config.{part}={new}"] if new != old else []
+        return " ".join(changed)
+
+
+def assess(experiment: Experiment, topology: Topology) -> Candidate:
+    """What `experiment` takes on its own mesh.
+
+    Raises:
+      UserError: a mesh that is not of so many devices, or that does not divide the batch or the model.
+    """
+    if experiment.mesh.slices != topology.slices:
+        raise UserError(
+            f"config.mesh.slices is {experiment.mesh.slices}, and {topology} has {topology.slices}: set it to that"
+        )
+    sizes = sharding.mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
+    needed = memory.estimate(experiment, sizes, topology.chip)
+    sent = traffic.collectives(experiment, sizes)
+    time = roofline.expect(experiment, sizes, topology, needed, sent)
+    return Candidate(experiment, sizes, needed, sent, time, needed.fits(topology.chip))
+
+
+def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
+    """Every mesh that divides batch and model: those that fit first, the fastest of them first."""
+    found = [attempt(_changed(experiment, mesh), topology) for mesh in _meshes(experiment, topology)]
+    found = [c for c in found if c is not None]
+    return sorted(found, key=lambda c: (not c.fits, c.roofline.seconds if c.fits else c.memory.total))
+
+
+def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
+    """What makes a run fit, the cheapest kind of change first; each later one is faster than those before it.
+
+    Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor and
+    sequence, tried only where nothing before them fits.
+    """
+    own, rows, least = experiment.mesh, experiment.train.global_batch_size, experiment.train.accumulate
+    counts = [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
+    meshes = list(_meshes(experiment, topology))
+    flat = [mesh for mesh in meshes if mesh.sequence == own.sequence and mesh.tensor == own.tensor]
+    found: list[Candidate] = []
+    for choices, accumulations in (([own], [least]), ([own], counts), (flat, counts), (meshes, counts)):
+        if choices is meshes and found:
+            break
+        fitting = [
+            candidate
+            for mesh in choices
+            for policy in _POLICIES
+            if (candidate := _first_that_fits(experiment, topology, mesh, policy, accumulations)) is not None
+        ]
+        fastest = min(fitting, key=lambda c: c.roofline.seconds, default=None)
+        if fastest and (not found or fastest.roofline.seconds < 0.98 * found[-1].roofline.seconds):
+            found.append(fastest)
+    return found
+
+
+def _first_that_fits(
+    experiment: Experiment, topology: Topology, mesh: MeshConfig, policy: str, accumulations: list[int]
+) -> Optional[Candidate]:
+    """With the fewest micro-batches: more of them only send more."""
+    for count in accumulations:
+        candidate = attempt(_changed(experiment, mesh, remat=policy, accumulate=count), topology)
+        if candidate is None or candidate.fits:
+            return candidate  # what does not divide so does not with more micro-batches
+    return None
+
+
+def _changed(experiment: Experiment, mesh: MeshConfig, **train: Any) -> Experiment:
+    return dataclasses.replace(experiment, mesh=mesh, train=dataclasses.replace(experiment.train, **train))
+
+
+def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
+    """`assess`; None where the mesh does not divide."""
+    try:
+        return assess(experiment, topology)
+    except UserError:
+        return None
+
+
+def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
+    """Of all devices. Along `tensor` no more than a host has, and along `sequence` only where rows are long."""
+    devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
+    lengths = (1, 2, 4, 8) if experiment.data.sequence_length >= _LONG else (1,)
+    for tensor, sequence in itertools.product((1, 2, 4, 8), lengths):
+        left = devices // (tensor * sequence)
+        if tensor > most or left * tensor * sequence != devices or left % topology.slices:
+            continue
+        for fsdp in (n for n in range(1, left // topology.slices + 1) if left % n == 0):
+            if (left // fsdp) % topology.slices == 0 and math.prod((tensor, sequence)) <= left * most:
+                yield MeshConfig(left // fsdp, fsdp, sequence, tensor, topology.slices)

@@ -1,0 +1,53 @@
+"""The batch of a run without its corpus and tokenizer: what each objective makes of a made-up text."""
+
+import jax
+import numpy as np
+
+from pretrainax.config import Experiment
+from pretrainax.data.objectives import Lengths, Objective, Text
+from pretrainax.data.rows import Example, fill_rows
+from pretrainax.train_step import global_shapes
+from pretrainax.vocabulary import Tokenizer, Vocabulary
+
+_SPECIAL = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+
+
+def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the global batch, [B, …]; of a packing with buckets, of the longest rows.
+
+    Names, dtypes and lengths are those of the objective's own examples of texts as long as a row takes, of each kind
+    that `config.data.source` has: a mixture's rows have the names of all of its objectives.
+    """
+    length = experiment.data.sequence_length
+    tokenizer = _Bytes(sentinels=length)  # no example has as many spans as tokens
+    bound = experiment.objective.bind(tokenizer)
+    kinds = [part for source in experiment.data.source.components() for _, part in bound.components(source.pairs)]
+    longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
+    examples = [_example(kind, kind.lengths(length), tokenizer.vocabulary) for kind in kinds]
+    like = {name: array for example in examples for name, array in example.items()}
+    row = fill_rows([examples[:1]], longest, tokenizer.vocabulary.pad, like)
+    return global_shapes(row, experiment.train.global_batch_size)
+
+
+class _Bytes(Tokenizer):
+    """Each byte of a text is an id, after all ids that are no text: it reads every language for every objective."""
+
+    def __init__(self, sentinels: int):
+        self._first = len(_SPECIAL) + sentinels
+        named = {name: i for i, name in enumerate(_SPECIAL)}
+        vocabulary = Vocabulary(self._first + 256, **named, sentinels=tuple(range(len(_SPECIAL), self._first)))
+        super().__init__(bytes(range(256)), vocabulary, {i: f"<{i}>" for i in range(self._first)})
+
+    def _encode_batch(self, texts):
+        return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) + self._first for text in texts]
+
+    def spellings(self):
+        return [b""] * self._first + [bytes([byte]) for byte in range(256)]
+
+
+def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary) -> Example:
+    source, _ = objective.pair_room(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
+    tokens = np.full(lengths.raw, vocabulary.size - 1, np.int32)
+    parts = np.array([source, len(tokens)])  # two sentences, or source and target
+    text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text)
+    return objective.example(text, np.random.default_rng(0), vocabulary)

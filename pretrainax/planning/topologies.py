@@ -1,0 +1,160 @@
+"""Devices that are not there: `v5p:4x4x8`, `h100:4x8`, `4*v5e:16x16`, to count with and to compile for.
+
+Compiling needs the compiler of the chip: libtpu (extra `tpu`) or JAX's CUDA plugin (extra `cuda`). Counting needs
+neither.
+"""
+
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+
+import jax
+from jax.experimental import topologies
+
+from pretrainax.chips import CHIPS, Chip
+from pretrainax.config import UserError, nearest
+
+# libtpu would ask a metadata server which TPU this machine has, and wait for its answer.
+_NO_TPU_HERE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5e-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # it would let one process at a time load it, as of a TPU that is there
+}
+
+# What XLA wants to know of a GPU, as its GpuTargetConfigProto; figures of NVIDIA's data sheets and deviceQuery.
+_GPU_TARGET = """
+gpu_device_info {{
+  name: "{name}"
+  cuda_compute_capability {{ {capability} }}
+  core_count: {cores} fpus_per_core: {units} clock_rate_ghz: {clock} device_address_bits: 64
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: 2048
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_block_limit: 65536 registers_per_core_limit: 65536
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {shared} shared_memory_per_core: {shared_core}
+  l2_cache_size: {cache} device_memory_size: {memory} memory_bandwidth: {rate}
+  driver_version: "13.0.0" runtime_version: "13.0.0" dnn_version: "9.10.0"
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+"""
+_HOPPER = {
+    "capability": "major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES",
+    "cores": 132,
+    "units": 128,
+    "clock": 1.98,
+    "shared": 232448,
+    "shared_core": 233472,
+    "cache": 50 * 2**20,
+}
+_AMPERE = {
+    "capability": "major: 8 minor: 0",
+    "cores": 108,
+    "units": 64,
+    "clock": 1.41,
+    "shared": 166912,
+    "shared_core": 167936,
+    "cache": 40 * 2**20,
+}
+_GPUS = {
+    "a100": {"name": "NVIDIA A100-SXM4-80GB", **_AMPERE},
+    "h100": {"name": "NVIDIA H100 80GB HBM3", **_HOPPER},
+    "h200": {"name": "NVIDIA H200", **_HOPPER},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices of one kind and how they are joined.
+
+    `shape` is of one slice: the torus of a TPU, or (hosts, devices of a host) of GPUs. Between `slices`, which are
+    alike, there is the slow network alone.
+    """
+
+    chip: Chip
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> "Topology":
+        """`v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × devices), `4*v5e:16x16` (four slices).
+
+        Raises:
+          UserError: an unknown chip, or a shape that it does not come in.
+        """
+        read = re.fullmatch(r"(?:(\d+)\*)?(\w+):(\d+(?:x\d+)*)", text.strip().lower())
+        if read is None:
+            raise UserError(f"--topology={text}: write CHIP:SHAPE, as v5p:4x4x8, h100:4x8 or 4*v5e:16x16")
+        name, shape = read[2], tuple(map(int, read[3].split("x")))
+        if name not in CHIPS:
+            raise UserError(f"--topology={text}: unknown chip {name!r}, {nearest(name, CHIPS)}")
+        chip, slices = CHIPS[name], int(read[1] or 1)
+        if not slices or not all(shape):
+            raise UserError(f"--topology={text}: every size is at least 1")
+        if chip.is_tpu and len(shape) != chip.torus:
+            example = "x".join(["4"] * chip.torus)
+            raise UserError(f"--topology={text}: a slice of {name} has {chip.torus} sizes, as {name}:{example}")
+        if not chip.is_tpu:
+            shape = shape if len(shape) > 1 else (1, *shape)
+            if len(shape) > 2 or shape[1] > chip.devices_per_host:
+                raise UserError(
+                    f"--topology={text}: write {name}:HOSTSxDEVICES, at most {chip.devices_per_host} devices a host"
+                )
+        return cls(chip, shape, slices)
+
+    def __str__(self) -> str:
+        shape = self.shape if self.chip.is_tpu or self.shape[0] > 1 else self.shape[1:]
+        return f"{f'{self.slices}*' if self.slices > 1 else ''}{self.chip.name}:{'x'.join(map(str, shape))}"
+
+    @property
+    def num_devices(self) -> int:
+        return self.slices * math.prod(self.shape)
+
+    @property
+    def hosts(self) -> int:
+        if not self.chip.is_tpu:
+            return self.slices * self.shape[0]
+        return self.slices * max(1, math.prod(self.shape) // self.chip.devices_per_host)
+
+    def devices(self) -> list[jax.Device]:
+        """Devices to compile for, in JAX's order; arrays cannot be put on them.
+
+        Raises:
+          UserError: the chip's compiler is not installed, or does not know a slice of this shape.
+        """
+        extra, module = ("tpu", "libtpu") if self.chip.is_tpu else ("cuda", "jax_plugins.xla_cuda13")
+        if not _is_installed(module):
+            raise UserError(f"compiling for {self} needs {module}: pip install 'pretrainax[{extra}]'")
+        try:
+            description = self._tpu() if self.chip.is_tpu else self._gpu()
+        except Exception as e:  # the plugins raise what they like
+            first = (str(e).splitlines() or [type(e).__name__])[0]
+            raise UserError(f"--topology={self}: {module} knows no such devices: {first}") from e
+        return list(description.devices)
+
+    def _tpu(self):
+        for name, value in _NO_TPU_HERE.items():
+            os.environ.setdefault(name, value)
+        shape = "x".join(map(str, self.shape))
+        options = {"num_slices": self.slices} if self.slices > 1 else {}
+        if math.prod(self.shape) == 1:
+            options["chips_per_host_bounds"] = (1, 1, 1)
+        if self.chip.name == "v4":
+            options["chip_config_name"] = "megacore"  # both cores are one device
+        return topologies.get_topology_desc(platform="tpu", topology_name=f"{self.chip.name}:{shape}", **options)
+
+    def _gpu(self):
+        memory, rate = self.chip.memory_bytes, int(self.chip.memory_rate)
+        target = _GPU_TARGET.format(memory=memory, rate=rate, **_GPUS[self.chip.name])
+        joined = "x".join(map(str, (self.slices, *self.shape)))
+        return topologies.get_topology_desc("", "cuda", target_config=target, topology=joined)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False

@@ -1,0 +1,113 @@
+"""What the devices of a step send each other, counted from the mesh and the model."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from pretrainax import sharding
+from pretrainax.config import Experiment
+from pretrainax.paths import parameter_names
+from pretrainax.planning.activations import abstract_state, lengths_of, micro_rows, shapes_of, train_on
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One that a step runs `count` times; or several alike."""
+
+    axis: str  # of the mesh; "data+fsdp" where its groups span both
+    kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute
+    bytes: int  # that a device sends in one run, around a ring: of an array of V bytes over n devices V (n - 1) / n,
+    # of an all-reduce, which is both a reduce-scatter and an all-gather, twice that
+    count: int  # runs in a step
+    where: str  # the module, "encoder/blocks/mlp/up"
+
+    @property
+    def total(self) -> int:
+        """Bytes a device sends in a step."""
+        return self.bytes * self.count
+
+
+def collectives(experiment: Experiment, mesh_sizes: dict[str, int]) -> list[Collective]:
+    """Those of one update, on accelerators.
+
+    Counted: parameters gathered along `fsdp` for the forward, for the backward, and once more where the backward makes
+    the forward again; their gradients, reduced in float32 in each micro-batch; along `tensor` the sum after each
+    sublayer, forward and backward; along `sequence` keys and values. Not counted: scalars, norms of gradients, and the
+    softmax's sums over a split vocabulary.
+    """
+    width = 2 if train_on(experiment, "tpu").dtype == "bfloat16" else 4
+    found = [
+        *_parameters(experiment, mesh_sizes, abstract_state(experiment, mesh_sizes).params, width),
+        *_tensor(experiment, mesh_sizes, width),
+        *_sequence(experiment, mesh_sizes, width),
+    ]
+    return [c for c in found if c.bytes]
+
+
+def _sent(size: float, devices: int, ways: int = 1) -> int:
+    return round(ways * size * (devices - 1) / devices)
+
+
+def _passes(experiment: Experiment) -> int:
+    """How often a step needs a layer's parameters: forward, backward, and the forward again."""
+    return 3 if experiment.train.remat == "block" else 2
+
+
+def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, width: int) -> Iterator[Collective]:
+    """Of parameters and gradients, a stack of layers at a time."""
+    accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes["fsdp"]
+    stacks: dict[tuple[str, bool], list[int]] = {}  # (stack, split by fsdp?) -> [layers, numbers of one layer]
+    for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
+        stack, inside, _ = name.partition("/blocks")
+        is_split = "fsdp" in jax.tree.leaves(tuple(x.sharding.spec)) or fsdp == 1
+        place, layers = (f"{stack}/blocks", x.shape[0]) if inside else (name.split("/")[0], 1)
+        entry = stacks.setdefault((place, is_split), [layers, 0])
+        entry[1] += math.prod(x.sharding.shard_shape(x.shape)) * (fsdp if is_split else 1) // layers
+    for (place, is_split), (layers, numbers) in stacks.items():
+        runs = layers * accumulate
+        if is_split and fsdp > 1:
+            passes = _passes(experiment) if "/blocks" in place else 2
+            yield Collective("fsdp", "all-gather", _sent(numbers * width, fsdp), runs * passes, place)
+            yield Collective("fsdp", "reduce-scatter", _sent(numbers * 4, fsdp), runs, place)
+        part = 4 * numbers / (fsdp if is_split else 1)
+        axes = {"data": sizes["data"] // slices, "sequence": sizes["sequence"]}
+        axes |= {} if is_split else {"fsdp": fsdp}
+        group = math.prod(axes.values())
+        named = "+".join(axis for axis in sharding.AXES if axes.get(axis, 1) > 1)
+        yield Collective(named, "all-reduce", _sent(part, group, 2), runs, place)
+        # Between slices, each device passes on its share of what its slice has summed.
+        yield Collective("slices", "all-reduce", _sent(part / group, slices, 2), runs, place)
+
+
+def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
+    """(name, layers, tokens of a row, sublayers) of each stack."""
+    model, lengths = experiment.model, lengths_of(shapes_of(experiment))
+    if model.family == "encoder_decoder":
+        return [
+            ("encoder", model.num_layers, lengths.inputs, 2),
+            ("decoder", model.decoder_layers, lengths.targets, 3),
+        ]
+    return [(model.family, model.num_layers, lengths.inputs, 2)]
+
+
+def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
+    """A sum of the stream after each sublayer, and of its gradient before it (Shoeybi et al. 2019, section 3)."""
+    rows, accumulate = micro_rows(experiment, sizes), experiment.train.accumulate
+    for name, layers, length, sublayers in _stacks(experiment):
+        stream = rows * length / sizes["sequence"] * experiment.model.d_model * width
+        times = sublayers * _passes(experiment) * layers * accumulate
+        yield Collective("tensor", "all-reduce", _sent(stream, sizes["tensor"], 2), times, f"{name}/blocks")
+
+
+def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
+    """Keys and values of a layer, sent to all devices of the row, and their gradients sent back."""
+    model, rows = experiment.model, micro_rows(experiment, sizes)
+    for name, layers, length, sublayers in _stacks(experiment):
+        both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes["tensor"] * width
+        times = (sublayers - 1) * layers * experiment.train.accumulate
+        sent = _sent(both, sizes["sequence"])
+        yield Collective("sequence", "all-gather", sent, times * _passes(experiment), f"{name}/blocks/self_attention")
+        yield Collective("sequence", "reduce-scatter", sent, times, f"{name}/blocks/self_attention")

@@ -1,0 +1,93 @@
+"""law.png: the runs of a fit and the law through them, in the style of curves.png."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib import figure, ticker
+
+from pretrainax.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
+from pretrainax.power_laws import LossLaw
+
+_COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
+
+
+def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Any]) -> None:
+    """Losses over tokens on the left, a color a size; lines of equal loss over N and D on the right, and the optimum.
+
+    Args:
+      resampled: of the bootstrap; the middle 95 % of their optima is shaded.
+      runs: with `parameters`, `tokens` and `loss`.
+    """
+    sizes, tokens, losses = (
+        np.array([getattr(r, name) for r in runs], float) for name in ("parameters", "tokens", "loss")
+    )
+    around = np.geomspace(tokens.min() / 2, tokens.max() * 4, 400)
+    with matplotlib.rc_context(STYLE):
+        picture = figure.Figure(figsize=(12, 5.6), dpi=150)
+        grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=0.78, bottom=0.12, wspace=0.2)
+        left, right = (picture.add_subplot(grid[0, i]) for i in range(2))
+        picture.text(
+            LEFT, 0.93, f"Loss by parameters and tokens, {len(runs)} runs", fontsize=16, fontweight="bold", va="center"
+        )
+        by_size, by_text = (
+            rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
+        )
+        formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N without embeddings, D tokens of text"
+        picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
+        _draw_losses(left, law, sizes, tokens, losses, around)
+        _draw_plane(right, law, resampled, sizes, tokens, around)
+        for panel in (left, right):
+            panel.set_xscale("log")
+            panel.set_xlabel("tokens")
+            panel.minorticks_off()
+            panel.xaxis.set_major_formatter(ticker.FuncFormatter(_count))
+            panel.set_xlim(around[0], around[-1])
+        picture.savefig(path, facecolor="white")
+
+
+def _draw_losses(panel, law: LossLaw, sizes, tokens, losses, around) -> None:
+    panel.set_title("validation loss, nats per target; dashed: E")
+    for i, size in enumerate(sorted(set(sizes))):
+        color, own = _COLORS[i % len(_COLORS)], sizes == size
+        panel.plot(around, law.loss(size, around), color=color, linewidth=1.5)
+        panel.plot(tokens[own], losses[own], "o", color=color, markersize=5.5, markeredgecolor="white")
+        panel.text(0.99, 0.95 - 0.055 * i, _count(size), color=color, ha="right", transform=panel.transAxes, fontsize=9)
+    panel.axhline(law.E, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
+    panel.grid(axis="x", visible=False)
+
+
+def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, around) -> None:
+    panel.set_title("parameters; grey: equal loss, blue: least loss for 6 N D FLOPs")
+    over = np.geomspace(sizes.min() / 2, sizes.max() * 4, 400)
+    panel.set_xscale("log")  # before the contours: their labels are placed by what is seen
+    panel.set_yscale("log")
+    panel.set_xlim(around[0], around[-1])
+    panel.set_ylim(over[0], over[-1])
+    loss = law.loss(over[:, None], around[None, :])  # [N, D]
+    lines = panel.contour(around, over, loss, levels=10, colors="#9aa5b1", linewidths=0.9)
+    panel.clabel(lines, fmt="%.2f", fontsize=8, inline_spacing=2)
+    flops = np.geomspace(6 * over[0] * around[0] / 1e3, 6 * over[-1] * around[-1] * 1e3, 200)
+    best = [np.log(one.optimum(flops)) for one in resampled]  # [2, C] each: N and D
+    middle = np.log(around)
+    low, high = np.quantile([np.interp(middle, d, n) for n, d in best], [0.025, 0.975], axis=0)
+    panel.fill_between(around, np.exp(low), np.exp(high), color=TRAINING, alpha=0.2, linewidth=0)
+    best_size, best_tokens = law.optimum(flops)
+    panel.plot(best_tokens, best_size, color=TRAINING, linewidth=2)
+    panel.plot(tokens, sizes, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white")
+    panel.yaxis.set_major_formatter(ticker.FuncFormatter(_count))
+    panel.minorticks_off()
+    panel.grid(visible=False)
+
+
+def _count(value: float, _: Any = None) -> str:
+    """10 M."""
+    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{name}"
+    return f"{value:.3g}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,41 @@
+"""How a run ends before its time: SIGTERM and SIGINT."""
+
+import os
+import signal
+import sys
+import threading
+
+PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
+
+
+class Stop:
+    """Catches SIGTERM and SIGINT: the first asks the loop to save and leave, a second one leaves at once.
+
+    A handler of Python's waits until the main thread is back in Python, which one that waits for a device may never be.
+    So the signals go through a pipe to a thread.
+    """
+
+    def __enter__(self):
+        self.requested = False
+        reading, self._writing = os.pipe()
+        os.set_blocking(self._writing, False)
+        threading.Thread(target=self._listen, args=(reading,), name="signals", daemon=True).start()
+        self._previous = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
+        self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_):
+        signal.set_wakeup_fd(self._previous_pipe)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        os.close(self._writing)  # ends the thread
+
+    def _listen(self, reading: int) -> None:
+        with open(reading, "rb", buffering=0) as pipe:
+            while number := pipe.read(1):
+                if number[0] in self._previous and self.requested:
+                    os._exit(128 + number[0])
+                elif number[0] in self._previous:
+                    self.requested = True
+                    name = signal.Signals(number[0]).name
+                    print(f"\n{name}: saving after this step; once more to leave at once", file=sys.stderr, flush=True)

@@ -1,0 +1,149 @@
+"""What must have no effect on a run: clocks that jump, no network, no home directory, another user. And what must.
+
+    python -m tests.chaos.surroundings [--config=tests/tiny.py:gpt]
+
+No network is a network namespace without an interface; not being root is a user namespace in which the user is nobody
+and has no capability (`unshare`). A corpus that has changed ends a run that resumes.
+"""
+
+import argparse
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Optional
+
+from tests.chaos import runs
+
+# Runs a command under clocks that jump by years, forwards and back, whenever someone looks at them.
+JUMPING = """
+import random, runpy, sys, time
+
+real, years = time.time, 86400 * 365
+time.time = lambda: real() + random.uniform(-30, 30) * years
+time.time_ns = lambda: int(time.time() * 1e9)
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+class Surroundings:
+    def __init__(self, whole: runs.Whole, folder: pathlib.Path):
+        self.whole, self.folder = whole, folder
+
+    def training(self, name: str, text: Optional[pathlib.Path] = None, *flags: str) -> list[str]:
+        """From the text on: of the cache nothing is shared but what has been compiled."""
+        cache = self.folder / f"cache-{name}"
+        shutil.copytree(self.whole.cache / "xla", cache / "xla", dirs_exist_ok=True)
+        return runs.command(self.whole.config, self.folder / name, text or self.whole.text, cache, runs.SAVING, *flags)
+
+    def is_the_same(self, name: str, args: list[str], env=None) -> None:
+        self.whole.ends_the_same(self.folder / name, args, env)
+        assert runs.files(self.folder / f"cache-{name}" / "corpora") == runs.files(self.whole.cache / "corpora")
+
+    def clocks_that_jump(self) -> None:
+        program, _, module, *flags = self.training("clock")
+        self.is_the_same("clock", [program, "-c", JUMPING, module, *flags])
+
+    def no_network(self) -> None:
+        self.is_the_same("alone", [*self._unshare("--net"), *self.training("alone")])
+
+    def no_home(self) -> None:
+        env = {name: value for name, value in runs.ENV.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+        self.is_the_same("homeless", self.training("homeless"), env)
+
+    def a_home_that_cannot_be_written(self) -> None:
+        self.is_the_same("unwritable", self.training("unwritable"), runs.ENV | {"HOME": "/proc/none"})
+
+    def a_cache_that_cannot_be_written(self) -> None:
+        """The default one, ~/.cache/pretrainax, of such a home: a line that says what to set."""
+        args = [flag for flag in self.training("cacheless") if "cache_dir" not in flag]
+        failed = runs.run(args, runs.ENV | {"HOME": "/proc/none"})
+        assert failed.returncode == 2 and "set config.data.cache_dir" in runs.last_line(failed), failed.stderr
+
+    def not_root(self) -> None:
+        self.is_the_same("nobody", [*self._unshare("--user"), *self.training("nobody")])
+
+    def root(self) -> None:
+        self.is_the_same("root", [*self._unshare("--user", "--map-root-user"), *self.training("root")])
+
+    def all_at_once(self) -> None:
+        program, _, module, *flags = self.training("all")
+        args = [*self._unshare("--user", "--net"), program, "-c", JUMPING, module, *flags]
+        self.is_the_same("all", args, runs.ENV | {"HOME": "/proc/none"})
+
+    def another_text_under_a_run_that_resumes(self) -> None:
+        """Whether the tokenizer is learnt from the text or given: refused, and what the workdir holds stays."""
+        saved = f"--config.tokenizer.path={self.whole.run / 'tokenizer'}"
+        for name, flags in (("learnt", ()), ("given", (saved,))):
+            text = runs.write_text(self.folder / f"text-{name}")
+            args = self.training(name, text, *flags)
+            self._interrupt(args, self.folder / name)
+            before, good = runs.files(self.folder / name), (text / "0.txt").read_bytes()
+            (text / "0.txt").write_bytes(good.replace(b"a", b"o", 1))
+            failed = runs.run(args)
+            line = runs.last_line(failed)
+            assert failed.returncode == 2 and ("tokenizer" in line or "the text of config.data.source" in line), line
+            after = runs.files(self.folder / name)
+            kept = [path for path in before if path.startswith(("checkpoints", "tokenizer", "config"))]
+            assert [after[path] for path in kept] == [before[path] for path in kept]
+            (text / "0.txt").write_bytes(good)
+            done = runs.run(args)
+            assert done.returncode == 0, done.stderr
+
+    def another_text_under_a_run_that_trains(self) -> None:
+        """It reads the tokens of the text that it has prepared, and ends as if nothing had been."""
+        text, workdir = runs.write_text(self.folder / "text-under"), self.folder / "under"
+        process = runs.start(self.training("under", text))
+        while process.poll() is None and not (workdir / "metrics.jsonl").exists():
+            time.sleep(0.005)
+        shutil.rmtree(text)
+        assert process.wait() == 0
+        runs.assert_same_run(workdir, self.whole.run)
+
+    def _interrupt(self, args: list[str], workdir: pathlib.Path) -> None:
+        process = runs.start(args)
+        while process.poll() is None and not (workdir / "checkpoints" / "4").exists():
+            time.sleep(0.005)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 75
+
+    def _unshare(self, *kinds: str) -> list[str]:
+        command = ["unshare", *kinds]
+        for more in ([], ["--user", "--map-root-user"]):  # a user needs a user namespace for the others
+            if (
+                shutil.which("unshare")
+                and subprocess.run([*command, *more, "true"], capture_output=True).returncode == 0
+            ):
+                return command + more
+        raise runs.Skipped(f"this machine does not allow {' '.join(command)}")
+
+
+TRIALS = (
+    *("clocks_that_jump", "no_network", "no_home", "a_home_that_cannot_be_written", "a_cache_that_cannot_be_written"),
+    *("not_root", "root", "all_at_once"),
+    *("another_text_under_a_run_that_resumes", "another_text_under_a_run_that_trains"),
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--config", default=f"{runs.TINY}:gpt", help="one whose source has a path")
+    parser.add_argument("--only", default=",".join(TRIALS))
+    parser.add_argument("--whole", default="", help="folder that keeps the run to compare with")
+    given = parser.parse_args()
+    report = runs.Report()
+    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
+        whole = runs.Whole(given.config, pathlib.Path(given.whole or f"{scratch}/whole"))
+        surroundings = Surroundings(whole, pathlib.Path(scratch))
+        for name in given.only.split(","):
+            with report.trying(name.replace("_", " ")):
+                getattr(surroundings, name)()
+    return int(report.failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

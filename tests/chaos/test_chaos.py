@@ -1,0 +1,78 @@
+"""A short form of the scripts beside this file: one or two of all that they try."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.data.sources import TextFiles
+from pretrainax.prepare import prepare
+from tests import tiny
+from tests.chaos import checkpoint_files, kill, runs
+from tests.chaos.surroundings import Surroundings
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory) -> runs.Whole:
+    return runs.Whole(f"{runs.TINY}:gpt", tmp_path_factory.mktemp("chaos"))
+
+
+@pytest.mark.parametrize("what", ["train", "export"])
+def test_a_command_that_was_killed_ends_bit_identical_when_it_is_run_again(what, undisturbed, tmp_path):
+    kill.KILL[what](undisturbed, tmp_path, random.SystemRandom(), times=1)
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    return checkpoint_files.two_steps(tmp_path_factory.mktemp("files"))
+
+
+def test_every_file_of_a_checkpoint_that_is_damaged_in_some_way_is_named_and_the_step_before_is_taken(two_steps):
+    rng = random.Random(0)
+    for file in checkpoint_files.files(two_steps / "20"):
+        for damage in rng.sample(list(checkpoint_files.damages(4, rng).values()), 3):
+            checkpoint_files.try_one(two_steps, file, damage)
+
+
+def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(undisturbed):
+    args = ["--only=full_everywhere", f"--whole={undisturbed.folder}"]
+    done = runs.run([sys.executable, "-m", "tests.chaos.disk", *args])
+    if "skip  all" in done.stdout:
+        pytest.skip(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_clocks_network_home_and_user_have_no_effect(undisturbed, tmp_path):
+    try:
+        Surroundings(undisturbed, tmp_path).all_at_once()
+    except runs.Skipped as e:
+        pytest.skip(str(e))
+
+
+def test_another_text_under_a_run_that_resumes_is_refused(undisturbed, tmp_path):
+    """The tokenizer is the same, so that nothing but the fingerprint of the text can tell."""
+    text = runs.write_text(tmp_path / "text")
+    (text / "0.txt").write_bytes((text / "0.txt").read_bytes().replace(b"a", b"o", 1))
+    workdir = tmp_path / "run"
+    subprocess.run(["cp", "-r", undisturbed.run, workdir], check=True)
+    args = runs.command(undisturbed.config, workdir, text, undisturbed.cache, runs.SAVING)
+    failed = runs.run(args)
+    assert failed.returncode == 2
+    assert "tokenizer" in runs.last_line(failed)
+    assert runs.files(workdir) == runs.files(undisturbed.run)
+
+
+def test_a_text_that_changes_while_it_is_tokenized_is_refused_and_prepared_anew(tmp_path):
+    experiment, text = tiny.get_config("gpt"), runs.write_text(tmp_path / "text")
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(tmp_path / "cache")
+
+    def change(line: str) -> None:
+        if line.startswith("tokenizing train"):
+            (text / "0.txt").write_text("Another text.\n" * 900)
+
+    with pytest.raises(UserError, match="has changed while it was tokenized"):
+        prepare(experiment, report=change)
+    again = prepare(experiment, report=lambda line: None)
+    assert again.train[0].num_bytes + again.valid[0].num_bytes == sum(p.stat().st_size for p in text.iterdir())

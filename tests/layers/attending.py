@@ -1,0 +1,41 @@
+"""Inputs of attention, its results with gradients: what its tests share."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.layers.attention import attention
+
+
+def segments(*rows):
+    return jnp.asarray(rows, jnp.int32)
+
+
+def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float32):
+    """q [B, T, H, K], k and v [B, S, G, K], bias [1, H, T, S] or None."""
+    rng = np.random.default_rng(0)
+    shapes = (batch, t, heads, width), (batch, s, key_heads, width), (batch, s, key_heads, width)
+    q, k, v = (jnp.asarray(rng.normal(size=shape), dtype) for shape in shapes)
+    return q, k, v, jnp.asarray(rng.normal(size=(1, heads, t, s)), jnp.float32) if has_bias else None
+
+
+def run(q, k, v, bias, mask, implementation="xla", scale=0.3, logit_cap=None):
+    return attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap, implementation=implementation)
+
+
+def output_and_gradients(args, mask, implementation="xla", **options):
+    @jax.jit
+    def both(args, mask):
+        out, backward = jax.vjp(lambda *args: run(*args, mask, implementation, **options), *args)
+        return out, backward(jnp.asarray(np.cos(np.arange(out.size)).reshape(out.shape), out.dtype))
+
+    return both(args, mask)
+
+
+def packed_ids(batch, length):
+    """Two documents and padding in a row, of other lengths in each row."""
+    rows = np.zeros((batch, length), np.int32)
+    for i in range(batch):
+        rows[i, : length // 3 + i] = 1
+        rows[i, length // 3 + i : length - 7 * i - 3] = 2
+    return jnp.asarray(rows)

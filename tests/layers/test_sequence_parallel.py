@@ -1,0 +1,115 @@
+"""Attention whose length the mesh splits, beside the reference on one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import MeshConfig, UserError
+from pretrainax.layers.attention import Mask, choose_implementation
+from pretrainax.sharding import make_mesh
+from tests.layers.attending import arrays, output_and_gradients, packed_ids, segments
+
+IDS = packed_ids(4, 64)
+PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32)
+CASES = {  # (lengths, rows of the bias, mask, cap of logits)
+    "causal": ((64, 64), 0, Mask(True), None),
+    "packed": ((64, 64), 0, Mask(True, IDS, IDS), None),
+    "encoder with a window and a cap": ((64, 64), 0, Mask(False, IDS, IDS, window=12), 2.0),
+    "windowed layer with a prefix": ((64, 64), 0, Mask(True, IDS, IDS, 12, jnp.asarray(True), PREFIX), None),
+    "global layer with a prefix": ((64, 64), 0, Mask(True, IDS, IDS, 12, jnp.asarray(False), PREFIX), None),
+    "relative positions": ((64, 64), 1, Mask(True, IDS, IDS), None),
+    "disentangled positions": ((64, 64), 4, Mask(False, IDS, IDS), None),
+    "cross": ((14, 64), 0, Mask(False, jnp.ones((4, 14), jnp.int32), jnp.minimum(IDS, 1)), None),
+    "lengths that do not divide": ((30, 30), 1, Mask(True), None),
+}
+MESHES = {"2 sequence": dict(data=2, sequence=2, tensor=2), "4 sequence": dict(data=1, fsdp=2, sequence=4)}
+
+
+def case(name):
+    (t, s), bias_rows, mask, cap = CASES[name]
+    args = arrays(4, t, s, 4, 2, 8, has_bias=bias_rows > 0)
+    if bias_rows > 1:
+        args = *args[:3], jnp.asarray(np.random.default_rng(2).normal(size=(bias_rows, 4, t, s)), jnp.float32)
+    return args, mask, cap
+
+
+def same(got, expected, atol):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, atol=atol)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", CASES)
+def test_the_ring_gives_the_output_and_gradients_of_one_device(name, mesh):
+    args, mask, cap = case(name)
+    expected = output_and_gradients(args, mask, logit_cap=cap)
+    with jax.set_mesh(make_mesh(MeshConfig(**MESHES[mesh]))):
+        got = output_and_gradients(args, mask, logit_cap=cap)
+    same(got, expected, 2e-6)  # float32 sums of <= 64 terms near 1, in another order
+
+
+def test_the_ring_of_bfloat16_is_near_that_of_one_device():
+    args, mask = arrays(4, 64, 64, 4, 2, 8, dtype=jnp.bfloat16), Mask(True, IDS, IDS)
+    expected = output_and_gradients(args, mask)
+    with jax.set_mesh(make_mesh(MeshConfig(**MESHES["4 sequence"]))):
+        got = output_and_gradients(args, mask)
+    assert {x.dtype for x in jax.tree.leaves(got)} == {jnp.dtype("bfloat16")}
+    # the largest are near 4, and each of the two rounds to 2^-9 of them, at other places
+    same(*jax.tree.map(lambda x: x.astype(jnp.float32), (got, expected)), 0.03)
+
+
+def test_a_query_that_sees_no_key_is_finite_and_so_are_gradients():
+    mask = Mask(False, segments([1] * 8 + [0] * 8), segments([1] * 16))
+    with jax.set_mesh(make_mesh(MeshConfig(data=1, sequence=8))):
+        got = output_and_gradients(arrays(1, 16, 16, 2, 2, 8), mask)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
+
+
+def test_keys_and_values_alone_go_around_the_ring():
+    args, mask, _ = case("packed")
+    with jax.set_mesh(make_mesh(MeshConfig(**MESHES["4 sequence"]))):
+        trace = str(jax.make_jaxpr(functools.partial(output_and_gradients, mask=mask))(args))
+    sent = [line.split(":")[1].split(" =")[0] for line in trace.splitlines() if "ppermute" in line]
+    part = "f32[2,16,2,8]"  # of k or v: half of the rows, a quarter of the length
+    # forward: k, v, ids; backward: those again, and the gradients of k and v, which go home once more in the end
+    assert sorted(set(sent)) == [part, "i32[2,16]"]
+    assert (sent.count(part), sent.count("i32[2,16]")) == (2 + 2 + 2 + 2, 2)
+
+
+@pytest.mark.parametrize(
+    "implementation, mask, has_bias",
+    [
+        ("tpu_splash", Mask(True, packed_ids(2, 256), packed_ids(2, 256)), False),
+        ("tpu_splash", Mask(True, packed_ids(2, 256), packed_ids(2, 256), window=100), False),
+        ("tpu_splash", Mask(False, packed_ids(2, 256), packed_ids(2, 256)), False),
+        ("tpu_flash", Mask(False, packed_ids(2, 256), packed_ids(2, 256)), True),
+    ],
+    ids=["causal splash", "window", "splash", "flash with a bias"],
+)
+def test_kernels_of_tpus_get_all_keys_for_their_part_of_the_queries(interpreted, implementation, mask, has_bias):
+    args = arrays(2, 256, 256, 2, 1, 64, has_bias)
+    expected = output_and_gradients(args, mask)
+    with jax.set_mesh(make_mesh(MeshConfig(data=2, sequence=2), jax.devices()[:4])):
+        got = output_and_gradients(args, mask, implementation)
+    same(got, expected, 3e-5)  # float32 sums of <= 256 terms near 1, in another order
+
+
+choose = functools.partial(choose_implementation, head_dim=64, has_bias=False, dtype=jnp.bfloat16)
+
+
+@pytest.mark.parametrize("platform, name", [("tpu", "tpu_splash"), ("gpu", "cudnn")])
+def test_a_kernel_that_needs_whole_lengths_is_announced(platform, name):
+    implementation, warning = choose("auto", platform, query_length=510, key_length=510, sequence=4)
+    assert implementation == "xla" and f"{name!r} needs" in warning and "config.mesh.sequence" in warning
+
+
+def test_a_kernel_that_cannot_run_is_refused():
+    with pytest.raises(UserError, match="tpu_flash.* has no causal mask of a part of a row"):
+        choose("tpu_flash", "tpu", query_length=512, key_length=512, sequence=4)
+
+
+def test_splash_takes_lengths_of_whole_registers():
+    assert choose("auto", "tpu", query_length=512, key_length=512, sequence=4) == ("tpu_splash", None)

@@ -1,0 +1,161 @@
+"""The train step compiled for 8 fake CPU devices, and for TPUs and GPUs that are not there."""
+
+import functools
+import math
+import pathlib
+import runpy
+
+import jax
+import pytest
+
+from pretrainax import sharding
+from pretrainax.config import Experiment, UserError
+from pretrainax.host import for_this_machine
+from pretrainax.job import program_of
+from pretrainax.paths import parameter_names
+from pretrainax.planning import topologies
+from pretrainax.planning.compiled import Compiled, compile_for, compile_step, exhausted_bytes
+from pretrainax.planning.shapes import batch_shapes
+from pretrainax.planning.topologies import Topology
+
+GIB = 2**30
+get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "tiny.py"))["get_config"]
+
+
+def config(variant: str = "gpt", rows: int = 64, **mesh) -> Experiment:
+    experiment = get_config(variant)
+    experiment.model.d_model = experiment.model.d_ff = 512  # of which a fourth fills a TPU's 128 lanes
+    experiment.train.global_batch_size, experiment.mesh.data = rows, 1
+    for axis, size in mesh.items():
+        setattr(experiment.mesh, axis, size)
+    return experiment
+
+
+def absent(name: str) -> Topology:
+    topology = Topology.parse(name)
+    try:
+        topology.devices()
+    except UserError as e:
+        pytest.skip(str(e))
+    return topology
+
+
+@functools.cache
+def compiled(variant: str, name: str, **mesh) -> Compiled:
+    if name == "cpu":
+        return compile_for(config(variant, **mesh), jax.devices(), 4 * GIB)
+    return compile_step(config(variant, **mesh), absent(name))
+
+
+# --- 8 fake CPU devices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", ["gpt", "bert", "t5"])
+def test_the_arguments_are_parameters_moments_and_batch(variant):
+    experiment = config(variant, fsdp=8)
+    mesh = sharding.make_mesh(experiment.mesh)
+    with jax.set_mesh(mesh):
+        shapes = batch_shapes(experiment)
+        state = program_of(experiment, shapes, mesh).abstract_state
+    shards = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
+    unread = ("positions", "encoder_positions") if variant == "t5" else ()  # T5's are relative: not even passed on
+    rows = sum(math.prod(x.shape) * x.dtype.itemsize // 8 for name, x in shapes.items() if name not in unread)
+    assert compiled(variant, "cpu", fsdp=8).memory.arguments == shards + rows
+
+
+def test_the_new_state_takes_the_place_of_the_old():
+    memory = compiled("gpt", "cpu", fsdp=8).memory
+    assert 0 <= memory.outputs - memory.donated < 4096  # what is left are metrics, and pointers to all of it
+
+
+def test_a_step_that_needs_more_than_there_is_does_not_fit():
+    found = compile_for(config(fsdp=8), jax.devices(), available=1000)
+    assert not found.fits
+    assert found.needed == found.memory.total > found.available == 1000
+
+
+def test_tensor_parallel_sums_run_along_the_tensor_axis_in_each_layer():
+    found = [c for c in compiled("gpt", "cpu", fsdp=1, tensor=4, data=2).collectives if c.axis == "tensor"]
+    assert {c.kind for c in found if "blocks" in c.where} >= {"all-reduce"}
+
+
+@pytest.mark.parametrize(
+    "message, needed",
+    [
+        (
+            "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (17.50G) "
+            "exceeds available HBM (15.75G).",
+            17.5 * GIB + 1000,
+        ),
+        ("RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 512.25M of 15.75G hbm.", 512.25 * 2**20),
+        ("INTERNAL: Used 512.25M of something", None),
+        ("RESOURCE_EXHAUSTED: too many registers", None),
+    ],
+)
+def test_the_number_is_read_of_an_error(message, needed):
+    assert exhausted_bytes(message, arguments=1000) == needed
+
+
+# --- TPU and GPU ---------------------------------------------------------------------------------------------------
+
+
+def split_parameters(experiment: Experiment, devices) -> dict[str, int]:
+    """Numbers of each parameter of the blocks that fsdp splits."""
+    mesh = sharding.make_mesh(experiment.mesh, devices)
+    with jax.set_mesh(mesh):
+        params = program_of(experiment, batch_shapes(experiment), mesh).abstract_state.params
+    named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
+    return {name: x.size for name, x in named if "blocks" in name and "fsdp" in x.sharding.spec}
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", ["v5e:2x2", "h100:4"])
+def test_fsdp_gathers_each_matrix_once_forward_and_once_backward(name):
+    experiment = config(fsdp=4)
+    numbers = sum(split_parameters(experiment, absent(name).devices()).values())
+    found = [c for c in compiled("gpt", name, fsdp=4).collectives if c.kind == "all-gather" and "blocks" in c.where]
+    # bfloat16, of which a device has a quarter and passes on as much three times
+    assert sum(c.total for c in found) == 2 * numbers * 2 * 3 // 4
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", ["v5e:2x2", "h100:4"])
+def test_fsdp_never_sums_a_whole_matrix_of_a_block_on_each_device(name):
+    smallest = min(split_parameters(config(fsdp=4), absent(name).devices()).values()) // 2  # of 2 layers
+    found = [c for c in compiled("gpt", name, fsdp=4).collectives if c.kind == "all-reduce" and "blocks" in c.where]
+    # an all-reduce sends its array twice, 3/4 of it each time, in float32
+    assert all(c.bytes < 2 * 3 / 4 * 4 * smallest for c in found)
+
+
+@pytest.mark.aot
+def test_a_step_for_a_tpu_runs_in_bfloat16_and_with_its_kernel():
+    experiment = config(fsdp=4)
+    experiment.data.sequence_length = experiment.model.position.max_length = 128
+    experiment.model.num_heads = 2  # of width 64
+    mesh = sharding.make_mesh(experiment.mesh, absent("v5e:2x2").devices())
+    with jax.set_mesh(mesh):
+        assert for_this_machine(experiment.train).dtype == "bfloat16"
+        shapes = batch_shapes(experiment)
+        program = program_of(experiment, shapes, mesh)
+        assert "tpu_custom_call" in program.step.lower(program.abstract_state, shapes).as_text()
+
+
+@pytest.mark.aot
+def test_a_tpu_that_is_too_small_is_an_answer_with_the_bytes():
+    found = compile_step(config(rows=2**24, fsdp=4), absent("v5e:2x2"))
+    assert not found.fits
+    assert found.needed > found.available == Topology.parse("v5e:2x2").chip.memory_bytes
+    assert found.memory is None
+
+
+@pytest.mark.aot
+def test_buffers_are_named_by_the_module_that_fills_them():
+    found = compiled("gpt", "h100:4", fsdp=4).buffers
+    assert any("blocks" in buffer.where for buffer in found)
+    assert [b.bytes for b in found] == sorted((b.bytes for b in found), reverse=True)
+
+
+def test_a_compiler_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(topologies, "_is_installed", lambda module: False)
+    with pytest.raises(UserError, match="pretrainax\\[tpu\\]"):
+        compile_step(config(), Topology.parse("v5e:2x2"))

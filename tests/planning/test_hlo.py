@@ -1,0 +1,190 @@
+"""What is read of compiled HLO: programs whose loops and collectives are known by hand, and XLA's spellings."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import MeshConfig
+from pretrainax.planning.hlo import Program, Shape, module_of, replica_groups
+from pretrainax.planning.traffic import Collective
+from pretrainax.sharding import AXES, make_mesh
+
+MESH = AbstractMesh((2, 2, 1, 2), AXES)
+
+# --- groups --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spelling, groups",
+    [
+        ("{{0,2},{1,3}}", [[0, 2], [1, 3]]),
+        ("{}", [[0, 1, 2, 3]]),
+        ("[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+        ("[1,4]<=[4]", [[0, 1, 2, 3]]),
+        ("mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
+        ("mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("mesh[a=2,b=2] {a,b}", [[0, 1, 2, 3]]),
+        ("mesh['a'=4] {'a':(1)2}", [[0, 2], [1, 3]]),
+        ("mesh['a'=4] {'a':(2)2}", [[0, 1], [2, 3]]),
+        ("mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
+        ("mesh['a'=2,'b'=2], device_ids=(0,3,1,2) {'b'}", [[0, 3], [1, 2]]),
+    ],
+)
+def test_groups_are_read_in_every_spelling(spelling, groups):
+    found = replica_groups(f", channel_id=1, replica_groups={spelling}, dimensions={{0}}", devices=4)
+    np.testing.assert_array_equal(found, groups)
+
+
+# --- a program known by hand ---------------------------------------------------------------------------------------
+
+
+@functools.cache
+def scanned(turns: int = 5) -> str:
+    """A product with a matrix [64, 64] that is gathered along fsdp, in each turn of a scan, and a sum over data."""
+    mesh = make_mesh(MeshConfig(data=2, fsdp=4))
+
+    def step(matrices, x):
+        def body(x, matrix):
+            with jax.named_scope("layer"):
+                return jnp.tanh(x @ jax.lax.with_sharding_constraint(matrix, P())), None
+
+        x, _ = jax.lax.scan(body, x, matrices)
+        return jax.lax.with_sharding_constraint(x.sum(0), P())
+
+    def shape(sizes, *spec):
+        return jax.ShapeDtypeStruct(sizes, jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
+
+    with jax.set_mesh(mesh):
+        return jax.jit(step).lower(shape((turns, 64, 64), None, "fsdp"), shape((16, 64), "data")).compile().as_text()
+
+
+def scanned_collectives(turns: int = 5) -> list[Collective]:
+    return Program(scanned(turns)).collectives(AbstractMesh((2, 4, 1, 1), AXES))
+
+
+@pytest.mark.parametrize("turns", [5, 7])
+def test_a_gather_in_a_scan_counts_once_a_turn(turns):
+    found = [c for c in scanned_collectives(turns) if c.kind == "all-gather"]
+    # 64 × 64 numbers of 4 bytes, of which a device has a quarter and passes on as much three times
+    assert [(c.axis, c.bytes, c.count) for c in found] == [("fsdp", 64 * 64 * 4 * 3 // 4, turns)]
+
+
+def test_a_sum_outside_of_the_scan_counts_once():
+    found = [c for c in scanned_collectives() if c.kind == "all-reduce"]
+    assert [(c.axis, c.bytes, c.count) for c in found] == [("data", 2 * 64 * 4 * 1 // 2, 1)]
+
+
+# --- what a TPU's compiler writes ----------------------------------------------------------------------------------
+
+FUSED = """%fused (a: f32[4,8]) -> f32[8,8] {
+  %a = f32[4,8]{1,0} parameter(0)
+  ROOT %gather = f32[8,8]{1,0} all-gather(%a), channel_id=9, replica_groups=mesh['x'=4,'y'=2] {'y'}, dimensions={0}, \
+backend_config={"async_collective_fusion_config":{}}
+}
+"""
+
+LOOP = """HloModule step
+
+%windowed_dot_general_body_ag.1 (p: (f32[4,8], s32[])) -> (f32[4,8], s32[]) {
+  %p = (f32[4,8]{1,0:T(8,128)S(1)}, s32[]{:T(128)}) parameter(0)
+  %x = f32[4,8]{1,0:T(8,128)S(1)} get-tuple-element(%p), index=0
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=1
+  %start = (f32[4,8]{1,0}, f32[4,8]{1,0}, u32[]{:S(2)}) collective-permute-start(%x), channel_id=3, \
+source_target_pairs={{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}, \
+metadata={op_name="jit(step)/jvp(GPT)/decoder/while/body/closed_call/blocks/mlp/up/dot_general"}
+  %y = f32[4,8]{1,0:T(8,128)S(1)} collective-permute-done(%start)
+  %one = s32[]{:T(128)} constant(1)
+  %i1 = s32[]{:T(128)} add(%i, %one)
+  %i2 = s32[]{:T(128)} add(%i1, %one)
+  ROOT %t = (f32[4,8]{1,0:T(8,128)S(1)}, s32[]{:T(128)}) tuple(%y, %i2)
+}
+
+%condition (p.1: (f32[4,8], s32[])) -> pred[] {
+  %p.1 = (f32[4,8]{1,0}, s32[]{:T(128)}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%p.1), index=1
+  %limit = s32[]{:T(128)} constant(8)
+  ROOT %less = pred[]{:T(512)} compare(%i.1, %limit), direction=LT
+}
+
+FUSED
+%all-reduce-scatter.1 (c: f32[8,8]) -> f32[4,8] {
+  %c = f32[8,8]{1,0} parameter(0)
+  %sum = f32[8,8]{1,0} all-reduce(%c), channel_id=10, replica_groups={{0,2},{1,3},{4,6},{5,7}}, to_apply=%add
+  ROOT %part = f32[4,8]{1,0} dynamic-slice(%sum), dynamic_slice_sizes={4,8}
+}
+
+ENTRY %main (b: f32[4,8]) -> f32[4,8] {
+  %b = f32[4,8]{1,0:T(8,128)} parameter(0), metadata={op_name="state.params['up']"}
+  %zero = s32[]{:T(128)} constant(0)
+  %init = (f32[4,8]{1,0}, s32[]{:T(128)}) tuple(%b, %zero)
+  %loop = (f32[4,8]{1,0}, s32[]{:T(128)}) while(%init), condition=%condition, body=%windowed_dot_general_body_ag.1
+  %first = f32[8,8]{1,0:T(8,128)} fusion(%b), kind=kCustom, calls=%fused
+  %again = f32[8,8]{1,0:T(8,128)} fusion(%b), kind=kCustom, calls=%fused
+  %scattered = f32[4,8]{1,0:T(8,128)} fusion(%again), kind=kCustom, calls=%all-reduce-scatter.1
+  ROOT %result = f32[4,8]{1,0} get-tuple-element(%loop), index=0
+}
+""".replace("FUSED\n", FUSED)
+
+
+def test_a_counter_that_goes_up_by_two_halves_the_turns():
+    program = Program(LOOP)
+    assert program.trip_count("main", program.computations["main"]["loop"]) == 4
+
+
+def test_a_loop_of_permutes_counts_as_the_gather_it_was_made_of():
+    (found,) = [c for c in Program(LOOP).collectives(MESH) if "blocks" in c.where]
+    assert found == Collective("tensor", "all-gather", 4 * 8 * 4, 4, "decoder/blocks/mlp/up")
+
+
+def test_a_sum_and_its_slice_count_as_a_reduce_scatter():
+    found = [c for c in Program(LOOP).collectives(MESH) if c.kind == "reduce-scatter"]
+    assert [(c.axis, c.bytes, c.count) for c in found] == [("fsdp", 8 * 8 * 4 // 2, 1)]
+
+
+def test_a_collective_that_stands_in_two_fusions_counts_once():
+    copy = FUSED.replace("%fused", "%copied").replace("%gather", "%gather.1")
+    text = LOOP.replace("calls=%fused\n", "calls=%copied\n", 1).replace(FUSED, FUSED + "\n" + copy)
+    found = [c for c in Program(text).collectives(MESH) if c.where == "state/params/up"]
+    assert [(c.kind, c.count) for c in found] == [("all-gather", 1)]
+
+
+# --- shapes and modules --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, size",
+    [
+        (Shape("f32", (6, 114), "1,0"), 6 * 114 * 4),
+        (Shape("f32", (6, 114), "1,0:T(8,128)"), 8 * 128 * 4),
+        (Shape("bf16", (6, 114), "0,1:T(8,128)(2,1)"), 128 * 120 * 2),
+        (Shape("f32", (6, 114), "1,0:T(8,128)S(1)"), 0),  # a TPU's VMEM
+        (Shape("s4", (8,), "0"), 4),
+        (Shape("pred", (8,), "0"), 8),
+    ],
+)
+def test_a_buffer_takes_whole_tiles(shape, size):
+    assert shape.allocated == size
+
+
+@pytest.mark.parametrize(
+    "op_name, module",
+    [
+        ("jit(step)/jvp(GPT)/decoder/while/body/closed_call/blocks/mlp/up/dot_general", "decoder/blocks/mlp/up"),
+        (
+            "jit(step)/transpose(jvp(T5))/encoder/while/body/checkpoint/rematted_computation/blocks/mlp_norm/mul",
+            "encoder/blocks/mlp_norm",
+        ),
+        ("jit(step)/jvp(T5)/T5.embed/token_embedding/jit(_take)/gather", "token_embedding"),
+        ("jit(step)/jvp(loss)/reduce_sum", "loss"),
+        ("jit(step)/reduce_sum", ""),
+        ("state.params['decoder']['final_norm']", "state/params/decoder/final_norm"),
+    ],
+)
+def test_the_module_of_an_instruction_is_its_path_in_the_model(op_name, module):
+    assert module_of(op_name) == module

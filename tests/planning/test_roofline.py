@@ -1,0 +1,79 @@
+"""Time and price, by hand."""
+
+import dataclasses
+
+import pytest
+import tiny
+
+from pretrainax import sharding
+from pretrainax.chips import CHIPS, chip_of
+from pretrainax.flops import flops_per_step, peak_flops
+from pretrainax.planning import roofline
+from pretrainax.planning.activations import lengths_of
+from pretrainax.planning.search import assess
+from pretrainax.planning.shapes import batch_shapes
+from pretrainax.planning.topologies import Topology
+
+ONE = dict.fromkeys(sharding.AXES, 1)
+
+
+@pytest.fixture(scope="module")
+def candidate():
+    return assess(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
+
+
+def test_the_flops_are_those_of_the_run(candidate):
+    experiment = candidate.experiment
+    assert candidate.roofline.flops == flops_per_step(experiment.model, 8, lengths_of(batch_shapes(experiment)))
+
+
+def test_products_take_their_flops_over_what_a_chip_attains(candidate):
+    assert candidate.roofline.compute == pytest.approx(candidate.roofline.flops / (4 * 197e12 * roofline.ATTAINABLE))
+
+
+def test_links_behind_the_rest_take_no_time_and_others_do(candidate):
+    time = candidate.roofline
+    assert time.seconds == max(time.compute + time.memory, time.hidden) + time.exposed
+    assert time.exposed > 0 == time.hidden  # plain data parallelism
+
+
+def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
+    time = candidate.roofline
+    assert time.mfu == pytest.approx(time.flops / (time.seconds * 4 * 197e12))
+    assert time.hours == pytest.approx(time.seconds * 40 / 3600)
+    assert time.price == pytest.approx(time.hours * 4 * CHIPS["v5e"].price)
+
+
+def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop():
+    experiment = tiny.get_config("gpt")
+    experiment.model.vocab_size = 8  # hardly a head
+    plain, again = (assess(e, Topology.parse("v5e:2x2")).roofline for e in (experiment, _block(experiment)))
+    assert again.flops == plain.flops
+    assert again.compute / plain.compute == pytest.approx(4 / 3, rel=0.01)
+
+
+def _block(experiment):
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="block"))
+
+
+@pytest.mark.parametrize(
+    "topology, sizes, axis, rate",
+    [
+        ("v5p:4x4x8", {"fsdp": 128}, "fsdp", 600e9),  # all of the torus
+        ("v5p:4x4x8", {"data": 32, "tensor": 4}, "tensor", 200e9),  # one of its three dimensions
+        ("h100:8", {"fsdp": 8}, "fsdp", 450e9),
+        ("h100:4x8", {"data": 4, "tensor": 8}, "tensor", 450e9),  # within a host
+        ("h100:4x8", {"data": 4, "tensor": 8}, "data", 50e9),  # one device of each host: one port
+        ("h100:4x8", {"fsdp": 32}, "fsdp", 400e9),  # eight ports of a host
+        ("4*v5e:4x4", {"data": 64}, "slices", 3.125e9),
+    ],
+)
+def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, axis, rate):
+    assert roofline.rate(axis, ONE | sizes, Topology.parse(topology)) == rate
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_chip_is_found_by_each_of_its_names(name):
+    for kind in CHIPS[name].device_kinds:
+        assert chip_of(kind) is CHIPS[name]
+        assert peak_flops(kind) == CHIPS[name].peak_flops

@@ -1,0 +1,73 @@
+"""The search: what it proposes fits by its own estimate, and is no more of a change than is needed."""
+
+import dataclasses
+
+import pytest
+import tiny
+
+from pretrainax.config import UserError
+from pretrainax.planning.search import assess, best, remedies
+from pretrainax.planning.topologies import Topology
+
+FOUR = Topology.parse("v5e:2x2")
+
+
+def with_memory(topology, share, experiment):
+    """The topology with chips of so small a memory that `experiment` fills 1 / share of what it may."""
+    needed = assess(experiment, topology).memory.total
+    return dataclasses.replace(topology, chip=dataclasses.replace(topology.chip, memory_bytes=int(needed * share)))
+
+
+def large(family="gpt"):
+    experiment = tiny.get_config(family)
+    experiment.train.global_batch_size = 1024
+    return experiment
+
+
+def test_meshes_that_fit_come_first_and_the_fastest_of_them_first():
+    found = best(large(), FOUR)
+    assert len(found) == 6  # data x fsdp x tensor of 4 devices
+    assert [c.roofline.seconds for c in found if c.fits] == sorted(c.roofline.seconds for c in found if c.fits)
+
+
+def test_a_little_too_much_is_cured_by_rematerialisation_alone():
+    experiment = large()
+    first = remedies(experiment, with_memory(FOUR, 1.0, experiment))[0]
+    assert first.flags(experiment) in ("--config.train.remat=dots", "--config.train.remat=block")
+
+
+@pytest.mark.parametrize("family", ["gpt", "t5", "bert"])
+@pytest.mark.parametrize("share", [0.9, 0.4, 0.2])
+def test_what_it_proposes_fits_and_each_later_proposal_is_faster(family, share):
+    experiment = large(family)
+    topology = with_memory(FOUR, share, experiment)
+    found = remedies(experiment, topology)
+    assert found
+    times = [c.roofline.seconds for c in found]
+    assert times == sorted(times, reverse=True)
+    for candidate in found:
+        assert assess(candidate.experiment, topology).memory.fits(topology.chip)
+        assert candidate.flags(experiment)
+
+
+def test_what_no_mesh_holds_has_no_remedy():
+    experiment = large()
+    assert remedies(experiment, with_memory(FOUR, 1e-3, experiment)) == []
+
+
+def test_flags_say_what_differs():
+    experiment = large()
+    changed = assess(dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, fsdp=2)), FOUR)
+    assert changed.flags(experiment) == "--config.mesh.fsdp=2"
+
+
+def test_slices_must_be_those_of_the_topology():
+    with pytest.raises(UserError, match="config.mesh.slices is 1, and 2[*]v5e:2x2 has 2: set it to that"):
+        assess(large(), Topology.parse("2*v5e:2x2"))
+
+
+def test_a_mesh_of_another_number_of_devices_is_one_clear_line():
+    experiment = large()
+    experiment.mesh.fsdp = 3
+    with pytest.raises(UserError, match="the product must be the number of devices, which is 4"):
+        assess(experiment, FOUR)

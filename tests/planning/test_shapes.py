@@ -1,0 +1,90 @@
+"""The batch that is made up for a plan is the batch that a run gets."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+import test_configs
+import test_pretraining
+
+from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, SequenceToSequence, TextToText, WholeWords
+from pretrainax.data.packing import OneEach
+from pretrainax.data.pipeline import batches_of, check_batch
+from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
+from pretrainax.planning.shapes import batch_shapes
+from pretrainax.prepare import prepare
+from pretrainax.tokenizer import ByteBPE, Unigram
+from pretrainax.train_step import global_shapes
+
+translations = test_pretraining.translations  # the fixture
+OBJECTIVES = (
+    {"replaced tokens": ReplacedTokenDetection()}
+    | test_pretraining.MASKED
+    | test_pretraining.PAIRS
+    | test_pretraining.TO_TEXT
+    | test_pretraining.CAUSAL
+)
+
+
+def real_shapes(experiment, cache) -> dict[str, jax.ShapeDtypeStruct]:
+    """Of the first batch of the corpus, which is also found sound."""
+    experiment.data.cache_dir = str(cache)
+    batches = batches_of(experiment, prepare(experiment), "train")
+    batch = batches[0]
+    check_batch(batch, experiment.model, batches.lengths, experiment.train.global_batch_size)
+    return global_shapes(batch, experiment.train.global_batch_size)
+
+
+@pytest.mark.parametrize("name", test_configs.VARIANTS)
+def test_the_batch_of_a_config_is_the_real_one(name, text, cache):
+    experiment = test_configs.load(name, test_configs.VARIANTS[name][-1])
+    test_configs.shrink(experiment, str(text), str(cache))
+    assert batch_shapes(experiment) == real_shapes(experiment, cache)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_the_batch_of_an_objective_is_the_real_one(objective, text, cache):
+    family = {"encoder": "bert", "encoder_decoder": "t5", "decoder": "gpt"}[objective.families[0]]
+    experiment = test_pretraining.config(family, objective, text)
+    if family != "bert":  # sentinels for all, and <s> for one
+        experiment.tokenizer = Unigram(vocab_size=400)
+    if objective is test_pretraining.TO_TEXT["denoising"]:
+        experiment.tokenizer = ByteBPE(vocab_size=400, special_pieces="roberta")
+    if isinstance(objective, tuple(map(type, test_pretraining.PAIRS.values()))):
+        experiment.data.sequence_length = 64
+    assert batch_shapes(experiment) == real_shapes(experiment, cache)
+
+
+def test_the_batch_of_pairs_is_the_real_one(translations, cache):
+    experiment = test_pretraining.config("t5", SequenceToSequence(target_length=24), "absent")
+    experiment.data.source = JsonLines(path=translations, target_field="sorted", valid_fraction=0.2)
+    experiment.tokenizer.vocab_size = 280
+    assert batch_shapes(experiment) == real_shapes(experiment, cache)
+
+
+def test_a_mixture_of_texts_and_pairs_has_room_for_both(translations, text, cache):
+    experiment = test_pretraining.config("t5", TextToText(target_length=32), text)
+    pairs = JsonLines(path=translations, target_field="sorted", prefix="sort: ", valid_fraction=0.2)
+    experiment.data.source = SourceMixture(sources=(TextFiles(path=str(text)), pairs), weights=(0.5, 0.5))
+    assert batch_shapes(experiment) == real_shapes(experiment, cache)
+
+
+def test_rows_of_buckets_are_the_longest():
+    experiment = test_pretraining.config("gpt", test_pretraining.CAUSAL["causal"], "absent")
+    experiment.data.packing = OneEach(buckets=(8, 16))
+    assert batch_shapes(experiment)["tokens"].shape == (8, 32)
+
+
+def test_neither_corpus_nor_tokenizer_is_read(tmp_path):
+    experiment = test_pretraining.config("bert", MaskedLM(mask_unit=WholeWords()), tmp_path / "absent")
+    experiment.tokenizer.path = str(tmp_path / "absent")
+    assert batch_shapes(experiment)["masked_positions"].shape == (8, 5)
+
+
+def test_words_of_another_script_are_read(tmp_path):
+    """A list of words that a tokenizer of another language would not know."""
+    path = tmp_path / "similar.json"
+    path.write_text(json.dumps({"\u7f8e\u4e3d": ["\u6f02\u4eae"]}))
+    objective = MaskedLM(mask_unit=WholeWords(), similar_words=str(path))
+    assert batch_shapes(test_pretraining.config("bert", objective, "absent"))["tokens"].dtype == np.int32

@@ -1,0 +1,83 @@
+"""What devices send each other, counted by hand for a tiny decoder: 2 layers, width 32, feed-forward 64, 4 heads."""
+
+import pytest
+import tiny
+
+from pretrainax import sharding
+from pretrainax.planning.traffic import Collective, collectives
+
+ONE = dict.fromkeys(sharding.AXES, 1)
+D, F, LAYERS, VOCABULARY, LENGTH = 32, 64, 2, 512, 32
+MATRICES = 4 * D * D + 2 * D * F  # of one layer; biases of what is split along tensor are counted with them
+
+
+def total(found, axis, kind, where=""):
+    return sum(c.total for c in found if (c.axis, c.kind) == (axis, kind) and where in c.where)
+
+
+def test_one_device_sends_nothing():
+    assert collectives(tiny.get_config("gpt"), ONE) == []
+
+
+def test_fsdp_gathers_matrices_twice_in_bfloat16_and_scatters_their_gradients_once_in_float32():
+    found = collectives(tiny.get_config("gpt"), ONE | {"fsdp": 4})
+    assert total(found, "fsdp", "all-gather", "blocks") == 2 * LAYERS * 2 * MATRICES * 3 // 4
+    assert total(found, "fsdp", "reduce-scatter", "blocks") == LAYERS * 4 * MATRICES * 3 // 4
+
+
+def test_fsdp_reduces_no_matrix_whole():
+    found = collectives(tiny.get_config("gpt"), ONE | {"fsdp": 4})
+    vectors = LAYERS * (4 * D + F + D + 4 * D)  # biases and norms, which are copied
+    assert total(found, "fsdp", "all-reduce", "blocks") == pytest.approx(2 * 4 * vectors * 3 / 4, abs=LAYERS)
+
+
+def test_remat_gathers_once_more():
+    experiment = tiny.get_config("gpt")
+    before = total(collectives(experiment, ONE | {"fsdp": 4}), "fsdp", "all-gather", "blocks")
+    experiment.train.remat = "block"
+    assert total(collectives(experiment, ONE | {"fsdp": 4}), "fsdp", "all-gather", "blocks") == before * 3 // 2
+
+
+def test_data_reduces_every_gradient():
+    found = collectives(tiny.get_config("gpt"), ONE | {"data": 4})
+    numbers = LAYERS * (MATRICES + 4 * D + F + D + 4 * D) + (VOCABULARY + 64) * D + 2 * D
+    assert sum(c.total for c in found) == pytest.approx(2 * 4 * numbers * 3 / 4, rel=1e-3)  # rounded for each module
+
+
+def test_tensor_sums_the_stream_after_both_sublayers_and_back():
+    found = collectives(tiny.get_config("gpt"), ONE | {"tensor": 2})
+    stream = 8 * LENGTH * D * 2  # bytes of [B, T, D] in bfloat16
+    assert total(found, "tensor", "all-reduce", "blocks") == 4 * LAYERS * stream  # 2 (n - 1) / n = 1
+
+
+def test_sequence_gathers_keys_and_values():
+    found = collectives(tiny.get_config("gpt"), ONE | {"sequence": 2})
+    both = 2 * 8 * LENGTH * D * 2
+    assert total(found, "sequence", "all-gather") == 2 * LAYERS * both // 2
+    assert total(found, "sequence", "reduce-scatter") == LAYERS * both // 2
+
+
+def test_each_micro_batch_sends_again():
+    experiment = tiny.get_config("gpt")
+    once = total(collectives(experiment, ONE | {"fsdp": 4}), "fsdp", "all-gather")
+    experiment.train.accumulate = 2
+    assert total(collectives(experiment, ONE | {"fsdp": 4}), "fsdp", "all-gather") == 2 * once
+
+
+def test_between_slices_goes_a_share_of_the_gradients_alone():
+    experiment = tiny.get_config("gpt")
+    experiment.mesh.slices = 2
+    found = collectives(experiment, ONE | {"data": 4})
+    within, between = (total(found, axis, "all-reduce") for axis in ("data", "slices"))
+    # in a slice 2 (n - 1) / n of V with n = 2; between two slices the same of the half that a device has summed
+    assert between == pytest.approx(within / 2, rel=1e-3)
+
+
+def test_an_encoder_decoder_has_a_third_sum_in_the_decoder():
+    found = collectives(tiny.get_config("t5"), ONE | {"tensor": 2})
+    counts = {c.where: c.count for c in found if c.axis == "tensor"}
+    assert counts == {"encoder/blocks": 2 * 2 * LAYERS, "decoder/blocks": 3 * 2 * LAYERS}
+
+
+def test_the_total_is_bytes_times_runs():
+    assert Collective("fsdp", "all-gather", 3, 4, "decoder/blocks").total == 12

@@ -1,0 +1,119 @@
+"""launch/: what the scripts print, and a run that local.py starts again."""
+
+import json
+import os
+import pathlib
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+LAUNCH = ROOT / "launch"
+RUN = ["--config=configs/quickstart.py", "--workdir=/shared/runs/a b"]
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(args, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("script", sorted(p for p in LAUNCH.iterdir() if p.suffix in (".sh", ".sbatch")), ids=str)
+def test_a_script_is_valid_bash(script):
+    assert run("bash", "-n", str(script)).stderr == ""
+
+
+def test_local_prints_a_command_for_each_process():
+    said = run(sys.executable, "launch/local.py", "--processes=2", "--devices=4", "--dry-run", "--", *RUN).stdout
+    lines = [shlex.split(line) for line in said.splitlines()]
+    assert [f"JAX_PROCESS_ID={i}" in line for i, line in enumerate(lines)] == [True, True]
+    assert all(line[-2:] == RUN and "JAX_NUM_PROCESSES=2" in line for line in lines)
+    assert "--xla_force_host_platform_device_count=4" in said
+
+
+def test_slurm_prints_one_srun_with_a_process_a_node():
+    said = run("bash", "launch/slurm.sbatch", "--dry-run", *RUN).stdout.splitlines()
+    assert "JAX_COORDINATOR_ADDRESS=FIRST_NODE:" in said[0]
+    command = shlex.split(said[1])
+    assert command[0] == "srun" and command[-2:] == RUN and "JAX_PROCESS_ID=$SLURM_PROCID" in said[1].replace("\\", "")
+
+
+def test_slurm_is_not_run_without_sbatch():
+    out = run("bash", "launch/slurm.sbatch", *RUN, SLURM_JOB_ID="")
+    assert out.returncode == 2 and "sbatch" in out.stderr
+
+
+def test_a_tpu_vm_restarts_on_all_workers():
+    said = run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--restarts=4", "--dry-run", "--", *RUN).stdout
+    assert said.count("--worker=all") == 3
+    assert "of 4" in said and "seq 0 4" in said
+
+
+GKE = {
+    **{"NAME": "t5", "IMAGE": "registry/pretrainax", "ACCELERATOR": "tpu-v5-lite-podslice", "TOPOLOGY": "4x4"},
+    **{"HOSTS": "4", "CHIPS_PER_HOST": "4", "CLAIM": "filestore"},
+}
+
+
+def test_gke_prints_a_job_set_with_every_placeholder_filled():
+    yaml = pytest.importorskip("yaml")
+    source = "--config.data.source=TextFiles(path='my books')"
+    said = run("launch/gke.sh", "--dry-run", "--", *RUN, source, **GKE, SLICES="2").stdout
+    (job,) = (job_set := yaml.safe_load(said))["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    assert job_set["metadata"]["name"] == "t5" and job["replicas"] == 2
+    assert job["template"]["spec"]["completions"] == 4
+    assert pod["containers"][0]["args"] == [*RUN, source]
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+
+
+def test_gke_refuses_what_is_not_set():
+    out = run("launch/gke.sh", "--dry-run", "--", *RUN, **GKE | {"IMAGE": "", "CLAIM": ""})
+    assert out.returncode == 2 and "not set: IMAGE CLAIM;" in out.stderr
+
+
+def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text, cache):
+    """The whole run has as many processes and devices: the figures are the same to the last bit."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    out = subprocess.run(local(whole, text, cache), cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert out.returncode == 0, out.stdout[-3000:]
+
+    launcher = subprocess.Popen(
+        local(killed, text, cache, "--restarts=1"),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    wait_for(killed / "checkpoints" / "5", launcher)
+    children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    os.kill(int(children[1]), signal.SIGKILL)
+    said, _ = launcher.communicate(timeout=400)
+    assert launcher.returncode == 0, said[-3000:]
+    assert "[0] pretrainax: process 1 of 2 on " in said and "has not been heard of" in said
+    assert "local.py: process 1 of 2 was ended by SIGKILL" in said
+    assert "local.py: starting again" in said
+    assert losses(killed) == losses(whole)
+
+
+def local(workdir, text, cache, *flags: str) -> list[str]:
+    fields = ["train.steps=12", "evaluate.every=6", "evaluate.batches=1", "checkpoint.every=5", "mesh.fsdp=2"]
+    fields += [f"data.source.path={text}", f"data.cache_dir={cache}"]
+    return [
+        *(sys.executable, "launch/local.py", "--processes=2", "--devices=2", *flags, "--"),
+        *("--config=tests/tiny.py:gpt", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)),
+    ]
+
+
+def wait_for(path: pathlib.Path, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 300
+    while not path.exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+
+
+def losses(workdir: pathlib.Path) -> list[tuple]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return [(line["step"], line["split"], line["loss"]) for line in lines]

@@ -1,0 +1,96 @@
+"""`python -m pretrainax.plan`, and the page in docs/ that it writes."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+from pretrainax import plan
+from pretrainax.planning import page, search
+from pretrainax.planning.hlo import Buffer
+from pretrainax.planning.topologies import Topology
+from pretrainax.planning.traffic import Collective
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+TINY = ("--config=tests/tiny.py:gpt", "--config.data.source.path=tests/tiny.py")
+
+
+def run(*words):
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "pretrainax.plan", *words], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def candidate():
+    return search.assess(tiny.get_config("gpt"), Topology.parse("v5e:2x2"))
+
+
+def test_the_command_says_whether_it_fits_what_it_sends_and_what_it_costs():
+    done = run(*TINY, "--topology=v5e:2x2", "--nocompile")
+    assert done.returncode == 0, done.stderr
+    for words in ("FITS by the estimate", "bytes of a device", "all-reduce", "MFU", "USD at 1.20 a device and hour"):
+        assert words in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        ((), "--config is missing"),
+        (TINY, "--topology is missing: the devices of the run, as v5p:4x4x8 or h100:8"),
+        ((*TINY, "--topology=v9:8"), "--topology=v9:8: unknown chip 'v9'"),
+    ],
+)
+def test_a_mistake_is_one_line(words, line):
+    done = run(*words)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and line in done.stderr
+
+
+def test_figures_of_the_compiler_stand_beside_the_estimates(candidate):
+    from pretrainax.planning.compiled import Compiled, Usage
+
+    usage = {field: 0 for field in Usage.__dataclass_fields__} | {"arguments": 7_000_000, "temporaries": 1_000_000}
+    found = Compiled(
+        fits=True,
+        needed=8_000_000,
+        available=16 * 10**9,
+        memory=Usage(**usage),
+        collectives=[Collective("data", "all-reduce", 5_000_000, 2, "decoder/blocks")],
+        buffers=[Buffer("decoder/blocks/mlp/up", 3_000_000, "bf16[8,32,64]")],
+        seconds=2.0,
+    )
+    text = plan.report("tiny", candidate, Topology.parse("v5e:2x2"), found, "compiled in 2 s")
+    assert "FITS as compiled: 8.00 MB; the estimate is" in text
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["data", "all-reduce"]]
+    assert line.endswith("10.00 MB")
+    assert "bf16[8,32,64]" in text
+
+
+def test_amounts_are_in_the_units_of_data_sheets():
+    assert [page.amount(n) for n in (1500, 2.5e6, 16e9, 3e12)] == ["1.50 kB", "2.50 MB", "16.00 GB", "3.00 TB"]
+
+
+# --- docs/plans.md ---------------------------------------------------------------------------------------------------
+
+LINES = (ROOT / "docs" / "plans.md").read_text().splitlines()
+
+
+def test_the_page_has_a_row_for_every_config_on_every_topology():
+    cells = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in LINES if line.startswith("| ")][2:]
+    configs = sorted(file.stem for file in (ROOT / "configs").glob("*.py"))
+    assert cells == [(config, topology) for config in configs for topology in page.TOPOLOGIES]
+
+
+@pytest.mark.parametrize("name", ["bert_base", "gpt2", "t5_base"])  # all of them take some minutes
+def test_the_page_in_docs_is_what_the_code_says_today(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    wanted = page.markdown(list(page.rows([os.path.join("configs", f"{name}.py")]))).splitlines()
+    assert [line for line in LINES if line.startswith(f"| {name} |")] == wanted[-len(page.TOPOLOGIES) :]
+    assert LINES[: LINES.index("| " + " | ".join(page.COLUMNS) + " |")] == wanted[: -len(page.TOPOLOGIES) - 2]
