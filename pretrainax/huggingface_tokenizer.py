@@ -7,6 +7,7 @@ the same ids, vocabulary and fingerprint.
 Only JSON, text and SentencePiece models are read; a repository's own code never is.
 """
 
+import itertools
 import json
 import os
 import re
@@ -225,8 +226,9 @@ class _Files:
     def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
         """The special ids among the pieces, and what is written for them."""
         ids = set(vocabulary.values())
-        if missing := sorted(set(range(max(ids) + 1)) - ids):
-            raise self._error(f"the vocabulary has no piece for {len(missing)} of its ids, the first is {missing[0]}")
+        if missing := max(ids) + 1 - len(ids):
+            first = next(i for i in itertools.count() if i not in ids)
+            raise self._error(f"the vocabulary has no piece for {missing} of its ids, the first is {first}")
         named = self._named
         if not named:
             fitting = (pieces for pieces in _CONVENTIONS if set(pieces.values()) <= vocabulary.keys())

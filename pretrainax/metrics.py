@@ -15,6 +15,38 @@ from typing import Any, Optional
 from pretrainax.config import RunFailed
 
 
+_FLUSH_SECONDS = 30
+
+
+class _Events:
+    """A TensorBoard file, written here and now: the thread of tensorboardX's own writer ends at a full disk or a clock
+    that jumps, and a run would wait for it forever."""
+
+    def __init__(self, folder: str, resume_step: int):
+        from tensorboardX import event_file_writer
+        from tensorboardX.proto import event_pb2, summary_pb2
+
+        self._event, self._summary, self._next_flush = event_pb2.Event, summary_pb2.Summary, 0.0
+        os.makedirs(folder, exist_ok=True)
+        # The name holds the second; the suffix: a rollback within a second of the start has a file of its own.
+        self._writer = event_file_writer.EventsWriter(os.path.join(folder, "events"), f".{resume_step}")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # what came after this step is not shown
+        self._write(self._event(wall_time=time.time(), step=resume_step + 1, session_log=start))
+
+    def add(self, step: int, values: dict[str, float]) -> None:
+        summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
+        self._write(self._event(wall_time=time.time(), step=step, summary=summary))
+
+    def _write(self, event: Any) -> None:
+        self._writer.write_event(event)
+        if time.monotonic() > self._next_flush:  # which waits for the disk
+            self._writer.flush()
+            self._next_flush = time.monotonic() + _FLUSH_SECONDS
+
+    def close(self) -> None:
+        self._writer.close()
+
+
 class Metrics:
     """The figures of one run. Only the primary process writes and prints; in the others every method does nothing."""
 
@@ -70,9 +102,7 @@ class Metrics:
         try:
             self._file.write(line + "\n")
             self._file.flush()
-            for name, value in figures.items():
-                if value is not None:
-                    self._events.add_scalar(f"{split}/{name}", value, step)
+            self._events.add(step, {f"{split}/{name}": x for name, x in figures.items() if x is not None})
         except OSError as error:
             raise RunFailed(
                 f"could not write the metrics of step {step} in {self.workdir}: {error.strerror}"
@@ -125,16 +155,9 @@ class Metrics:
             self._bar = None
 
     @functools.cached_property
-    def _events(self) -> Any:
+    def _events(self) -> "_Events":
         """Made at the first log, after the first step: the import takes a second where torch is installed."""
-        import tensorboardX
-
-        # the suffix: a rollback within a second of the start would write over the file, which is named by the second
-        return tensorboardX.SummaryWriter(
-            os.path.join(self.workdir, "events"),
-            purge_step=self.resume_step + 1,
-            filename_suffix=f".{self.resume_step}",
-        )
+        return _Events(os.path.join(self.workdir, "events"), self.resume_step)
 
     def _progress(self, step: int, figures: dict[str, Optional[float]]) -> None:
         now = time.perf_counter()

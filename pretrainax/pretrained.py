@@ -74,7 +74,10 @@ class Pretrained:
     def bind(self, config: ModelConfig) -> None:
         """Finds each parameter of `config` among the tensors; UserError names all that are missing or unknown."""
         self.abstract = models.abstract_params(config)
-        self._rows = rows_of(self.family.names(config), self.abstract)
+        try:
+            self._rows = rows_of(self.family.names(config), self.abstract)
+        except ValueError as e:
+            raise UserError(f"{self.directory}: no {self.family.model_type} is as its config.json says: {e}") from e
         tied, zeros = self.family.tied(config), self.family.zeros(config)
         needed = {name for row, shape in self._rows.values() for name, _ in places(row, shape)}
         self._theirs = _by_canonical_name(self._tensors.shapes, needed | tied.keys() | zeros.keys())

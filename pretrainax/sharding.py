@@ -50,7 +50,7 @@ TABLE = (
     (r"(pair|replaced_token)_head/output/kernel", "d_model:fsdp labels"),
     (r"(pair|replaced_token)_head/(dense|output)/bias", "features"),
     (r"embedding_projection/bias", "d_model"),
-    (r"masked_lm_head/dense/kernel", "d_model:fsdp d_model"),
+    (r"masked_lm_head/dense/kernel", "d_model:fsdp embedding_dim:tensor"),
     (r"masked_lm_head/dense/bias", "d_model"),
     (r"unembedding/kernel", "d_model:fsdp vocab_size:tensor"),
     (r"unembedding/bias", "vocab_size:tensor"),

@@ -110,7 +110,10 @@ def _from_sentencepiece(tokenizer: SentencePieceTokenizer) -> tokenizers.Tokeniz
         )
     converted = tokenizers.Tokenizer(core)
     if not marks_are_text:
-        converted.normalizer = normalizers.Sequence(list(_normalizers(rules)))
+        try:
+            converted.normalizer = normalizers.Sequence(list(_normalizers(rules)))
+        except Exception as e:  # tokenizers raises nothing more special
+            raise UserError(f"the SentencePiece model's normalization cannot be written for transformers: {e}") from e
     back = [] if marks_are_text else [decoders.Replace(SPACE_MARK, " ")]
     back += [decoders.ByteFallback(), decoders.Fuse()]
     if rules.adds_space:

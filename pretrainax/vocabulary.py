@@ -162,6 +162,7 @@ class SentencePieceTokenizer(Tokenizer):
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._check_size(self._processor.get_piece_size())
         self._mark_ids = self._ids_of_mark()
+        self.spellings()  # raises where a piece is no text
 
     @property
     def encodes_marks(self) -> bool:

@@ -11,7 +11,7 @@ from pretrainax.planning.topologies import Topology
 
 pytestmark = pytest.mark.aot
 
-LAYERS, WIDTH, LENGTH, ROWS = 2, 1024, 512, 64
+LAYERS, WIDTH, LENGTH, ROWS = 2, 4096, 256, 64
 MESHES = {
     "tensor": ("v5e:16x16", MeshConfig(data=2, fsdp=32, tensor=4)),
     "sequence": ("v5p:4x8x8", MeshConfig(data=2, fsdp=32, sequence=4)),
@@ -20,12 +20,12 @@ MESHES = {
 
 @functools.cache
 def compiled(family, mesh):
-    """Two layers, 8 heads of 128, a row for each part of the batch; `fsdp` cuts the width into parts of 32. (Of smaller
-    arrays the compiler of TPUs sums the whole and keeps a part: that is faster.)"""
+    """Two layers, 32 heads of 128, a row for each part of the batch; `fsdp` cuts the width into parts of 128, the lanes of
+    a TPU. (Of embeddings whose parts are narrower its compiler sums the whole on each device, and keeps a part.)"""
     topology, sizes = MESHES[mesh]
     experiment = tiny.get_config(family)
     for name, value in dict(
-        num_layers=LAYERS, d_model=WIDTH, d_ff=2 * WIDTH, num_heads=8, head_dim=128, vocab_size=4096
+        num_layers=LAYERS, d_model=WIDTH, d_ff=2 * WIDTH, num_heads=32, head_dim=128, vocab_size=8192
     ).items():
         setattr(experiment.model, name, value)
     experiment.data.sequence_length, experiment.mesh = LENGTH, sizes
@@ -85,11 +85,13 @@ def test_a_decoder_that_reads_another_text_has_three_sums_each_way_and_two_for_w
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_of_activations_keys_and_values_alone_move_along_the_length(family):
-    modules = {
-        x.where
+def test_in_a_layer_keys_and_values_alone_move_along_the_length(family):
+    moved = [
+        x
         for kind in ("all-gather", "collective-permute", "all-to-all", "reduce-scatter")
         for x in found(family, "sequence", "sequence", kind)
         if x.bytes > 4 * LENGTH * ROWS  # segment ids
-    }
-    assert modules and all("attention" in where for where in modules)
+    ]
+    assert any("attention" in x.where for x in moved)
+    # The others run once or twice a step: T5's bias of all layers, what is predicted, a length that 4 does not divide.
+    assert all("attention" in x.where or ("blocks" not in x.where and x.count <= 2) for x in moved)

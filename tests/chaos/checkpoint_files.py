@@ -63,6 +63,12 @@ def files(step: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from (path.relative_to(step) for path in sorted(step.rglob("*")) if path.is_file())
 
 
+def _counterpart(step: pathlib.Path, other: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
+    """The file of a step that is what `file` is in another; Orbax draws the names of its data files."""
+    names, others = (sorted(os.listdir(folder / file.parent)) for folder in (step, other))
+    return step / file if file.name in names else step / file.parent / names[min(others.index(file.name), len(names) - 1)]
+
+
 def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
     """Damages step 20 in a copy, restores, and looks at what was said and left."""
     import chex
@@ -83,7 +89,7 @@ def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
     named = str(file) in warning or file.name == "manifest.sha256"
     assert warning.startswith("checkpoint 20 is not used: ") and named, warning
     assert (folder / "20").exists()
-    damage(folder / "10" / file)
+    damage(_counterpart(folder / "10", good / "20", file))
     left = runs.files(folder)
     try:
         restore(folder)
