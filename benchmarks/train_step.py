@@ -1,7 +1,7 @@
 """How fast a config trains on this machine: random tokens through the real objective, loader and update.
 
     python benchmarks/train_step.py --config=configs/gpt2.py:124m --config.train.global_batch_size=16
-    python benchmarks/train_step.py --config=configs/quickstart.py --steps=50 --cold --json=quickstart.json
+    python benchmarks/train_step.py --config=configs/quickstart.py --timed_steps=50 --cold --json=quickstart.json
 
 Step time is the median over groups of steps, each waited for at its end, as training does every `log_every` steps.
 """
@@ -24,7 +24,7 @@ from pretrainax import cli  # noqa: E402
 from pretrainax.tokenizer import Vocabulary  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
-    "steps", 20, "Timed steps, in 5 groups; as many again run before, at most 5", lower_bound=5
+    "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
 )
 COLD = flags.DEFINE_bool("cold", False, "Compile with an empty compilation cache")
 JSON = flags.DEFINE_string("json", None, "File to write the figures to")

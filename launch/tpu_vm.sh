@@ -24,7 +24,8 @@ while (($#)); do
   esac
   shift
 done
-[[ $name && $zone && $# -gt 0 ]] || { echo "tpu_vm.sh: give --name=, --zone= and, after --, --config=" >&2 && exit 2; }
+[[ $name && $zone && " $* " == *' --config='* && " $* " == *' --workdir='* ]] ||
+  { echo "tpu_vm.sh: give --name=, --zone= and, after --, --config= and --workdir=" >&2 && exit 2; }
 [[ $restarts =~ ^[0-9]+$ ]] || { echo "tpu_vm.sh: --restarts=$restarts is no number" >&2 && exit 2; }
 
 cd "$(dirname "$0")/.."
@@ -39,5 +40,6 @@ on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && 
 on_all_workers "cd pretrainax && for attempt in \$(seq 0 $restarts); do
   .venv/bin/python -m pretrainax.main $(printf '%q ' "$@"); code=\$?
   case \$code in 0 | 2) break ;; esac
+  ((attempt < $restarts)) || break
   echo \"exit code \$code; restart \$((attempt + 1)) of $restarts\"; sleep 30
 done; exit \$code"

@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
@@ -45,8 +46,7 @@ class Checkpoints:
     def __init__(self, directory: str, keep: int, best_metric: str = "loss"):
         """Clears what a killed process left half-done. `best_metric`: lower is better."""
         self.directory = os.path.abspath(directory)
-        self.keep = keep
-        self.best_metric = best_metric
+        self.keep, self.best_metric = keep, best_metric
         self.warnings = []  # one line for each step that `restore_newest` had to pass over
         self._distrusted = set()  # those steps: not deleted, not counted among the newest, replaced when saved again
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
@@ -54,6 +54,7 @@ class Checkpoints:
         os.makedirs(self.directory, exist_ok=True)
         for name in ("absl", "concurrent.futures"):
             standard_logging.getLogger(name).addFilter(_not_orbax_traceback)
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # of a save that failed
         self._clear_unfinished()
 
     def save(self, step: int, state: Any, extra: dict, metrics: Optional[dict] = None) -> None:
@@ -117,7 +118,7 @@ class Checkpoints:
         if jax.process_index() == 0:
             step, damaged = _newest_valid(self.directory, up_to)
             self.warnings = [f"checkpoint {s} is not used: {faults}" for s, faults in damaged.items()]
-            self._distrusted = set(damaged)
+            self._distrusted |= set(damaged)
             for line in self.warnings:
                 logging.warning(line)
             found = -1 if step is None else step

@@ -7,6 +7,7 @@ import errno
 import functools
 import os
 import runpy
+import signal
 import sys
 from collections.abc import Callable
 
@@ -54,6 +55,9 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
             if DEBUG.value:
                 raise
             return complain(e)
+        except KeyboardInterrupt:  # where no `stop.Stop` is at work: while a run prepares, in other commands
+            print("\npretrainax: interrupted", file=sys.stderr)
+            return 128 + signal.SIGINT
         except OSError as e:
             if DEBUG.value or e.errno not in _DISK:
                 raise
@@ -67,11 +71,11 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
     app.run(guarded, flags_parser=functools.partial(_parse, commands=commands))
 
 
-def experiment() -> Experiment:
-    """The config of --config with its overrides, validated."""
+def experiment(files: bool = True) -> Experiment:
+    """The config of --config with its overrides, validated; without `files`, corpus and tokenizer may be missing."""
     if CONFIG.value is None:
         raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
-    validate(CONFIG.value)
+    validate(CONFIG.value, files)
     return CONFIG.value
 
 

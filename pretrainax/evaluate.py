@@ -1,4 +1,7 @@
-"""`python -m pretrainax.evaluate --workdir=DIR`: the validation split under the newest checkpoint of a run."""
+"""`python -m pretrainax.evaluate --workdir=DIR`: the validation split under the newest checkpoint of a run.
+
+Several processes are started by hand, as launch/README.md says under "Elsewhere"; they work on the mesh of the run.
+"""
 
 import os
 
@@ -10,6 +13,7 @@ from pretrainax.config import UserError
 from pretrainax.data.pipeline import batches_of
 from pretrainax.job import assemble
 from pretrainax.prepare import prepare
+from pretrainax.processes import Watchdog
 from pretrainax.sample import samples
 
 
@@ -19,15 +23,18 @@ def main() -> int:
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     experiment = config.load(os.path.join(workdir, "config.json"))
     host.start_jax(experiment)
-    prepared = prepare(experiment)
-    mesh = sharding.make_mesh(experiment.mesh)
-    with jax.set_mesh(mesh):
-        job = assemble(experiment, prepared, mesh)
-        params = load_params(workdir, job.abstract_state.params)
-        for name, value in job.validate(params).items():
-            print(f"{name:16} {value:,.4f}")
-        for text in samples(job.model, params, batches_of(experiment, prepared, "valid")[0], prepared.tokenizer):
-            print(f"  · {text}")
+    with Watchdog() as peers:
+        with peers.zero_first():
+            prepared = prepare(experiment)
+        mesh = sharding.make_mesh(experiment.mesh)
+        with jax.set_mesh(mesh):
+            job = assemble(experiment, prepared, mesh)
+            params = load_params(workdir, job.abstract_state.params)
+            lines = [f"{name:16} {value:,.4f}" for name, value in job.validate(params).items()]
+            first = batches_of(experiment, prepared, "valid")[0]
+            lines += [f"  · {text}" for text in samples(job.model, params, first, prepared.tokenizer)]
+        if jax.process_index() == 0:
+            print("\n".join(lines))
     return 0
 
 

@@ -10,18 +10,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
+import jax
 from absl import flags
 
 from pretrainax import cli, scaling_laws
+from pretrainax.chips import Chip
 from pretrainax.config import Experiment, UserError
-from pretrainax.planning import page, search
+from pretrainax.planning import page, roofline, search
 from pretrainax.planning.memory import MARGIN
 from pretrainax.planning.page import amount, seconds
+from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
 
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Devices: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16")
-_SEARCH = flags.DEFINE_bool("search", False, "List the best meshes")
+_SEARCH = flags.DEFINE_bool("search", False, "List the best meshes, each with the fastest rematerialisation")
 _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step, where the compiler of the chip is installed")
 _TABLE = flags.DEFINE_bool("table", False, "Print docs/plans.md")
 _BUDGET = scaling_laws.define_flags()
@@ -29,6 +32,7 @@ _MOST = 10  # meshes and large arrays that are listed
 
 
 def main() -> int:
+    jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
     budget = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
     if any(name in budget for name in scaling_laws.BUDGETS):
         topology = {"topology": _TOPOLOGY.value} if _TOPOLOGY.value else {}
@@ -37,7 +41,7 @@ def main() -> int:
     if _TABLE.value:
         print(page.markdown(list(page.rows())), end="")
         return 0
-    experiment = cli.experiment()
+    experiment = cli.experiment(files=False)
     if _TOPOLOGY.value is None:
         raise UserError("--topology is missing: the devices of the run, as v5p:4x4x8 or h100:8")
     topology = Topology.parse(_TOPOLOGY.value)
@@ -47,7 +51,7 @@ def main() -> int:
     candidate = search.assess(experiment, topology)
     compiled, note = _compiled(experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")
     print(report(cli.config_name(), candidate, topology, compiled, note))
-    if not candidate.fits or (compiled and not compiled.fits):
+    if not (compiled or candidate).fits:
         print("\n" + _proposals(experiment, topology))
     return 0
 
@@ -83,12 +87,12 @@ def _summary(
 ) -> Iterator[tuple[str, ...]]:
     time, experiment, chip = candidate.roofline, candidate.experiment, topology.chip
     fits, needed = candidate.fits, candidate.memory.total
-    yield "run", f"{name} on {topology}: {topology.num_devices} devices, {topology.hosts} hosts"
+    yield "config", f"{name} on {topology}: {topology.num_devices} devices, hosts: {topology.hosts}"
     yield "mesh", mesh(candidate)
     yield (
         "memory",
-        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {amount(needed)} of {amount(chip.memory_bytes)} "
-        f"({MARGIN:.0%} of it may be filled)",
+        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {amount(needed)}, at most {MARGIN:.0%} of "
+        f"{amount(chip.memory_bytes)} a device",
     )
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
@@ -97,31 +101,37 @@ def _summary(
     yield "", note
     if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
         yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
-    yield "FLOPs", f"{time.flops:.3g} a step, {time.flops * experiment.train.steps:.3g} in all"
-    yield (
-        "step",
-        f"{seconds(time.seconds)}: products {seconds(time.compute)}, memory {seconds(time.memory)}, links "
-        f"{seconds(time.exposed)} and behind that {seconds(time.hidden)}",
+    yield "FLOPs", f"{time.flops:.3g} a step of the model's own, {time.flops * experiment.train.steps:.3g} in all"
+    yield "step", _step(time)
+    yield "run", _run(time, experiment, chip)
+    # Between slices the compiled text has one all-reduce, of which nothing says which part goes over the slow network.
+    if compiled and compiled.collectives and topology.slices == 1:
+        again = roofline.expect(experiment, candidate.sizes, topology, candidate.memory, compiled.collectives)
+        yield "as compiled", _step(again)
+        yield "", _run(again, experiment, chip)
+
+
+def _step(time: Roofline) -> str:
+    return (
+        f"{seconds(time.seconds)} at best, {time.mfu:.0%} MFU: products {seconds(time.compute)}, memory "
+        f"{seconds(time.memory)}, links {seconds(time.exposed)}; hidden behind these, links {seconds(time.hidden)}"
     )
-    yield "MFU", f"{time.mfu:.0%} at best"
-    yield "run", f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps"
-    if time.price is not None:
-        yield "price", f"{time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/chips.py)"
+
+
+def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
+    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/chips.py)"
+    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps" + (price if chip.price else "")
 
 
 def _memory(candidate: Candidate, compiled: Optional[Any]) -> Iterator[tuple[str, ...]]:
     memory = candidate.memory
-    measured = {}
-    if compiled and compiled.memory:
-        yield "", "estimate", "compiled"
-        measured = {"parameters": None, "total": compiled.needed}
+    said = compiled and compiled.memory
+    yield "", "estimate", *(("compiled",) if said else ())
     for name, size in memory.parts():
         yield name, amount(size)
     arguments = memory.parameters + memory.optimizer + memory.batch
-    given = (amount(compiled.memory.arguments),) if measured else ()
-    yield "arguments of the step", amount(arguments), *given
-    given = (amount(measured["total"]),) if measured else ()
-    yield "at the worst moment", amount(memory.total), *given
+    yield "arguments of the step", amount(arguments), *((amount(said.arguments),) if said else ())
+    yield "at the worst moment", amount(memory.total), *((amount(said.total),) if said else ())
 
 
 def _traffic(candidate: Candidate, compiled: Optional[Any]) -> Iterator[tuple[str, ...]]:
@@ -152,11 +162,15 @@ def _meshes(experiment: Experiment, found: list[Candidate]) -> Iterator[tuple[st
 
 
 def _proposals(experiment: Experiment, topology: Topology) -> str:
-    found = search.remedies(experiment, topology)
-    if not found:
-        return "No mesh of these devices, rematerialisation policy or accumulation makes it fit: take more devices."
-    rows = [(amount(c.memory.total), seconds(c.roofline.seconds), c.flags(experiment)) for c in found]
-    return "what would fit, the cheapest change first\n" + in_columns([("memory", "step", "flags to add"), *rows])
+    larger, found = search.enough(experiment, topology)
+    title = "what would fit, the cheapest change first"
+    if larger != topology:
+        no = f"no mesh of {topology}, rematerialisation policy or accumulation makes it fit"
+        if not found:
+            return f"{no}, nor does {larger}"
+        title = f"{no}; on {larger} fits"
+    rows = [(amount(c.memory.total), seconds(c.roofline.seconds), c.flags(experiment) or "(as it is)") for c in found]
+    return f"{title}\n" + in_columns([("memory", "step", "flags to add"), *rows])
 
 
 def mesh(candidate: Candidate) -> str:

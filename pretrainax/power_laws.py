@@ -155,6 +155,11 @@ def deepseek_learning_rate(flops: float) -> float:
     return 0.3118 * flops**-0.1250
 
 
-def learning_rate(parameters: float, flops: float) -> float:
-    """Peak rate: Kaplan's up to the largest of their models, Bi's beyond; parameters without embeddings."""
-    return kaplan_learning_rate(parameters) if parameters <= LARGEST_KAPLAN else deepseek_learning_rate(flops)
+def learning_rate(parameters: float) -> float:
+    """Peak rate, of parameters without embeddings: Kaplan's up to the largest of their models. From there it falls as
+    Bi's does with the FLOPs of the best runs, which are as N^2.
+
+    NOTE Bi's own rate is about three times this, at batches of twice the tokens (their equation 1).
+    """
+    beyond = max(parameters / LARGEST_KAPLAN, 1.0)
+    return kaplan_learning_rate(parameters / beyond) * beyond ** (2 * -0.1250)

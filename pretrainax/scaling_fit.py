@@ -7,8 +7,8 @@ there). N is without embeddings, D the tokens of text that the config's steps re
 padding as text.
 
 NOTE The paper minimises by L-BFGS; here it is Gauss-Newton in a trust region, on the same cost with the same minimum.
-L-BFGS needs four times the evaluations, and stops too early where the cost is not scaled, as the paper's own fit did
-(Besiroglu et al. 2024, section 4.1).
+L-BFGS took more evaluations where both were tried, and may stop too early where the cost is not scaled, as the paper's
+own fit did (Besiroglu et al. 2024, section 4.1; recalled).
 """
 
 import glob

@@ -65,7 +65,9 @@ def report(
       UserError: none or several of them, or a value out of range.
     """
     given = {"flops": flops, "hours": hours, "tokens": tokens, "fit": fit}
-    said = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    said = [
+        f"--{name}={value if name == 'fit' else f'{value:g}'}" for name, value in given.items() if value is not None
+    ]
     if len(said) != 1:
         raise UserError(f"give one of --flops, --hours, --tokens and --fit; got {' '.join(said) or 'none'}")
     if fit is not None:
@@ -102,7 +104,7 @@ def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]
         layers = f"{config.num_layers} + {config.decoder_layers}"
         read = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
     critical = critical_batch_size(plan.loss)
-    rate = learning_rate(shape.without_embeddings, plan.flops)
+    rate = learning_rate(shape.without_embeddings)
     kaplan, deepseek = kaplan_learning_rate(shape.without_embeddings), deepseek_learning_rate(plan.flops)
     yield "law", law.source
     yield "parameters", f"{short(shape.parameters)}, without embeddings {short(shape.without_embeddings)}"
@@ -209,7 +211,7 @@ def _command(plan: Plan, space: Space) -> str:
     if recipe.relative_rate:
         note = "\n\nThis config's optimizer scales a step by the size of its matrix: its own rate is kept, not Adam's."
     else:
-        rate = learning_rate(plan.shape.without_embeddings, plan.flops)
+        rate = learning_rate(plan.shape.without_embeddings)
         lines.append(f"--config.optimizer.learning_rate={rate:.2g}")
     return f"python -m pretrainax.main --config={recipe.config} " + " \\\n  ".join(["", *lines]).lstrip(" ") + note
 

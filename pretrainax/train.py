@@ -102,6 +102,7 @@ class Loop:
         self.job, self.checkpoints, self.metrics, self.goodput = job, checkpoints, metrics, goodput
         self.stop, self.peers, self.notes, self.observe = stop, peers, notes, observe
         self.compiled = False
+        self.first = notes["step"] + 1  # of this start, whatever is rolled back later
         self._reset()
 
     def _reset(self) -> None:
@@ -147,8 +148,8 @@ class Loop:
                 self.flops += self.job.flops_of(self.batches.index(step - 1))
                 self.pending.append((step, out))
                 notes["step"] = step
-                if step in (first, first + 3):
-                    self._announce(step - first, steps - step)
+                if step in (self.first, self.first + 3):
+                    self._announce(step - self.first, steps - step)
                 jax.block_until_ready(self.pending[-2:-1])  # never more than one step ahead of the devices
 
                 self.peers.beat(step)
@@ -168,11 +169,13 @@ class Loop:
         return state, 0
 
     def _roll_back(self, spike: rollback.Spike) -> TrainState:
-        """The state of a checkpoint before the spike; those after it are deleted, and what was logged since."""
+        """The state of a checkpoint before the spike; those after it are deleted, and what was logged since.
+
+        A kill meanwhile changes nothing: the newest checkpoint, whichever that is then, leads to the same spike.
+        """
         rollbacks = self.notes["rollbacks"]
         decided = rollback.decide(spike, rollbacks, self.job.experiment.train)
         with self.goodput.on("restoring"):
-            self.checkpoints.drop_after(spike.step - 1)
             state, notes = start(self.job, self.checkpoints, up_to=decided["step"])
             self.checkpoints.drop_after(notes["step"])
         decided["step"] = max(decided["step"], notes["step"])

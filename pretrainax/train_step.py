@@ -102,7 +102,8 @@ def make_train_step(
     def objective(params, batch, counts, keys):
         outputs = model.apply({"params": params}, batch, deterministic=False, rngs=keys)
         losses.check_labels(outputs, batch)
-        return losses.objective(outputs, batch, counts, **_options(train))
+        with jax.named_scope("loss"):
+            return losses.objective(outputs, batch, counts, **_options(train))
 
     def micro_step(params, batch, counts, keys):
         found, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
@@ -132,10 +133,11 @@ def make_train_step(
         bad = ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
-        new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-        kept = state.replace(step=state.step + 1)
-        new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, kept)
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+            new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            kept = state.replace(step=state.step + 1)
+            new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, kept)
         metrics = {
             "sums": sums,
             "gradient_norm": norm,

@@ -34,6 +34,7 @@ _KINDS = {  # by name: their modules import this one
     "optimizer": "Optimizer",
     "schedule": "Schedule",
 }
+_READ = ("tokenizer", "data.source")  # files, as these name them
 _OPTIONAL = ("data.packing", "data.quality", "data.near_duplicates")
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
@@ -53,14 +54,18 @@ def get(config: Any, path: str) -> Any:
     return config
 
 
-def validate(experiment: Experiment) -> None:
-    """Raises one UserError that lists every problem: value got, values allowed, field to set."""
-    problems = list(_problems(experiment))
+def validate(experiment: Experiment, files: bool = True) -> None:
+    """Raises one UserError that lists every problem: value got, values allowed, field to set.
+
+    Args:
+      files: False where nothing is read: corpus and tokenizer need not be there, and what they say is not asked for.
+    """
+    problems = list(_problems(experiment, files))
     if problems:
         raise UserError("; ".join(problems))
 
 
-def _problems(e: Experiment) -> Iterator[str]:
+def _problems(e: Experiment, files: bool) -> Iterator[str]:
     for path, allowed in _ALLOWED.items():
         if get(e, path) not in allowed:
             yield f"config.{path} is {get(e, path)!r}, {nearest(str(get(e, path)), allowed)}"
@@ -112,7 +117,7 @@ def _problems(e: Experiment) -> Iterator[str]:
         if choice is None and path in _OPTIONAL:
             continue
         if kind in (c.__name__ for c in type(choice).__mro__):
-            yield from choice.problems(e)
+            yield from choice.problems(e) if files or path not in _READ else ()
         else:
             yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"
 

@@ -9,6 +9,7 @@ import pytest
 import tiny
 
 from pretrainax import plan
+from pretrainax.chips import CHIPS
 from pretrainax.planning import page, search
 from pretrainax.planning.hlo import Buffer
 from pretrainax.planning.topologies import Topology
@@ -17,7 +18,7 @@ from pretrainax.planning.traffic import Collective
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-TINY = ("--config=tests/tiny.py:gpt", "--config.data.source.path=tests/tiny.py")
+TINY = ("--config=tests/tiny.py:gpt",)  # its corpus is not there: a plan needs none
 
 
 def run(*words):
@@ -39,6 +40,19 @@ def test_the_command_says_whether_it_fits_what_it_sends_and_what_it_costs():
         assert words in done.stdout
 
 
+def test_the_best_meshes_are_listed():
+    done = run(*TINY, "--topology=v5e:2x2", "--search")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:5] == ["fits", "memory", "step", "MFU", "flags"]
+    assert "--config.mesh.data=1 --config.mesh.fsdp=4" in done.stdout
+
+
+def test_what_does_not_fit_comes_with_what_would():
+    done = run(*TINY, "--config.train.global_batch_size=16777216", "--topology=v5e:2x2", "--nocompile")
+    assert "DOES NOT FIT by the estimate" in done.stdout
+    assert "what would fit, the cheapest change first" in done.stdout and "--config.train.accumulate=" in done.stdout
+
+
 @pytest.mark.parametrize(
     "words, line",
     [
@@ -57,6 +71,7 @@ def test_figures_of_the_compiler_stand_beside_the_estimates(candidate):
     from pretrainax.planning.compiled import Compiled, Usage
 
     usage = {field: 0 for field in Usage.__dataclass_fields__} | {"arguments": 7_000_000, "temporaries": 1_000_000}
+    usage["peak"] = None
     found = Compiled(
         fits=True,
         needed=8_000_000,
@@ -71,6 +86,10 @@ def test_figures_of_the_compiler_stand_beside_the_estimates(candidate):
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["data", "all-reduce"]]
     assert line.endswith("10.00 MB")
     assert "bf16[8,32,64]" in text
+    own = candidate.roofline
+    slower = own.seconds - own.exposed + 2 * 5_000_000 / CHIPS["v5e"].link_rate
+    (line,) = [line for line in text.splitlines() if line.startswith("  as compiled")]
+    assert f"{page.seconds(slower)} at best" in line
 
 
 def test_amounts_are_in_the_units_of_data_sheets():

@@ -1,6 +1,8 @@
 """A spike is seen, the run goes back to before it and leaves its data out; kills in between change nothing."""
 
 import math
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from pretrainax.config import RunFailed, TrainConfig, UserError
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources import TextFiles
 from pretrainax.rollback import Skipping, Spike, decide, look, skipped, spike
+from pretrainax.stop import PREEMPTED
 from pretrainax.validation import validate
 from tests import tiny
-from tests.chaos.runs import assert_same_run, lines
+from tests.chaos.runs import assert_same_run, lines, steps
 
 # --- what a spike is -----------------------------------------------------------------------------------------------
 
@@ -127,8 +130,7 @@ def test_settings_that_cannot_work_are_named(change, message):
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def experiment(text, cache):
+def spiking(text, cache):
     """A run that looks at a spike after two steps, and goes back three."""
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
@@ -139,6 +141,28 @@ def experiment(text, cache):
     experiment.evaluate.every, experiment.evaluate.batches = 6, 1
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 3
     return experiment
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_the_pictures_of_the_end():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "finish", lambda *_: None)
+        yield
+
+
+@pytest.fixture
+def experiment(text, cache):
+    return spiking(text, cache)
+
+
+@pytest.fixture(scope="module")
+def whole(text, cache, tmp_path_factory):
+    """A run with a spike that nothing else disturbs."""
+    workdir = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, (12, 13, 14), rare)
+        assert train.run(spiking(text, cache), str(workdir)) == 0
+    return workdir
 
 
 RARE = 399  # the newest token of the vocabulary
@@ -169,25 +193,65 @@ def planted(monkeypatch):
     plant(monkeypatch, (12, 13, 14), rare)  # those of steps 13, 14 and 15
 
 
-def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(experiment, tmp_path, planted, capsys):
-    used = {}
-    whole = Skipping.__getitem__
+@pytest.fixture
+def used(monkeypatch):
+    """The number of the batch that each step took, the last time."""
+    numbers, whole = {}, Skipping.__getitem__
 
     def note(batches, step):
-        used[step + 1] = batches.index(step)
+        numbers[step + 1] = batches.index(step)
         return whole(batches, step)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Skipping, "__getitem__", note)
-        assert train.run(experiment, str(tmp_path)) == 0
+    monkeypatch.setattr(Skipping, "__getitem__", note)
+    return numbers
+
+
+def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
+    experiment, tmp_path, planted, used, capsys
+):
+    assert train.run(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 10, 11, 20)] == [7, 8, 15, 16, 25]
     assert "step 13: " in (shown := capsys.readouterr().err)
     assert "rollback 1: back to step 8, and after step 9 6 batches are left out" in shown
     train_lines = lines(tmp_path, "train")
     assert [line["step"] for line in train_lines] == list(range(2, 21, 2))
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
+    assert shown.count(" s after the start") == 1
     notes = read_notes(newest_step(str(tmp_path)))["extra"]
     assert notes["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
+
+
+def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpoint(
+    experiment, tmp_path, monkeypatch, used
+):
+    """The first leaves no checkpoint but that of step 8, where 7 is wanted; batches 16 to 18 are now steps 11 to 13."""
+    plant(monkeypatch, (12, 13, 14, 16, 17, 18), rare)
+    assert train.run(experiment, str(tmp_path)) == 0
+    assert [used[step] for step in (8, 9, 20)] == [7, 20, 31]
+    notes = read_notes(newest_step(str(tmp_path)))["extra"]
+    assert notes["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}, {"spike": 11, "step": 8, "skipped": 6}]
+
+
+def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed(experiment, tmp_path, planted):
+    """Of steps 13 and 14 it is seen after 14; the only checkpoint is that of 13: better than to begin anew."""
+    experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.log_every = 13, 1, 1
+    experiment.evaluate.every, experiment.train.rollback_steps = 100, 0
+    assert train.run(experiment, str(tmp_path)) == 0
+    notes = read_notes(newest_step(str(tmp_path)))["extra"]
+    assert notes["rollbacks"] == [{"spike": 13, "step": 13, "skipped": 6}]
+    assert [line["step"] for line in lines(tmp_path, "train")] == list(range(1, 21))
+
+
+def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, monkeypatch, planted):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(rollback, "look", killing(at=13))
+        train.run(experiment, str(tmp_path))
+    (tmp_path / "checkpoints" / "12" / "run.json").write_text("{")
+    experiment.checkpoint.every = experiment.evaluate.every = 100  # from 10 on: no save takes its place
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(rollback, "look", killing(at=9))  # after the rollback
+        train.run(experiment, str(tmp_path))
+    assert steps(tmp_path) == [8, 12]
 
 
 def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, tmp_path, monkeypatch):
@@ -203,34 +267,53 @@ class Killed(Exception):
     """Stands for a kill: nothing is saved or tidied up any more."""
 
 
+def killing(at, time=1):
+    """A `rollback.look` that is killed when it sees a step for the first, second, … time."""
+    whole, calls = rollback.look, []
+
+    def look(recent, step, *figures):
+        calls.append(step)
+        if calls.count(at) == time:
+            raise Killed
+        whole(recent, step, *figures)
+
+    return look
+
+
 @pytest.mark.parametrize("moment", ["during the rollback", "before the next save", "after the next save"])
-def test_a_kill_around_a_rollback_changes_nothing(moment, experiment, tmp_path, planted, monkeypatch):
-    assert train.run(experiment, str(tmp_path / "whole")) == 0
+def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp_path, planted, monkeypatch):
     with monkeypatch.context() as patch:
         if moment == "during the rollback":
-            whole = train.start
+            start = train.start
 
             def killed(job, checkpoints, up_to=None):
                 if up_to is not None:
                     raise Killed
-                return whole(job, checkpoints)
+                return start(job, checkpoints)
 
             patch.setattr(train, "start", killed)
         else:
-            whole, calls = rollback.look, []
-            last = {"before the next save": 9, "after the next save": 14}[moment]
-
-            def killed(recent, step, *figures):
-                calls.append(step)
-                if calls.count(last) == 2:
-                    raise Killed
-                whole(recent, step, *figures)
-
-            patch.setattr(rollback, "look", killed)
+            patch.setattr(rollback, "look", killing({"before the next save": 9, "after the next save": 14}[moment], 2))
         with pytest.raises(Killed):
-            train.run(experiment, str(tmp_path / "killed"))
-    assert train.run(experiment, str(tmp_path / "killed")) == 0
-    assert_same_run(tmp_path / "killed", tmp_path / "whole")
+            train.run(experiment, str(tmp_path))
+    assert train.run(experiment, str(tmp_path)) == 0
+    assert_same_run(tmp_path, whole)
+
+
+def test_a_signal_during_a_rollback_saves_after_it(whole, experiment, tmp_path, planted, monkeypatch):
+    start = train.start
+
+    def signalled(job, checkpoints, up_to=None):
+        if up_to is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return start(job, checkpoints, up_to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "start", signalled)
+        assert train.run(experiment, str(tmp_path)) == PREEMPTED
+    assert steps(tmp_path) == [8, 9]
+    assert train.run(experiment, str(tmp_path)) == 0
+    assert_same_run(tmp_path, whole)
 
 
 def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monkeypatch, capsys):
@@ -248,10 +331,13 @@ def test_one_more_rollback_than_allowed_is_one_line(experiment, tmp_path, monkey
         train.run(experiment, str(tmp_path))
 
 
-def test_a_run_that_shall_stop_at_a_spike_does(experiment, tmp_path, planted):
+def test_a_run_that_stopped_at_a_spike_may_be_resumed_with_a_rollback(whole, experiment, tmp_path, planted):
     experiment.train.on_spike = "stop"
     with pytest.raises(RunFailed, match=r"step 13: .* is a spike: the median before is .*, the limit"):
         train.run(experiment, str(tmp_path))
+    experiment.train.on_spike = "rollback"
+    assert train.run(experiment, str(tmp_path)) == 0
+    assert_same_run(tmp_path, whole)
 
 
 def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):

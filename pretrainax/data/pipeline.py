@@ -5,6 +5,10 @@ neither the number of processes nor of loader workers changes it.
 """
 
 import functools
+import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -167,12 +171,25 @@ def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterat
     dataset = grain.MapDataset.range(start, stop).map(batches.__getitem__)
     dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
     if workers:
-        dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2))
+        options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
+        dataset = dataset.mp_prefetch(options, worker_init_fn=_start_worker)
     iterator = iter(dataset)
     try:
         yield from iterator
     finally:  # also where the loop that asks for batches is left early: ends the workers, frees what they made ahead
         iterator.close()
+
+
+def _start_worker(number: int, count: int) -> None:
+    """A loader process leaves signals to the one that trains, and ends with that one, however it ends."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal, and SLURM, send them to all processes of a job
+        signal.signal(each, signal.SIG_IGN)
+
+    def end_with_parent():
+        multiprocessing.parent_process().join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def check_batch(batch: dict[str, np.ndarray], model: ModelConfig, lengths: Lengths, batch_size: int) -> None:

@@ -29,11 +29,18 @@ class Usage:
     donated: int  # of the arguments, what outputs take the place of
     temporaries: int
     code: int
+    peak: Optional[int]  # at the worst moment, all in all; None where the compiler does not say
 
     @property
     def total(self) -> int:
-        """What the device has to have."""
-        return self.arguments + self.outputs - self.donated + self.temporaries + self.code
+        """What the device has to have.
+
+        The compiler of a TPU refuses what it finds to be too much at the worst moment, which is less than the sum of
+        all parts: temporaries take the place of arguments that are done with. (Of a small step it is more: VMEM counts
+        in it.) A GPU holds all temporaries from the first to the last: there it is the sum.
+        """
+        parts = self.arguments + self.outputs - self.donated + self.temporaries + self.code
+        return parts if self.peak is None else min(parts, self.peak)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +82,17 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
                 raise
             return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    memory, text = usage(compiled), Program(compiled.as_text())
+    memory, text = usage(compiled, devices[0].platform == "tpu"), Program(compiled.as_text())
     fits = memory.total <= available
     return Compiled(fits, memory.total, available, memory, text.collectives(mesh), text.buffers(), seconds)
 
 
-def usage(compiled: jax.stages.Compiled) -> Usage:
+def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
     found = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}
     sizes = {name: getattr(found, f"{kind}_size_in_bytes") for name, kind in names.items()}
-    return Usage(**sizes, code=found.generated_code_size_in_bytes)
+    peak = getattr(found, "peak_memory_in_bytes", None) if is_tpu else None
+    return Usage(**sizes, code=found.generated_code_size_in_bytes, peak=peak)
 
 
 def argument_bytes(arguments: Any) -> int:

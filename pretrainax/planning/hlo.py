@@ -112,6 +112,7 @@ class Program:
 
     def __init__(self, text: str):
         self.computations: dict[str, dict[str, Instruction]] = {}
+        self._modules: dict[tuple[str, str, int], str] = {}  # of results, as they are asked for
         self.entry = ""
         for line in text.splitlines():
             if header := re.match(r"(ENTRY )?%([\w.\-]+) \(.*\{$", line):
@@ -204,9 +205,11 @@ class Program:
         return sorted(counted, key=lambda one: -one.total)
 
     def _common_module(self, computation: str, made: Instruction) -> str:
-        """What the modules of all operands begin with: the compiler joins collectives that it can run as one."""
-        paths = [self._module(computation, x).split("/") for x in made.operands]
-        return "/".join(os.path.commonprefix(paths))
+        """What the modules of all operands begin with, else the first: the compiler joins collectives that it can run
+        as one, and gives some of what it adds no name."""
+        modules = (self._module(computation, x) for x in made.operands if x in self.computations[computation])
+        paths = [module.split("/") for module in modules if module]
+        return "/".join(os.path.commonprefix(paths) or next(iter(paths), []))
 
     # --- memory --------------------------------------------------------------------------------------------------
 
@@ -242,13 +245,19 @@ class Program:
 
     def _module(self, computation: str, name: str, index: int = 0) -> str:
         """The module that wrote a result; of one that is written into a larger array, whose part it is."""
+        key = computation, name, index
+        if key not in self._modules:
+            self._modules[key] = self._find_module(*key)
+        return self._modules[key]
+
+    def _find_module(self, computation: str, name: str, index: int) -> str:
         instructions = self.computations[computation]
         made = instructions[name]
         if made.opcode == "fusion":
             inside = made.attribute("calls")
             root = self.root(inside)
             chosen = root.operands[index] if root.opcode == "tuple" else root.name
-            return self._module(inside, chosen) or module_of(made.op_name)
+            return self._module(inside, chosen) or module_of(made.op_name) or self._common_module(computation, made)
         if made.opcode == "parameter" and (call := self._callers.get(computation)):
             outer, fusion = call
             return self._module(outer, fusion.operands[int(made.operands[0])])
@@ -258,7 +267,7 @@ class Program:
             number = int(made.attribute("index") or 0) if made.opcode == "get-tuple-element" else 0
             found = self._module(computation, part, number) if part in instructions else ""
             return found if found.startswith(own) else own
-        return own
+        return own or self._common_module(computation, made)
 
     @functools.cached_property
     def _callers(self) -> dict[str, tuple[str, Instruction]]:

@@ -5,20 +5,26 @@ import os
 import runpy
 from collections.abc import Iterator
 
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, UserError
 from pretrainax.planning import search
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
 
-COLUMNS = "config topology fits flags memory step MFU hours price".split()
+COLUMNS = "config topology fits flags memory step MFU hours USD".split()
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "h100:8", "h200:8")
 LEGEND = """\
 Written by `python -m pretrainax.plan --table > docs/plans.md`: each config, with its default variant, on 64 chips of
-TPU or 8 GPUs. Where it does not fit or divide as it is, the column *flags* has the fastest change found that makes it
-fit, and the figures are with it. Memory is of one device at the worst moment; a step fits that fills 85 % or less.
-Step, MFU, hours and price (USD) are a roofline's: no run is faster, and small models, whose kernels are too short to
-keep a chip busy, are much slower. Its assumptions are in `pretrainax/planning/roofline.py`; chips, prices and their
+TPU or 8 GPUs, by estimates alone. Where it does not fit or divide as it is, the column *flags* has the fastest change
+found that makes it fit, each to be given as `--config.…`, and the figures are with it; where nothing does, the reason
+stands there. *memory* is of one device at the worst moment; a step fits that fills 85 % or less. *step*, *MFU*, *hours*
+and *USD* of the whole run are a roofline's: no run is faster, and small models, whose kernels are too short to keep a
+chip busy, are much slower. Its assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand and their
 sources in `pretrainax/chips.py`. Prices are recalled of 2025: look them up before you pay them.
+
+On TPU slices whose wires wrap around, libtpu makes all-reduces over the whole torus of gathers and scatters that all
+chips take part in (v5p with `mesh.fsdp=64` here). These cannot be hidden behind compute as gathers can, so such a run
+is slower than its row; `mesh.data=2 mesh.fsdp=32` keeps the gathers. `plan` with the extra `tpu` compiles the step and
+says what follows from the collectives as compiled.
 """
 
 
@@ -36,29 +42,32 @@ def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
 
 def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...]:
     name = os.path.basename(file).removesuffix(".py")
-    found = proposal(experiment, topology)
+    found, reason = proposal(experiment, topology)
     if found is None:
-        return name, str(topology), "no", *[""] * (len(COLUMNS) - 3)
+        return name, str(topology), "no", reason, *[""] * (len(COLUMNS) - 4)
     time = found.roofline
     return (
         name,
         str(topology),
         "yes",
         found.flags(experiment).replace("--config.", ""),
-        f"{found.memory.total / 1e9:.1f} GB",
-        f"{time.seconds:.3g} s",
+        amount(found.memory.total),
+        seconds(time.seconds),
         f"{time.mfu:.0%}",
         f"{time.hours:,.1f}",
-        "" if time.price is None else f"{time.price:,.0f} $",
+        "" if time.price is None else f"{time.price:,.0f}",
     )
 
 
-def proposal(experiment: Experiment, topology: Topology) -> Candidate | None:
-    """The run as it is where it fits and divides, else the fastest of what would."""
-    found = search.attempt(experiment, topology)
+def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
+    """(the run as it is where it fits and divides, else the fastest of what would; why there is none)."""
+    try:
+        found, reason = search.assess(experiment, topology), "too large"
+    except UserError as e:
+        found, reason = None, str(e).partition(":")[0].replace("config.", "")
     if found is not None and found.fits:
-        return found
-    return next(iter(search.remedies(experiment, topology)[::-1]), None)
+        return found, ""
+    return next(iter(search.remedies(experiment, topology)[::-1]), None), reason
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:

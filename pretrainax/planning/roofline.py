@@ -5,8 +5,9 @@ The assumptions, all in one place:
 - Matrix products reach ATTAINABLE of the peak. What rematerialisation does again takes time and is no useful FLOP.
 - Between them the memory is read and written, one after the other: kept activations once each way, and each array of a
   layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
-- What goes along `fsdp` is hidden behind all that, as far as it lasts: it is asked for before it is needed. All other
-  collectives are waited for.
+- What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
+  before they are needed, and nothing waits for their gradients. All other collectives are waited for, all-reduces too
+  that a compiler made of gathers.
 - A collective around a torus uses as many of its dimensions as its axis has of the slice (in logarithms). Of GPUs, what
   crosses hosts goes through one port a device.
 """
@@ -54,8 +55,9 @@ def expect(
     compute = flops * _repeated(experiment) / (devices * chip.peak_flops * ATTAINABLE)
     moved = _moved(experiment, mesh_sizes, "tpu" if chip.is_tpu else "gpu", memory) / chip.memory_rate
     links = {True: 0.0, False: 0.0}
-    for collective in sent:
-        links[collective.axis == "fsdp"] += collective.total / rate(collective.axis, mesh_sizes, topology)
+    for one in sent:
+        is_hidden = one.axis == "fsdp" and one.kind in ("all-gather", "reduce-scatter")
+        links[is_hidden] += one.total / rate(one.axis, mesh_sizes, topology)
     seconds = max(compute + moved, links[True]) + links[False]
     hours = seconds * train.steps / 3600
     return Roofline(

@@ -57,10 +57,27 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
 
 
 def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Every mesh that divides batch and model: those that fit first, the fastest of them first."""
-    found = [attempt(_changed(experiment, mesh), topology) for mesh in _meshes(experiment, topology)]
-    found = [c for c in found if c is not None]
-    return sorted(found, key=lambda c: (not c.fits, c.roofline.seconds if c.fits else c.memory.total))
+    """Every mesh that divides batch and model, with the policy and the accumulation that make it fit and fastest; those
+    that fit first, the fastest of them first."""
+    return sorted(
+        filter(None, (_best_on(experiment, topology, mesh) for mesh in _meshes(experiment, topology))), key=_rank
+    )
+
+
+def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Optional[Candidate]:
+    every = (_first_that_fits(experiment, topology, mesh, policy, _counts(experiment)) for policy in _POLICIES)
+    own = attempt(_changed(experiment, mesh), topology)
+    return min(filter(None, (own, *every)), key=_rank, default=None)
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    return not candidate.fits, candidate.roofline.seconds if candidate.fits else candidate.memory.total
+
+
+def _counts(experiment: Experiment) -> list[int]:
+    """Numbers of micro-batches to try."""
+    rows, least = experiment.train.global_batch_size, experiment.train.accumulate
+    return [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
 
 
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
@@ -69,8 +86,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
     Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor and
     sequence, tried only where nothing before them fits.
     """
-    own, rows, least = experiment.mesh, experiment.train.global_batch_size, experiment.train.accumulate
-    counts = [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
+    own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
     meshes = list(_meshes(experiment, topology))
     flat = [mesh for mesh in meshes if mesh.sequence == own.sequence and mesh.tensor == own.tensor]
     found: list[Candidate] = []
@@ -87,6 +103,15 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
         if fastest and (not found or fastest.roofline.seconds < 0.98 * found[-1].roofline.seconds):
             found.append(fastest)
     return found
+
+
+def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
+    """The remedies on the topology, or on the first of up to 16 times its size that has any."""
+    for _ in range(5):
+        if found := remedies(experiment, topology):
+            return topology, found
+        larger, topology = topology, topology.doubled()
+    return larger, []
 
 
 def _first_that_fits(

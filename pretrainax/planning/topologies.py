@@ -119,6 +119,14 @@ class Topology:
             return self.slices * self.shape[0]
         return self.slices * max(1, math.prod(self.shape) // self.chip.devices_per_host)
 
+    def doubled(self) -> "Topology":
+        """Twice the devices: longer where a TPU's slice is shortest, else on one host or on more of them."""
+        shape = list(self.shape)
+        grown = not self.chip.is_tpu and 2 * shape[1] <= self.chip.devices_per_host  # devices of a host
+        place = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(grown)
+        shape[place] *= 2
+        return dataclasses.replace(self, shape=tuple(shape))
+
     def devices(self) -> list[jax.Device]:
         """Devices to compile for, in JAX's order; arrays cannot be put on them.
 

@@ -19,7 +19,8 @@ TIMINGS = {"tokens_per_second", "step_seconds", "mfu", "data_wait_fraction"}
 TINY = "tests/tiny.py"
 # Compiles in half the time; whoever compares two runs runs both with it.
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-ENV = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST}
+os.environ["JAX_PLATFORMS"] = "cpu"  # here too, where checkpoints are read
+ENV = os.environ | {"XLA_FLAGS": FAST}
 SAVING = "--config.checkpoint.every=2"
 
 

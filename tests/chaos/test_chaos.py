@@ -53,16 +53,17 @@ def test_clocks_network_home_and_user_have_no_effect(undisturbed, tmp_path):
 
 def test_another_text_under_a_run_that_resumes_is_refused(undisturbed, tmp_path):
     """The tokenizer is given, so that nothing but the fingerprint of the text can tell."""
-    subprocess.run(["cp", "-r", undisturbed.folder, tmp_path / "whole"], check=True)
-    whole = runs.Whole(undisturbed.config, tmp_path / "whole")
-    config = whole.run / "config.json"
-    config.write_text(config.read_text().replace(str(undisturbed.text), str(whole.text)))
-    before = runs.files(whole.run)
-    (whole.text / "0.txt").write_bytes((whole.text / "0.txt").read_bytes().replace(b"a", b"o", 1))
-    failed = runs.run(whole.training(whole.run, f"--config.tokenizer.path={whole.run / 'tokenizer'}"))
+    text, workdir = runs.write_text(tmp_path / "text"), tmp_path / "run"
+    given = f"--config.tokenizer.path={undisturbed.run / 'tokenizer'}"
+    args = runs.command(undisturbed.config, workdir, text, undisturbed.cache, given, "--config.train.steps=2")
+    done = runs.run(args)
+    assert done.returncode == 0, done.stderr
+    before = runs.files(workdir)
+    (text / "0.txt").write_bytes((text / "0.txt").read_bytes().replace(b"a", b"o", 1))
+    failed = runs.run(args)
     assert failed.returncode == 2
     assert "the text of config.data.source" in runs.last_line(failed)
-    assert runs.files(whole.run) == before
+    assert runs.files(workdir) == before
 
 
 def test_a_text_that_changes_while_it_is_tokenized_is_refused_and_prepared_anew(tmp_path):

@@ -13,6 +13,7 @@ from pretrainax.planning.activations import lengths_of
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
+from pretrainax.planning.traffic import Collective
 
 ONE = dict.fromkeys(sharding.AXES, 1)
 
@@ -35,6 +36,15 @@ def test_links_behind_the_rest_take_no_time_and_others_do(candidate):
     time = candidate.roofline
     assert time.seconds == max(time.compute + time.memory, time.hidden) + time.exposed
     assert time.exposed > 0 == time.hidden  # plain data parallelism
+
+
+@pytest.mark.parametrize("kind, hides", [("all-gather", True), ("reduce-scatter", True), ("all-reduce", False)])
+def test_gathers_along_fsdp_are_hidden_and_all_reduces_waited_for(candidate, kind, hides):
+    sent = [Collective("fsdp", kind, 10**9, 1, "decoder/blocks")]
+    sizes, topology = ONE | {"fsdp": 4}, Topology.parse("v5e:2x2")
+    time = roofline.expect(candidate.experiment, sizes, topology, candidate.memory, sent)
+    seconds = 10**9 / CHIPS["v5e"].link_rate
+    assert (time.hidden, time.exposed) == ((seconds, 0) if hides else (0, seconds))
 
 
 def test_mfu_hours_and_price_follow_from_the_seconds(candidate):

@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from pretrainax.config import UserError
-from pretrainax.planning.search import assess, best, remedies
+from pretrainax.planning.search import assess, best, enough, remedies
 from pretrainax.planning.topologies import Topology
 
 FOUR = Topology.parse("v5e:2x2")
@@ -22,6 +22,23 @@ def large(family="gpt"):
     experiment = tiny.get_config(family)
     experiment.train.global_batch_size = 1024
     return experiment
+
+
+def test_each_mesh_has_the_policy_that_makes_it_fastest():
+    experiment = large()
+    experiment.train.remat = "block"
+    found = best(experiment, FOUR)
+    assert {c.experiment.train.remat for c in found if c.fits} == {"none"}
+    assert found[0].roofline.seconds <= assess(experiment, FOUR).roofline.seconds
+
+
+def test_what_does_not_fit_is_tried_on_more_devices():
+    experiment = large()
+    # a chip that holds 0.8 of what an eighth of the state takes: too little on four of them with any mesh
+    small = with_memory(FOUR, 0.05, experiment)
+    assert remedies(experiment, small) == []
+    larger, found = enough(experiment, small)
+    assert larger.num_devices > small.num_devices and found[0].fits
 
 
 def test_meshes_that_fit_come_first_and_the_fastest_of_them_first():

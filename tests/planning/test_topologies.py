@@ -67,3 +67,17 @@ def test_the_devices_are_as_many_as_it_says(text):
 def test_a_slice_that_the_maker_does_not_sell_is_one_clear_line():
     with pytest.raises(UserError, match="v5e:3x5"):
         Topology.parse("v5e:3x5").devices()
+
+
+@pytest.mark.parametrize(
+    "text, twice",
+    [
+        ("v5e:4x4", "v5e:4x8"),
+        ("v5p:4x4x8", "v5p:4x8x8"),
+        ("h100:4", "h100:8"),
+        ("h100:8", "h100:2x8"),
+        ("2*v5e:4x8", "2*v5e:8x8"),
+    ],
+)
+def test_twice_the_devices_is_the_next_larger_slice(text, twice):
+    assert str(Topology.parse(text).doubled()) == twice
