@@ -78,6 +78,13 @@ def test_the_zoo_is_printed():
     assert "Gemma 2" in run(zoo, ROOT)
 
 
+def test_a_run_is_planned_and_a_budget_spent(tmp_path):
+    run_of_a_config, budget = commands("python -m pretrainax.plan ")
+    said = run([*run_of_a_config, "--nocompile"], ROOT)
+    assert "DOES NOT FIT by the estimate" in said and "USD" in said and "--config.mesh.fsdp" in said
+    assert "tokens" in run(budget, tmp_path)
+
+
 def test_the_launcher_prints_its_commands():
     (launch,) = commands("launch/tpu_vm.sh")
     said = run([*launch[: launch.index("--")], "--dry-run", *launch[launch.index("--") :]], ROOT)
