@@ -32,6 +32,7 @@ from pretrainax.vocabulary import (
     load_tokenizer,
 )
 
+_MOST_SENTINELS = 1_000_000  # as text, some 100 MB
 _FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 # The special pieces of a directory that names none: the first line whose pieces are all in the vocabulary.
 _CONVENTIONS = (
@@ -257,7 +258,10 @@ class _Files:
 
     def _num_sentinels(self, default: int) -> int:
         listed = len([piece for piece in self._extra if _SENTINEL.fullmatch(piece)])
-        return self._config.get("extra_ids", listed or default)
+        number = self._config.get("extra_ids", listed or default)
+        if type(number) is not int or not 0 <= number <= _MOST_SENTINELS:
+            raise self._error(f"extra_ids is {number!r}, which is no number from 0 to {_MOST_SENTINELS:,}")
+        return number
 
     def _read(self, name: str) -> bytes:
         with open(os.path.join(self._directory, name), "rb") as f:

@@ -1,6 +1,8 @@
 """Pretrain a model: `python -m pretrainax.main --config=configs/t5_base.py:large --workdir=DIR`.
 
 Any field of the config can be overridden: `--config.train.steps=1000`. The same command on the same workdir resumes.
+A resumed run may have other fields that are no mathematics (mesh, logging, how often it saves) or answer a fault
+(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it); others are refused.
 Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (run the same command again).
 """
 

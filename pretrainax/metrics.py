@@ -14,7 +14,6 @@ from typing import Any, Optional
 
 from pretrainax.config import RunFailed
 
-
 _FLUSH_SECONDS = 30
 
 

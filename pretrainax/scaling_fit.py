@@ -205,7 +205,8 @@ def fit_report(pattern: str, directory: str) -> str:
     """
     runs, family, left_out = read_runs(pattern)
     check_enough(pattern, runs)
-    law, resampled = fit(runs, family, source=f"fit of {len(runs)} runs, {pattern}")
+    most = f"{short(max(r.parameters for r in runs))} parameters and {short(max(r.tokens for r in runs))} tokens"
+    law, resampled = fit(runs, family, source=f"fit of {len(runs)} runs of up to {most}, {pattern}")
     found = Fit(law, resampled, runs, left_out)
     try:
         os.makedirs(directory, exist_ok=True)

@@ -34,7 +34,8 @@ def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequen
         by_size, by_text = (
             rf"{_digits(x)}\ /\ {k}^{{{y:.3f}}}" for x, k, y in ((law.A, "N", law.alpha), (law.B, "D", law.beta))
         )
-        formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N without embeddings, D tokens of text; shaded: 95 % of resamples"
+        formula = rf"$L = {law.E:.3f} + {by_size} + {by_text}$; N without embeddings, D tokens of text"
+        formula += "; shaded: 95 % of resamples"
         picture.text(LEFT, 0.865, formula, color=FAINT, va="center")
         _draw_losses(left, law, sizes, tokens, losses, around)
         _draw_plane(right, law, resampled, sizes, tokens, around)

@@ -142,6 +142,8 @@ class Loop:
                 self.goodput.step(step)
                 with contextlib.nullcontext() if self.compiled else self.goodput.on("compiling"):
                     state, out = self.job.step(state, batch)
+                    if not self.compiled:  # the other processes may take longer
+                        jax.block_until_ready(out)
                 self.compiled = True
                 self.padding = self.paddings.popleft()
                 self.tokens += sum(x.size for name, x in batch.items() if name in ("tokens", "encoder_tokens"))
@@ -156,7 +158,7 @@ class Loop:
                 last, leaving = step == steps, self.peers.agree(self.stop.requested)
                 if step % train.log_every == 0 or last:
                     self._log()
-                improved = False
+                improved = False  # who leaves evaluates first where it is due: the resumed run will not come by again
                 if step % experiment.evaluate.every == 0 or last:
                     improved = self._evaluate(state)
                 if step % experiment.checkpoint.every == 0 or improved or last or leaving:

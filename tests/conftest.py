@@ -6,21 +6,15 @@ Runs before any test module is imported, so that it may still decide how JAX sta
 import os
 import pathlib
 
+from tests.chaos.runs import FAST, write_text
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_force_host_platform_device_count=8",
-        "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",  # compiles in half the time
-    ]
-).strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {FAST}".strip()
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's remarks at the start of each process
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from absl import flags  # noqa: E402
-
-from tests.chaos.runs import write_text  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # A second run of the tests compiles nothing that has not changed.

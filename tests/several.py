@@ -18,9 +18,9 @@ import numpy as np
 
 from pretrainax import host, train
 from tests import tiny
+from tests.chaos.runs import FAST, ROOT
 
-ROOT = pathlib.Path(__file__).parents[1]
-STEPS = 6
+STEPS = 4
 
 
 def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
@@ -28,8 +28,8 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
     experiment = tiny.get_config(family)
     experiment.data.source.path, experiment.data.cache_dir = text, cache
     experiment.mesh.fsdp = fsdp
-    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = STEPS, 3, 1
-    experiment.checkpoint.every, experiment.checkpoint.keep = 3, 9
+    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = STEPS, 2, 1
+    experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
     rows = {}
 
     def observe(step: int, batch: dict[str, np.ndarray]) -> None:
@@ -43,11 +43,10 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
 
 def environment(index: int, count: int, port: int) -> dict[str, str]:
     """Of process `index` of `count` on this machine, with 8 fake devices in all."""
-    flags = f"--xla_force_host_platform_device_count={8 // count} --xla_backend_optimization_level=0"
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_FLAGS": f"{flags} --xla_llvm_disable_expensive_passes=true",
+        "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count={8 // count}",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),

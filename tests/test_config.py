@@ -100,6 +100,14 @@ def test_validate_names_the_value_and_the_field(change, message):
         validation.validate(experiment)
 
 
+def test_where_nothing_is_read_files_may_be_missing():
+    experiment = tiny.get_config("gpt")
+    experiment.data.source.path = experiment.tokenizer.path = "/no/such/file"
+    with pytest.raises(UserError, match="config.tokenizer.path is .*config.data.source.path is"):
+        validation.validate(experiment)
+    validation.validate(experiment, files=False)
+
+
 def test_validate_collects_every_problem():
     experiment = tiny.get_config("t5")
     experiment.train.steps, experiment.model.norm = 0, "batch"

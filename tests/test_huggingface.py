@@ -21,6 +21,7 @@ from pretrainax.huggingface_tokenizer import read_tokenizer
 from pretrainax.models import electra
 from pretrainax.paths import parameter_names
 from pretrainax.zoo.family import differences
+from tests.chaos.runs import FAST
 from tests.golden import CASES
 from tests.golden.case import batch, needs_transformers, weights
 from tests.golden.electra import joint
@@ -219,7 +220,7 @@ def test_a_model_that_transformers_has_not_is_not_exported(source, tmp_path):
 
 
 def run(*words, module="huggingface"):
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST}
     command = [sys.executable, "-m", f"pretrainax.{module}", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
 

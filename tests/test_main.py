@@ -87,6 +87,12 @@ def test_a_mistake_gets_one_line_and_exit_code_2(flags, message):
     assert "Traceback" not in out.stderr
 
 
+def test_an_interrupted_command_is_one_line():
+    code = "from pretrainax import cli\ndef main():\n    raise KeyboardInterrupt\ncli.run(main)"
+    out = run([sys.executable, "-c", code])
+    assert out.returncode == 130 and out.stderr == "\npretrainax: interrupted\n"
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, text, cache):
     out = run(command("tests/tiny.py:gpt", tmp_path, text, cache, "--config.optimizer.learning_rate=1e30"))
     assert out.returncode == 1

@@ -1,6 +1,6 @@
 """Several processes on this machine: the same run as one, one step at which all stop, and none that waits for the dead.
 
-1 × 8 devices run in this process; 2 × 4 and 4 × 2 in groups of their own, each of which makes several runs.
+1 × 8, 2 × 4 and 4 × 2 devices are groups of their own, each of which makes several runs.
 """
 
 import json
@@ -45,11 +45,10 @@ def runs(tmp_path_factory, text, cache) -> pathlib.Path:
                 child.kill()
         assert codes == [0] * count, (folder / f"log-{count}-0").read_text()[-3000:]
 
-    for family in FAMILIES:
-        several.run(**job(f"1-{family}", family))
+    group(1, *(job(f"1-{family}", family) for family in FAMILIES))
     group(2, *(job(f"2-{family}", family) for family in FAMILIES), half("1-to-2", "1", "gpt", fsdp=4))
-    group(4, *(job(f"4-{family}", family) for family in FAMILIES), half("2-to-4", "2", "t5", fsdp=2))
-    several.run(**half("4-to-1", "4", "bert", fsdp=8))
+    group(4, *(job(f"4-{family}", family) for family in FAMILIES), half("2-to-4", "2", "bert", fsdp=2))
+    several.run(**half("4-to-1", "4", "t5", fsdp=8))
     return folder
 
 
@@ -104,10 +103,10 @@ def test_several_processes_save_the_parameters_of_one(count, family, runs):
 
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_checkpoint_resumes_on_other_processes_and_another_mesh(name, runs):
-    begun = {"1-to-2": "1-gpt", "2-to-4": "2-t5", "4-to-1": "4-bert"}[name]
+    begun = {"1-to-2": "1-gpt", "2-to-4": "2-bert", "4-to-1": "4-t5"}[name]
     assert_same_losses(runs / name, runs / begun)
     got, expected = batches(runs / name), batches(runs / begun)
-    assert {key.split()[0] for key in got} == {"4", "5", "6"}  # of the steps after the checkpoint alone
+    assert {key.split()[0] for key in got} == {"3", "4"}  # of the steps after the checkpoint alone
     for key in got:
         np.testing.assert_array_equal(got[key], expected[key], err_msg=key)
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from pretrainax.config import Choice
+from tests.chaos.runs import FAST
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -18,7 +19,7 @@ SMALL = (
 
 
 def run(words: list[str], cwd) -> str:
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

@@ -10,8 +10,9 @@ import pytest
 from pretrainax import rollback, train
 from pretrainax.checkpoint import newest_step, read_notes
 from pretrainax.config import RunFailed, TrainConfig, UserError
-from pretrainax.data.pipeline import Batches
+from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.sources import TextFiles
+from pretrainax.prepare import prepare
 from pretrainax.rollback import Skipping, Spike, decide, look, skipped, spike
 from pretrainax.stop import PREEMPTED
 from pretrainax.validation import validate
@@ -252,6 +253,17 @@ def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, 
         patch.setattr(rollback, "look", killing(at=9))  # after the rollback
         train.run(experiment, str(tmp_path))
     assert steps(tmp_path) == [8, 12]
+
+
+def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
+    prepared, rollbacks = prepare(experiment), [{"step": 9, "skipped": 6}]
+    one, *two = (
+        Skipping(batches_of(experiment, prepared, "train", index, count), rollbacks)
+        for index, count in ((0, 1), (0, 2), (1, 2))
+    )
+    for step in (8, 9, 10):
+        halves = [half[step]["tokens"] for half in two]
+        np.testing.assert_array_equal(np.concatenate(halves), one[step]["tokens"])
 
 
 def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ MESHES = {
 
 @functools.cache
 def compiled(family, mesh):
-    """Two layers, 32 heads of 128, a row for each part of the batch; `fsdp` cuts the width into parts of 128, the lanes of
-    a TPU. (Of embeddings whose parts are narrower its compiler sums the whole on each device, and keeps a part.)"""
+    """Two layers, 32 heads of 128, a row for each part of the batch; `fsdp` cuts the width into parts of 128, the lanes
+    of a TPU. (Of embeddings whose parts are narrower its compiler sums the whole on each device, and keeps a part.)"""
     topology, sizes = MESHES[mesh]
     experiment = tiny.get_config(family)
     for name, value in dict(

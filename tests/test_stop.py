@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.chaos.runs import ROOT, command, lines
+from tests.chaos.runs import FAST, ROOT, command, lines
 
 BUSY = """
 import ctypes, signal, sys, time
@@ -45,7 +45,7 @@ def test_a_second_signal_quits_at_once(where):
 def test_a_signal_saves_and_exits_75_within_10_seconds(tmp_path, text, cache):
     flags = ["--config.train.steps=100000", "--config.checkpoint.every=100000", "--config.evaluate.every=100000"]
     args = command("tests/tiny.py:gpt", tmp_path, text, cache, *flags)
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST}
     with subprocess.Popen(args, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env) as child:
         while not (tmp_path / "metrics.jsonl").exists() or len(lines(tmp_path)) < 5:
             assert child.poll() is None

@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.verify_resume import _config_arguments, _devices, _digests, _figures
-from tests.chaos.runs import ROOT
+from tests.chaos.runs import FAST, ROOT
 
 
 def verify(config, text, cache, *flags) -> subprocess.CompletedProcess:
@@ -20,7 +20,7 @@ def verify(config, text, cache, *flags) -> subprocess.CompletedProcess:
             *(f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", *flags),
         ],
         cwd=ROOT,
-        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST},
         capture_output=True,
         text=True,
         timeout=500,

@@ -17,7 +17,7 @@ Written by `python -m pretrainax.plan --table > docs/plans.md`: each config, wit
 TPU or 8 GPUs, by estimates alone. Where it does not fit or divide as it is, the column *flags* has the fastest change
 found that makes it fit, each to be given as `--config.…`, and the figures are with it; where nothing does, the reason
 stands there. *memory* is of one device at the worst moment; a step fits that fills 85 % or less. *step*, *MFU*, *hours*
-and *USD* of the whole run are a roofline's: no run is faster, and small models, whose kernels are too short to keep a
+and *USD* of the whole run are a roofline's, which few runs reach: small models, whose kernels are too short to keep a
 chip busy, are much slower. Its assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand and their
 sources in `pretrainax/chips.py`. Prices are recalled of 2025: look them up before you pay them.
 
@@ -80,7 +80,7 @@ def amount(size: float) -> str:
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if size >= scale:
             return f"{size / scale:.2f} {unit}"
-    return f"{size / 1e3:.2f} kB"
+    return f"{size / 1e3:.2f} kB" if size else "0"
 
 
 def seconds(time: float) -> str:

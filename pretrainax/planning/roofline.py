@@ -10,6 +10,9 @@ The assumptions, all in one place:
   that a compiler made of gathers.
 - A collective around a torus uses as many of its dimensions as its axis has of the slice (in logarithms). Of GPUs, what
   crosses hosts goes through one port a device.
+
+Against a published run: of Llama 3.1 8B, rows of 8,192, on 256 v6e, MaxText's documentation has 7,207 tokens a second
+and chip; this expects 8,450 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
 """
 
 import dataclasses

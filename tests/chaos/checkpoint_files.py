@@ -66,7 +66,9 @@ def files(step: pathlib.Path) -> Iterator[pathlib.Path]:
 def _counterpart(step: pathlib.Path, other: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
     """The file of a step that is what `file` is in another; Orbax draws the names of its data files."""
     names, others = (sorted(os.listdir(folder / file.parent)) for folder in (step, other))
-    return step / file if file.name in names else step / file.parent / names[min(others.index(file.name), len(names) - 1)]
+    return (
+        step / file if file.name in names else step / file.parent / names[min(others.index(file.name), len(names) - 1)]
+    )
 
 
 def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:

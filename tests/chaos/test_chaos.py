@@ -1,7 +1,6 @@
 """A short form of the scripts beside this file: one or two of all that they try."""
 
 import random
-import subprocess
 import sys
 
 import pytest

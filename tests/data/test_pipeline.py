@@ -1,6 +1,8 @@
 """Batches: pure functions of (seed, step), whoever makes them; and the check of a batch."""
 
 import collections
+import os
+import signal
 import subprocess
 import sys
 
@@ -14,6 +16,7 @@ from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, Rat
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, check_batch, iterate
 from pretrainax.tokenizer import Characters, Vocabulary
+from tests.chaos.runs import ROOT
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
 TOKENIZER = Characters().build(iter(["abcd"]))
@@ -259,3 +262,34 @@ def broken(name, change):
 def test_a_wrong_batch_is_named(batch, message):
     with pytest.raises(UserError, match=message):
         check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
+
+
+LOADING = """
+import signal
+from pretrainax.data.pipeline import iterate
+
+class Numbers:
+    def __getitem__(self, index):
+        return {"index": index}
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    for batch in iterate(Numbers(), 0, 1000, workers=1):
+        print(batch["index"], flush=True)
+        input()
+"""
+
+
+def test_a_loader_process_leaves_signals_to_its_parent_and_ends_with_it(tmp_path):
+    (tmp_path / "loading.py").write_text(LOADING)
+    pipe = subprocess.PIPE
+    command = [sys.executable, str(tmp_path / "loading.py")]
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as parent:
+        assert parent.stdout.readline() == "0\n"
+        os.killpg(parent.pid, signal.SIGTERM)  # as SLURM does
+        for index in range(1, 20):  # more than was made ahead
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            assert parent.stdout.readline() == f"{index}\n"
+        parent.kill()
+        assert parent.stdout.read() == ""  # returns when nobody holds the other end any more

@@ -149,10 +149,20 @@ def test_a_tpu_that_is_too_small_is_an_answer_with_the_bytes():
 
 
 @pytest.mark.aot
-def test_buffers_are_named_by_the_module_that_fills_them():
-    found = compiled("gpt", "h100:4", fsdp=4).buffers
-    assert any("blocks" in buffer.where for buffer in found)
-    assert [b.bytes for b in found] == sorted((b.bytes for b in found), reverse=True)
+@pytest.mark.parametrize("name", ["v5e:2x2", "h100:4"])
+def test_every_large_buffer_and_collective_is_named_by_its_module(name):
+    found = compiled("gpt", name, fsdp=4)
+    assert any("blocks" in buffer.where for buffer in found.buffers)
+    assert [b.bytes for b in found.buffers] == sorted((b.bytes for b in found.buffers), reverse=True)
+    assert all(buffer.where for buffer in found.buffers)
+    assert all(one.where for one in found.collectives if one.bytes > 1000)
+
+
+@pytest.mark.aot
+def test_a_tpu_needs_what_its_compiler_counts_at_the_worst_moment():
+    memory = compiled("gpt", "v5e:2x2", fsdp=4).memory
+    assert memory.arguments < memory.total <= memory.peak
+    assert compiled("gpt", "cpu", fsdp=4, data=2).memory.peak is None
 
 
 def test_a_compiler_that_is_missing_is_named(monkeypatch):

@@ -99,8 +99,8 @@ def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     experiment = tiny.get_config(family)
     split = memory.estimate(experiment, ONE | {"tensor": 2})
     alone = memory.estimate(local(experiment, 2), ONE)
-    # T5's bias of relative positions and the output bias are split too; nothing else differs
-    assert split.parameters == alone.parameters
+    # The stack's are all of them. Of a masked LM's transform, 32 x 32 in float32, the table splits the columns too.
+    assert split.parameters == alone.parameters - (4 * 32 * 32 // 2 if family == "bert" else 0)
 
 
 @pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
@@ -116,7 +116,17 @@ def test_the_estimate_is_near_what_a_cpu_is_compiled_for(family):
     assert compiled / 1.6 < estimated < compiled * 1.6
 
 
+@pytest.fixture
+def quick_compiler():
+    """A sixth of the time: the compiler of a TPU searches less for the fastest step. Its peak is 2 to 7 % higher."""
+    before = jax.config.jax_exec_time_optimization_effort
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    yield
+    jax.config.update("jax_exec_time_optimization_effort", before)
+
+
 @pytest.mark.aot
+@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("policy", ["none", "block"])
 def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
     experiment = runpy.run_path(str(ROOT / "configs" / "gpt2.py"))["get_config"]()
