@@ -18,7 +18,7 @@ from typing import Optional
 
 from tests.chaos import runs
 
-# Runs a command under clocks that jump by years, forwards and back, whenever someone looks at them. Not for Orbax, whose
+# Runs a command under clocks that jump by years, forwards and back, whenever someone looks at them. Not Orbax, whose
 # limits of a save go by this clock: a jump by five minutes while it saves ends a run, in one line.
 JUMPING = """
 import random, runpy, sys, time
