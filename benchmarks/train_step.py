@@ -10,7 +10,6 @@ import time
 
 STARTED = time.perf_counter()  # before JAX is imported, which a user waits for too
 
-import dataclasses  # noqa: E402
 import json  # noqa: E402
 import resource  # noqa: E402
 import statistics  # noqa: E402
@@ -31,17 +30,21 @@ JSON = flags.DEFINE_string("json", None, "File to write the figures to")
 GROUPS = 5
 
 
-@dataclasses.dataclass
 class RandomCorpus:
-    """What a pretrainax.data.corpus.Corpus is to the loader."""
+    """What a pretrainax.data.corpus.Corpus is to the loader: documents of 512 tokens each."""
 
-    low: int  # smallest and largest + 1 id
-    high: int
-    num_tokens: int = 1 << 24
+    num_tokens, num_documents, num_bytes = 1 << 24, 1 << 15, 1 << 26
+    parts, skipped, fingerprint = None, {}, "random"
+    document_ends = np.arange(512, num_tokens + 1, 512)
+
+    def __init__(self, low: int, high: int):
+        self.low, self.high = low, high  # smallest and largest + 1 id
+
+    def tokens(self, start: int, length: int) -> np.ndarray:
+        return np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        tokens = np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
-        return tokens, np.ones(length, np.int32)
+        return self.tokens(start, length), np.arange(length, dtype=np.int32) // 512 + 1
 
 
 def prepared(vocab_size: int):
@@ -50,7 +53,7 @@ def prepared(vocab_size: int):
     vocabulary = Vocabulary(vocab_size, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=sentinels)
     corpus = RandomCorpus(len(sentinels) + 6, vocab_size)
     return SimpleNamespace(
-        tokenizer=SimpleNamespace(vocabulary=vocabulary), train=corpus, valid=corpus, summary="random tokens"
+        tokenizer=SimpleNamespace(vocabulary=vocabulary), train=(corpus,), valid=(corpus,), summary="random tokens"
     )
 
 

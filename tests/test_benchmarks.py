@@ -1,0 +1,19 @@
+"""The benchmark of a config runs: nothing else would say that it has fallen behind the code."""
+
+import json
+import os
+import subprocess
+import sys
+
+from tests.chaos.runs import FAST, ROOT
+
+
+def test_a_config_is_timed(tmp_path):
+    words = ["--config=tests/tiny.py:gpt", "--timed_steps=5", f"--json={tmp_path / 'figures.json'}"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "benchmarks/train_step.py", *words], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["tokens_per_second"] > 0 and figures["parameters"] > 0
