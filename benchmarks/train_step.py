@@ -142,7 +142,7 @@ def table(figures: dict) -> str:
 
 
 def main() -> int:
-    experiment = cli.experiment()
+    experiment = cli.experiment(files=False)
     with tempfile.TemporaryDirectory() as empty:
         if COLD.value:
             experiment.data.cache_dir = empty
