@@ -3,7 +3,7 @@
 Says whether it fits, bytes by part, what goes over which axis of the mesh, FLOPs, time, hours and price; where it does
 not fit, what would. `--search` lists the best meshes. No accelerator is needed. With the extra `tpu` or `cuda` the real
 step is compiled for the topology too, and its figures stand beside the estimates (`--nocompile`: not).
-`--flops`, `--hours`, `--tokens` and `--fit` size a run for a budget: see `pretrainax.scaling_laws`.
+`--flops`, `--hours`, `--tokens` and `--fit` size a run for a budget: see `pretrainax.scaling.budget`.
 """
 
 import sys
@@ -13,7 +13,7 @@ from typing import Any, Optional
 import jax
 from absl import flags
 
-from pretrainax import cli, scaling_laws
+from pretrainax import cli
 from pretrainax.chips import Chip
 from pretrainax.config import Experiment, UserError
 from pretrainax.planning import page, roofline, search
@@ -22,21 +22,22 @@ from pretrainax.planning.page import amount, seconds
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
+from pretrainax.scaling import budget
 
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Devices: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16")
 _SEARCH = flags.DEFINE_bool("search", False, "List the best meshes, each with the fastest rematerialisation")
 _COMPILE = flags.DEFINE_bool("compile", True, "Compile the step, where the compiler of the chip is installed")
 _TABLE = flags.DEFINE_bool("table", False, "Print docs/plans.md")
-_BUDGET = scaling_laws.define_flags()
+_BUDGET = budget.define_flags()
 _MOST = 10  # meshes and large arrays that are listed
 
 
 def main() -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
-    budget = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
-    if any(name in budget for name in scaling_laws.BUDGETS):
+    asked = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
+    if any(name in asked for name in budget.BUDGETS):
         topology = {"topology": _TOPOLOGY.value} if _TOPOLOGY.value else {}
-        print(scaling_laws.report(**budget, **topology), end="")
+        print(budget.report(**asked, **topology), end="")
         return 0
     if _TABLE.value:
         print(page.markdown(list(page.rows())), end="")

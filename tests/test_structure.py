@@ -23,8 +23,8 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LAYERS = [
     "config paths manifest chips goodput stop",
     "json_files",
-    "validation vocabulary sharding curves safetensors_files rollback processes power_laws",
-    "tokenizer_json sentencepiece_models text_pictures scaling_picture",
+    "validation vocabulary sharding curves safetensors_files rollback processes",
+    "tokenizer_json sentencepiece_models text_pictures",
     "huggingface_tokenizer",
     "tokenizer",
     "data",
@@ -34,11 +34,11 @@ LAYERS = [
     "models",
     "zoo",
     "losses optim checkpoint metrics flops corpus_report",
-    "train_step host cli pretrained tokenizer_report workers compute_optimal",
-    "prepare sample huggingface scaling_fit",
+    "train_step host cli pretrained tokenizer_report workers",
+    "prepare sample huggingface",
     "job inspect tokenizer_command prepare_beam",
     "start planning",
-    "train evaluate scaling_laws",
+    "train evaluate scaling",
     "main verify_resume plan",
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names.split()}

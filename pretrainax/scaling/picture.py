@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib import figure, ticker
 
 from pretrainax.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
-from pretrainax.power_laws import LossLaw
+from pretrainax.scaling.power_laws import LossLaw
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 

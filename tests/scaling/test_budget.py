@@ -11,11 +11,13 @@ import sys
 import numpy as np
 import pytest
 
-from pretrainax import compute_optimal, scaling_laws, zoo
-from pretrainax.compute_optimal import RECIPES, Space, count_parameters, make_plan
+from pretrainax import zoo
 from pretrainax.config import UserError
 from pretrainax.data.objectives import CausalLM
-from pretrainax.power_laws import (
+from pretrainax.scaling import compute_optimal
+from pretrainax.scaling.budget import report
+from pretrainax.scaling.compute_optimal import RECIPES, Space, count_parameters, make_plan
+from pretrainax.scaling.power_laws import (
     LAWS,
     PF_DAY,
     LossLaw,
@@ -27,9 +29,7 @@ from pretrainax.power_laws import (
     law_of,
     learning_rate,
 )
-from pretrainax.scaling_laws import report
-
-ROOT = os.path.dirname(os.path.dirname(scaling_laws.__file__))
+from tests.chaos.runs import ROOT
 
 # Hoffmann et al. 2022: (parameters, FLOPs, tokens). The rows of 67 B are left out of all three: they are not of 67e9
 # parameters (5.76e23 FLOPs, Gopher's, over 6 · 67e9 are 1.43e12 tokens, and the table says 1.5e12).
@@ -246,7 +246,7 @@ def test_the_printed_flags_make_a_sound_config(family, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(code)
     command = f"{sys.executable} {script} {flags}"
-    env = os.environ | {"PYTHONPATH": ROOT, "JAX_PLATFORMS": "cpu"}
+    env = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     steps = re.search(r"^steps +([\d,]+)", text, re.M)[1].replace(",", "")

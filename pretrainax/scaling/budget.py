@@ -17,10 +17,11 @@ from typing import Optional
 from absl import flags
 from scipy import optimize
 
-from pretrainax.compute_optimal import RECIPES, Plan, Space, make_plan, number, published, short
 from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
-from pretrainax.power_laws import (
+from pretrainax.scaling.compute_optimal import RECIPES, Plan, Space, make_plan, number, published, short
+from pretrainax.scaling.fit import fit_report
+from pretrainax.scaling.power_laws import (
     LAWS,
     LossLaw,
     critical_batch_size,
@@ -33,7 +34,6 @@ from pretrainax.power_laws import (
     law_of,
     learning_rate,
 )
-from pretrainax.scaling_fit import fit_report
 
 BUDGETS = ("flops", "hours", "tokens", "fit")  # flags of which one is given
 MFU = 0.4  # of peak FLOP/s; LLaMA 3 405B reached 0.38 to 0.43 (Grattafiori et al. 2024, table 4; recalled)

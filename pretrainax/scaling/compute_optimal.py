@@ -20,7 +20,7 @@ from pretrainax.data.objectives import CausalLM, Lengths, MaskedLM, Objective, S
 from pretrainax.flops import flops_per_step
 from pretrainax.models.electra import discriminator_config
 from pretrainax.paths import parameter_names
-from pretrainax.power_laws import LossLaw, critical_batch_size
+from pretrainax.scaling.power_laws import LossLaw, critical_batch_size
 
 _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
 

@@ -23,10 +23,10 @@ import numpy as np
 from scipy import optimize
 
 from pretrainax import config as config_lib
-from pretrainax.compute_optimal import count_parameters, short
 from pretrainax.config import Experiment, UserError
 from pretrainax.metrics import read
-from pretrainax.power_laws import LossLaw
+from pretrainax.scaling.compute_optimal import count_parameters, short
+from pretrainax.scaling.power_laws import LossLaw
 
 DELTA = 1e-3  # of the Huber loss, in log L
 STARTS = 16  # of the grid's 225, those with the least error; nearly all lead to one minimum
@@ -213,7 +213,7 @@ def fit_report(pattern: str, directory: str) -> str:
         path = os.path.join(directory, "law.json")
         with open(path, "w", encoding="utf-8") as f:
             f.write(json.dumps(_json(found), indent=1) + "\n")
-        from pretrainax.scaling_picture import draw_law  # here: matplotlib takes long to import
+        from pretrainax.scaling.picture import draw_law  # here: matplotlib takes long to import
 
         draw_law(os.path.join(directory, "law.png"), law, resampled, runs)
     except OSError as e:
@@ -222,7 +222,7 @@ def fit_report(pattern: str, directory: str) -> str:
 
 
 def _json(found: Fit) -> dict[str, Any]:
-    """What `power_laws.law_of` reads, and where it is from."""
+    """What `scaling.power_laws.law_of` reads, and where it is from."""
     law = found.law
     return {
         "source": law.source,
