@@ -70,7 +70,7 @@ def test_a_block_has_a_pair_of_sums_over_tensor_each_way(family):
     activation = 2 * WIDTH * LENGTH * ROWS // 64  # bytes of one device's, bfloat16
     sent = 2 * activation * 3 // 4  # each of 4 devices, around a ring
     sums = found(family, "tensor", "tensor", "all-reduce", "blocks")
-    assert sum(x.total for x in sums) == 2 * 2 * LAYERS * sent
+    assert sum(x.total for x in sums if x.bytes > 100) == 2 * 2 * LAYERS * sent  # but for scalars: squares of gradients
 
 
 def test_a_decoder_that_reads_another_text_has_three_sums_each_way_and_two_for_what_it_reads():
@@ -78,7 +78,7 @@ def test_a_decoder_that_reads_another_text_has_three_sums_each_way_and_two_for_w
     of = lambda length: 2 * (2 * WIDTH * length * ROWS // 64) * 3 // 4  # noqa: E731
     sums = found("t5", "tensor", "tensor", "all-reduce", "blocks")
     expected = LAYERS * (4 * of(LENGTH) + 6 * of(lengths[0].targets) + 2 * of(LENGTH))
-    assert sum(x.total for x in sums) == expected
+    assert sum(x.total for x in sums if x.bytes > 100) == expected
 
 
 # --- sequence -------------------------------------------------------------------------------------------------------

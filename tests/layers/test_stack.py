@@ -52,7 +52,8 @@ def test_is_the_layers_one_after_the_other():
 
 def test_unrolled_has_the_same_parameters():
     unrolled = stack(scan_unroll=3).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
-    jax.tree.map(np.testing.assert_array_equal, unrolled, PARAMS)
+    # Two roundings: compiled otherwise, a product and a sum are one instruction.
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2.4e-7), unrolled, PARAMS)
 
 
 def test_unrolled_gives_the_same_with_the_same_dropout():
