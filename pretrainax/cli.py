@@ -29,15 +29,8 @@ for _type in (Choice, Position, RotaryScaling):
     config_flags.register_flag_parser_for_type(_type, _ChoiceParser())
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
-_DISK = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EFBIG,
-    errno.EIO,
-    errno.EACCES,
-    errno.EPERM,
-)  # what a disk has, and no program
+# What a disk has, and no program.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
 _LINE = 4000  # characters of an error
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 

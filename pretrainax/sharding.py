@@ -164,6 +164,13 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(mesh, _shortest(spec, mesh)), param_specs(tree))
 
 
+def spread(mesh: Mesh, shapes: Any) -> Any:
+    """Shapes and dtypes, each with its sharding; raises as `shardings`."""
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(mesh, shapes)
+    )
+
+
 def _shortest(spec: P, mesh: Mesh) -> P:
     """Without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a state that lies as
     before but says so differently, and the state it returns says it like this."""

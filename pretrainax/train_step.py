@@ -41,9 +41,7 @@ def abstract_params(model: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct]) -
 def abstract_state(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed=0))
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.shardings(mesh, shapes)
-    )
+    return sharding.spread(mesh, shapes)
 
 
 def init_state(
@@ -103,7 +101,7 @@ def make_train_step(
         outputs = model.apply({"params": params}, batch, deterministic=False, rngs=keys)
         losses.check_labels(outputs, batch)
         with jax.named_scope("loss"):
-            return losses.objective(outputs, batch, counts, **_options(train))
+            return losses.objective(outputs, batch, counts, **loss_options(train))
 
     def micro_step(params, batch, counts, keys):
         found, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
@@ -155,12 +153,13 @@ def make_eval_step(model: Any, train: TrainConfig, mesh: Mesh) -> Callable[[Any,
 
     def step(params, batch):
         outputs = model.apply({"params": params}, batch, deterministic=True)
-        return losses.objective(outputs, batch, losses.counts(batch), **_options(train))[1]
+        return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1]
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 
 
-def _options(train: TrainConfig) -> dict[str, Any]:
+def loss_options(train: TrainConfig) -> dict[str, Any]:
+    """What `losses.objective` takes of `config.train`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 
 

@@ -85,10 +85,7 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     """
     mesh = absent_mesh(mesh_sizes, "cpu")
     sharding.check_batch_divides(experiment, mesh)
-    shapes = _state(_key(experiment))
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.shardings(mesh, shapes)
-    )
+    return sharding.spread(mesh, _state(_key(experiment)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -154,8 +151,7 @@ def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) ->
     def carried(params, batch, key):
         def objective(params):
             outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key, "sample": key})
-            options = {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
-            return losses.objective(outputs, batch, losses.counts(batch), **options)
+            return losses.objective(outputs, batch, losses.counts(batch), **train_step.loss_options(train))
 
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 

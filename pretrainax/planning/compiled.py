@@ -1,7 +1,6 @@
 """The real train step of a config, compiled for devices that are not there."""
 
 import dataclasses
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from pretrainax import sharding
 from pretrainax.config import Experiment
 from pretrainax.job import program_of
 from pretrainax.planning.hlo import Buffer, Program
+from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -98,7 +98,7 @@ def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
 def argument_bytes(arguments: Any) -> int:
     """Of arrays that are spread as they say, in one device's shards; without the padding of a TPU's tiles."""
     leaves = jax.tree.leaves(arguments)
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+    return sum(part_bytes(x, x.sharding) for x in leaves)
 
 
 def exhausted_bytes(message: str, arguments: int) -> Optional[int]:

@@ -85,7 +85,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
-        batch=sum(_part(x, sharding.batch_sharding(mesh, x.shape)) for x in shapes.values()),
+        batch=sum(part_bytes(x, sharding.batch_sharding(mesh, x.shape)) for x in shapes.values()),
         gradients=parameters * (2 if train.accumulate > 1 else 1),
         activations=round(sum(x.bytes for x in arrays)),
         logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width),
@@ -96,10 +96,10 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
 
 
 def _bytes(x: Any) -> int:
-    return _part(x, x.sharding)
+    return part_bytes(x, x.sharding)
 
 
-def _part(x: Any, spread: jax.sharding.NamedSharding) -> int:
+def part_bytes(x: Any, spread: jax.sharding.NamedSharding) -> int:
     """Of a device's part of an array."""
     return math.prod(spread.shard_shape(x.shape)) * x.dtype.itemsize
 

@@ -162,10 +162,8 @@ TRIALS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=f"{runs.TINY}:gpt", help="one whose source has a path")
+    parser = runs.parser(__doc__)
     parser.add_argument("--only", default=",".join(TRIALS))
-    parser.add_argument("--whole", default="", help="folder that keeps the run to compare with")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if not given.inside:

@@ -6,7 +6,6 @@ Of each training up to three starts are killed, half of them anywhere from the f
 step or a save, of which there is one every other step. A preparation starts with an empty cache.
 """
 
-import argparse
 import pathlib
 import random
 import shutil
@@ -70,12 +69,10 @@ WEIGHTS = {"train": 4, "prepare": 1, "export": 1}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = runs.parser(__doc__)
     parser.add_argument("--times", type=int, default=50)
-    parser.add_argument("--config", default=f"{runs.TINY}:gpt", help="one whose source has a path")
     parser.add_argument("--what", default=",".join(KILL))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--whole", default="", help="folder that keeps the run to compare with")
     given = parser.parse_args()
     rng, report, kills = random.Random(given.seed), runs.Report(), dict.fromkeys(given.what.split(","), 0)
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch:

@@ -1,5 +1,6 @@
 """The commands that the chaos scripts run, and what is left of one: all that must be equal between two runs."""
 
+import argparse
 import contextlib
 import hashlib
 import importlib.metadata
@@ -170,6 +171,14 @@ def last_line(process: subprocess.CompletedProcess) -> str:
 
 
 # --- for people ------------------------------------------------------------------------------------------------------
+
+
+def parser(documentation: str) -> argparse.ArgumentParser:
+    """The flags of a script that compares with a `Whole`."""
+    made = argparse.ArgumentParser(description=documentation.splitlines()[0])
+    made.add_argument("--config", default=f"{TINY}:gpt", help="one whose source has a path")
+    made.add_argument("--whole", default="", help="folder that keeps the run to compare with")
+    return made
 
 
 class Report:

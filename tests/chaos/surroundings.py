@@ -6,7 +6,6 @@ No network is a network namespace without an interface; not being root is a user
 and has no capability (`unshare`). A corpus that has changed ends a run that resumes.
 """
 
-import argparse
 import pathlib
 import shutil
 import signal
@@ -138,10 +137,8 @@ TRIALS = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--config", default=f"{runs.TINY}:gpt", help="one whose source has a path")
+    parser = runs.parser(__doc__)
     parser.add_argument("--only", default=",".join(TRIALS))
-    parser.add_argument("--whole", default="", help="folder that keeps the run to compare with")
     given = parser.parse_args()
     report = runs.Report()
     with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
