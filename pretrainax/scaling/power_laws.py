@@ -98,7 +98,7 @@ def law_of(name: str) -> LossLaw:
             return _law(json.load(f))
     except OSError as e:
         raise UserError(f"--law={name} cannot be read: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError, AttributeError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise UserError(f"--law={name} is no law that --fit writes: {type(e).__name__}: {e}") from e
 
 

@@ -263,7 +263,9 @@ def test_a_law_from_a_file(tmp_path):
     assert "law            mine" in text and "NOTE" not in text
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"constants": {"E": 1}}', '{"constants": {"E": "x"}}'])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "[" * 100_000, "{}", '{"constants": {"E": 1}}', '{"constants": {"E": "x"}}'], ids=range(6)
+)
 def test_a_file_that_is_no_law_is_refused(tmp_path, content):
     path = tmp_path / "law.json"
     path.write_text(content)
