@@ -89,14 +89,18 @@ def batch_of(name: str, size: str, vocab_size: int) -> dict[str, np.ndarray]:
 def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitStack) -> Callable[[int], float]:
     import jax
 
-    from pretrainax import host, models, optim, sharding, train_step
+    from pretrainax import models
     from pretrainax.config import MeshConfig
+    from pretrainax.layers.compute import compute_for, for_this_machine
+    from pretrainax.optim import optimizers as optim
+    from pretrainax.sharding import rules as sharding
+    from pretrainax.training import train_step
 
     config = config_of(name, size)
-    train = host.for_this_machine(TrainConfig(dtype=dtype, scan_unroll=unroll))
+    train = for_this_machine(TrainConfig(dtype=dtype, scan_unroll=unroll))
     mesh = sharding.make_mesh(MeshConfig())
     stack.enter_context(jax.set_mesh(mesh))
-    model = models.build(config, host.compute_for(train))
+    model = models.build(config, compute_for(train))
     batch = batch_of(name, size, config.vocab_size)
     shapes = train_step.global_shapes(batch, len(batch["tokens"]))
     schedule = optim.WarmupConstant(warmup_steps=0).build(1e-4, 1)

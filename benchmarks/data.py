@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig
+from pretrainax.data.collate import fill_rows
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption, Text
-from pretrainax.data.order import Draws
 from pretrainax.data.packing import BestFit
+from pretrainax.data.permutation import Draws
 from pretrainax.data.pipeline import Batches, iterate
-from pretrainax.data.rows import fill_rows
+from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, PythonDocs
-from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.prepare import prepare
-from pretrainax.tokenizer import ByteBPE, Unigram
+from pretrainax.optim.optimizers import AdamW, WarmupCosine
+from pretrainax.tokenization.choices import ByteBPE, Unigram
 
 ROWS = 32
 BERT_BATCH = 256

@@ -19,12 +19,12 @@ import matplotlib
 from matplotlib import figure, ticker
 
 from pretrainax.config import DataConfig, Experiment, MeshConfig, ModelConfig, RotaryPositions, TrainConfig
-from pretrainax.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import TextFiles
-from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.optim.optimizers import AdamW, WarmupCosine
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
 
 CHIPS = {  # all of a kind that comes in each of these sizes
     1: "v5p:1x1x1",

@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 
 from pretrainax import models
-from pretrainax.safetensors_files import Writer
+from pretrainax.interop.safetensors_files import Writer
 from pretrainax.zoo.convert import places, rows_of, their_shape
 from pretrainax.zoo.llama import FAMILIES, llama
 

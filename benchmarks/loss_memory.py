@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pretrainax.losses import loss_sums
 from pretrainax.models import Outputs
+from pretrainax.training.losses import loss_sums
 
 # (name, rows, loss tokens of a row, width, vocabulary)
 SHAPES = (

@@ -22,9 +22,9 @@ import tokenizers
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.objectives import CausalLM, MaskedLM
+from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, PythonDocs, TextFiles
-from pretrainax.prepare import prepare
-from pretrainax.tokenizer import ByteBPE, TokenizerConfig, Unigram, WordPiece
+from pretrainax.tokenization.choices import ByteBPE, TokenizerConfig, Unigram, WordPiece
 
 CORES = len(os.sched_getaffinity(0))
 FILES = 4 * CORES

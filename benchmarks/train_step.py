@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
-from pretrainax.tokenizer import Vocabulary  # noqa: E402
+from pretrainax.tokenization.choices import Vocabulary  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
@@ -60,10 +60,11 @@ def prepared(vocab_size: int):
 def measure(experiment) -> dict:
     import jax
 
-    from pretrainax import host, sharding
     from pretrainax.data.pipeline import check_batch, iterate
-    from pretrainax.job import assemble
-    from pretrainax.train import to_device
+    from pretrainax.runtime import host
+    from pretrainax.sharding import rules as sharding
+    from pretrainax.training.loop import to_device
+    from pretrainax.training.setup import assemble
 
     host.tune_malloc()
     host.start_jax(experiment)

@@ -15,7 +15,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import MaskedLM, NGrams, SentenceOrderPrediction
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import Lamb, WarmupLinear
-from pretrainax.tokenizer import Unigram
+from pretrainax.tokenization import Unigram
 from pretrainax.zoo.albert import albert
 
 

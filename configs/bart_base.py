@@ -14,7 +14,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import Denoising
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tokenizer import ByteBPE
+from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.bart import bart
 from pretrainax.zoo.variants import pick
 

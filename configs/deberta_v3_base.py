@@ -16,7 +16,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tokenizer import Unigram
+from pretrainax.tokenization import Unigram
 from pretrainax.zoo.deberta import deberta_v3
 from pretrainax.zoo.variants import pick
 

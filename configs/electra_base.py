@@ -15,7 +15,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tokenizer import WordPiece
+from pretrainax.tokenization import WordPiece
 from pretrainax.zoo.electra import electra
 from pretrainax.zoo.variants import pick
 

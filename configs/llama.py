@@ -17,7 +17,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import ByteBPE, Unigram
+from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.zoo.llama import llama
 from pretrainax.zoo.variants import pick
 

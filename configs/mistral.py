@@ -14,7 +14,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import Unigram
+from pretrainax.tokenization import Unigram
 from pretrainax.zoo.mistral import mistral
 
 TOKENS, BATCH_TOKENS = 2e12, 4 * 2**20

@@ -17,7 +17,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import MaskedLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupStableDecay
-from pretrainax.tokenizer import ByteBPE
+from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.modernbert import modernbert
 from pretrainax.zoo.variants import pick
 

@@ -21,7 +21,7 @@ from pretrainax.config import (
 from pretrainax.data.objectives import SpanCorruption
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import Unigram
+from pretrainax.tokenization import Unigram
 
 
 def get_config(variant: str = "") -> Experiment:

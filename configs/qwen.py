@@ -17,7 +17,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import ByteBPE
+from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.qwen import qwen
 
 BATCH_TOKENS, CONTEXT = 4 * 2**20, 4096

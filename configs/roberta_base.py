@@ -14,7 +14,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import MaskedLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tokenizer import ByteBPE
+from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.roberta import roberta
 from pretrainax.zoo.variants import pick
 

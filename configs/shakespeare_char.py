@@ -19,7 +19,7 @@ from pretrainax.config import (
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import TextFiles
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import Characters
+from pretrainax.tokenization import Characters
 
 
 def get_config(variant: str = "") -> Experiment:

@@ -14,7 +14,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import SpanCorruption
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import Unigram
+from pretrainax.tokenization import Unigram
 from pretrainax.zoo.t5 import t5
 
 

@@ -15,7 +15,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import SequenceToSequence
 from pretrainax.data.sources import JsonLines
 from pretrainax.optim import AdamW, WarmupInverseSquareRoot
-from pretrainax.tokenizer import BPE
+from pretrainax.tokenization import BPE
 from pretrainax.zoo.transformer import transformer
 
 WARMUP = 4_000  # steps

@@ -20,7 +20,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import MixtureOfDenoisers
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupInverseSquareRoot
-from pretrainax.tokenizer import Unigram
+from pretrainax.tokenization import Unigram
 from pretrainax.zoo.t5 import ul2
 from pretrainax.zoo.variants import pick
 

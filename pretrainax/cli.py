@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from pretrainax.config import Choice, Experiment, Position, RotaryScaling, RunFailed, UserError, nearest
-from pretrainax.validation import validate
+from pretrainax.config.validation import validate
 
 
 class _ChoiceParser(flags.ArgumentParser):

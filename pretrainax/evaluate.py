@@ -7,14 +7,16 @@ import os
 
 import jax
 
-from pretrainax import cli, config, host, sharding
-from pretrainax.checkpoint import load_params
+from pretrainax import cli, config
+from pretrainax.checkpoints.checkpoints import load_params
 from pretrainax.config import UserError
 from pretrainax.data.pipeline import batches_of
-from pretrainax.job import assemble
-from pretrainax.prepare import prepare
-from pretrainax.processes import Watchdog
-from pretrainax.sample import samples
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.runtime import host
+from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.sharding import rules as sharding
+from pretrainax.training.samples import samples
+from pretrainax.training.setup import assemble
 
 
 def main() -> int:

@@ -11,14 +11,14 @@ import textwrap
 
 from absl import flags
 
-from pretrainax import cli, page
+from pretrainax import cli
 from pretrainax.config import UserError
-from pretrainax.data import check
+from pretrainax.data.collate import fill_rows
+from pretrainax.data.inspection import check, page
+from pretrainax.data.inspection.row_view import Piece, View, Words, view
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches, batches_of
-from pretrainax.data.rows import fill_rows
-from pretrainax.prepare import prepare
-from pretrainax.views import Piece, View, Words, view
+from pretrainax.data.preparation.prepare import prepare
 
 _COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)
 _HTML = flags.DEFINE_string("html", None, "File of a page that shows them, to write")

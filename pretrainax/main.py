@@ -18,7 +18,8 @@ def main() -> int:
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     # after the flags are known to be good; loader workers must not import JAX
-    from pretrainax import goodput, host, train
+    from pretrainax.runtime import goodput, host
+    from pretrainax.training import loop as train
 
     if not cli.WORKDIR.value and host.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")

@@ -14,7 +14,6 @@ import jax
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.chips import Chip
 from pretrainax.config import Experiment, UserError
 from pretrainax.planning import page, roofline, search
 from pretrainax.planning.memory import MARGIN
@@ -22,6 +21,7 @@ from pretrainax.planning.page import amount, seconds
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
+from pretrainax.runtime.chips import Chip
 from pretrainax.scaling import budget
 
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Devices: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16")
@@ -120,7 +120,7 @@ def _step(time: Roofline) -> str:
 
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
-    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/chips.py)"
+    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/runtime/chips.py)"
     return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps" + (price if chip.price else "")
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from pretrainax.config import UserError
-from pretrainax.prepare import prepare
+from pretrainax.data.preparation.prepare import prepare
 
 _OWN_FLAGS = ("config", "debug", "help")
 

@@ -27,8 +27,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from absl import flags
 
-from pretrainax import cli, metrics
+from pretrainax import cli
 from pretrainax.config import Experiment, MeshConfig, RunFailed, UserError
+from pretrainax.training import metrics
 
 _STEPS = flags.DEFINE_integer("steps", 20, "Steps of each run", lower_bound=2)
 _KILLS = flags.DEFINE_integer("kills", 3, "SIGKILLs at random moments", lower_bound=1)
@@ -156,7 +157,7 @@ class Trial:
         return found
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        from pretrainax.checkpoint import newest_step, read_params  # it imports JAX
+        from pretrainax.checkpoints.checkpoints import newest_step, read_params  # it imports JAX
 
         return read_params(newest_step(self.workdir))
 
@@ -170,7 +171,8 @@ def _kill(children: list[subprocess.Popen]) -> None:
 
 def _recorded(experiment: Experiment, workdir: str, folder: str) -> int:
     """What `pretrainax.main` does, and a line in `folder` for each batch that is made."""
-    from pretrainax import host, train
+    from pretrainax.runtime import host
+    from pretrainax.training import loop as train
 
     host.tune_malloc()
     host.start_jax(experiment)

@@ -6,7 +6,7 @@ Runs before any test module is imported, so that it may still decide how JAX sta
 import os
 import pathlib
 
-from tests.chaos.runs import FAST, write_text
+from tests.support.runs import FAST, write_text
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 {FAST}".strip()

@@ -5,11 +5,11 @@ import os
 import subprocess
 import sys
 
-from tests.chaos.runs import FAST, ROOT
+from tests.support.runs import FAST, ROOT
 
 
 def test_a_config_is_timed(tmp_path):
-    words = ["--config=tests/tiny.py:gpt", "--timed_steps=5", f"--json={tmp_path / 'figures.json'}"]
+    words = ["--config=tests/support/tiny.py:gpt", "--timed_steps=5", f"--json={tmp_path / 'figures.json'}"]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": FAST, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "benchmarks/train_step.py", *words], cwd=ROOT, env=env, capture_output=True, text=True

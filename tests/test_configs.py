@@ -10,10 +10,10 @@ import runpy
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax import train
 from pretrainax.config import Experiment, LongContextScaling, UserError
+from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
-from pretrainax.validation import validate
+from pretrainax.training import loop as train
 
 ROOT = pathlib.Path(__file__).parents[1]
 VARIANTS = {

@@ -7,12 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from pretrainax import page
-from pretrainax.data.check import Group, Measured
+from pretrainax.data.inspection import page
+from pretrainax.data.inspection.check import Group, Measured
+from pretrainax.data.inspection.row_view import Piece, Side, View, Words, view
 from pretrainax.data.objectives import Statistic
 from pretrainax.inspect import in_words, table
-from pretrainax.views import Piece, Side, View, Words, view
-from pretrainax.vocabulary import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 
 WORDS = [" my", " dog", " is", " hairy", " cat", "\n"]
 SPECIAL = {0: "<pad>", 1: "<unk>", 2: "[SEP]", 3: "[CLS]", 4: "[MASK]", 5: "<x>", 6: "<y>"}
@@ -191,7 +191,7 @@ def test_the_command(tmp_path, variant, expected):
     text = "\n\n".join(" ".join(rng.choice(lexicon, 40)) + "." for _ in range(200))
     (tmp_path / "text.txt").write_text(text)
     out = subprocess.run(
-        [sys.executable, "-m", "pretrainax.inspect", f"--config=tests/tiny.py:{variant}", "--count=2"]
+        [sys.executable, "-m", "pretrainax.inspect", f"--config=tests/support/tiny.py:{variant}", "--count=2"]
         + [f"--config.data.source.path={tmp_path}/text.txt", f"--config.data.cache_dir={tmp_path}/cache"]
         + [f"--html={tmp_path}/page.html"],
         capture_output=True,

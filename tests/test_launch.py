@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.chaos.runs import FAST, ROOT
+from tests.support.runs import FAST, ROOT
 
 LAUNCH = ROOT / "launch"
 RUN = ["--config=configs/quickstart.py", "--workdir=/shared/runs/a b"]
@@ -127,7 +127,7 @@ def local(workdir, text, cache, *flags: str) -> list[str]:
     fields += [f"data.source.path={text}", f"data.cache_dir={cache}"]
     return [
         *(sys.executable, "launch/local.py", "--processes=2", "--devices=2", *flags, "--"),
-        *("--config=tests/tiny.py:gpt", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)),
+        *("--config=tests/support/tiny.py:gpt", f"--workdir={workdir}", *(f"--config.{field}" for field in fields)),
     ]
 
 

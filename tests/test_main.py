@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from tests.chaos.runs import assert_same_run, command, lines, run, start
+from tests.support.runs import assert_same_run, command, lines, run, start
 
 
 @pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
 def test_a_run_of_each_family_leaves_what_the_design_names(family, tmp_path, text, cache):
-    out = run(command(f"tests/tiny.py:{family}", tmp_path, text, cache))
+    out = run(command(f"tests/support/tiny.py:{family}", tmp_path, text, cache))
     assert out.returncode == 0, out.stderr
     assert {"config.json", "metrics.jsonl", "events", "curves.png", "tokenizer", "checkpoints"} <= set(
         os.listdir(tmp_path)
@@ -30,7 +30,7 @@ def test_a_run_of_each_family_leaves_what_the_design_names(family, tmp_path, tex
 def whole(tmp_path_factory, text, cache) -> pathlib.Path:
     """A run that nothing disturbed."""
     workdir = tmp_path_factory.mktemp("whole")
-    out = run(command("tests/tiny.py:t5", workdir, text, cache))
+    out = run(command("tests/support/tiny.py:t5", workdir, text, cache))
     assert out.returncode == 0, out.stderr
     return workdir
 
@@ -50,7 +50,7 @@ def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> in
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp_path, text, cache):
-    args = command("tests/tiny.py:t5", tmp_path, text, cache)
+    args = command("tests/support/tiny.py:t5", tmp_path, text, cache)
     code = interrupt(args, tmp_path, random.SystemRandom().randint(3, 35), number)
     assert code == (75 if number == signal.SIGTERM else -signal.SIGKILL)
     out = run(args)
@@ -59,7 +59,9 @@ def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp
 
 
 def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cache):
-    out = run(command("tests/tiny.py:t5", whole, text, cache, "--config.train.seed=1", "--config.train.log_every=7"))
+    out = run(
+        command("tests/support/tiny.py:t5", whole, text, cache, "--config.train.seed=1", "--config.train.log_every=7")
+    )
     assert out.returncode == 2
     assert "train.seed: 0 -> 1" in out.stderr and "log_every" not in out.stderr
 
@@ -70,14 +72,14 @@ def test_a_workdir_of_another_config_is_refused_with_the_fields(whole, text, cac
         (["--config=configs/quikstart.py"], "did you mean 'configs/quickstart.py'"),
         (["--config=configs/t5_base.py:bse"], "did you mean 'base'"),
         (
-            ["--config=tests/tiny.py:t5", "--config.train.stpes=3"],
+            ["--config=tests/support/tiny.py:t5", "--config.train.stpes=3"],
             "config.train has no field 'stpes', did you mean 'steps'",
         ),
-        (["--config=tests/tiny.py:t5", "--config.train.steps=many"], "--config.train.steps=many"),
-        (["--config=tests/tiny.py:t5", "--config.data.source.path=/no/such/place"], "/no/such/place"),
-        (["--config=tests/tiny.py:t5", "--config.model.family=decoder"], "encoder_decoder"),
-        (["--config=tests/tiny.py:gpt", "--config.data.sequence_length=128"], "128"),
-        (["--config=tests/tiny.py:gpt", "--config.model.num_heads=5"], "config.model.num_heads"),
+        (["--config=tests/support/tiny.py:t5", "--config.train.steps=many"], "--config.train.steps=many"),
+        (["--config=tests/support/tiny.py:t5", "--config.data.source.path=/no/such/place"], "/no/such/place"),
+        (["--config=tests/support/tiny.py:t5", "--config.model.family=decoder"], "encoder_decoder"),
+        (["--config=tests/support/tiny.py:gpt", "--config.data.sequence_length=128"], "128"),
+        (["--config=tests/support/tiny.py:gpt", "--config.model.num_heads=5"], "config.model.num_heads"),
     ],
 )
 def test_a_mistake_gets_one_line_and_exit_code_2(flags, message):
@@ -94,6 +96,6 @@ def test_an_interrupted_command_is_one_line():
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, text, cache):
-    out = run(command("tests/tiny.py:gpt", tmp_path, text, cache, "--config.optimizer.learning_rate=1e30"))
+    out = run(command("tests/support/tiny.py:gpt", tmp_path, text, cache, "--config.optimizer.learning_rate=1e30"))
     assert out.returncode == 1
     assert "not finite at step" in out.stderr and "examples" in out.stderr

@@ -6,19 +6,19 @@ import subprocess
 import sys
 
 import pytest
-import tiny
 
 from pretrainax import plan
-from pretrainax.chips import CHIPS
 from pretrainax.planning import page, search
 from pretrainax.planning.hlo import Buffer
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
+from pretrainax.runtime.chips import CHIPS
+from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-TINY = ("--config=tests/tiny.py:gpt",)  # its corpus is not there: a plan needs none
+TINY = ("--config=tests/support/tiny.py:gpt",)  # its corpus is not there: a plan needs none
 
 
 def run(*words):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from pretrainax.config import Choice
-from tests.chaos.runs import FAST
+from tests.support.runs import FAST
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

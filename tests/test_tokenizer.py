@@ -1,384 +1,200 @@
-"""Each tokenizer is exact where it says so, keeps text and special ids apart, and says what does not fit."""
+"""`python -m pretrainax.tokenizer` learns, compares and shows tokenizers; its figures are those that counting gives."""
 
-import dataclasses
-import functools
+import json
 import os
-import random
-import types
+import subprocess
+import sys
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pretrainax.config import ModelConfig, UserError
-from pretrainax.huggingface_tokenizer import read_tokenizer, write_tokenizer
-from pretrainax.sentencepiece_models import SPECIALS
-from pretrainax.tokenizer import (
-    BPE,
-    ByteBPE,
-    Characters,
-    Unigram,
-    Vocabulary,
-    WordPiece,
-    check_tokenizer,
-    load_tokenizer,
-)
-from tests.huggingface_directories import FIELDS, auto, same_ids, unigram_scores
-
-ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-CONFIGS = {
-    "unigram": Unigram(vocab_size=500, num_sentinels=5),
-    "albert": Unigram(vocab_size=500, num_sentinels=0, special_pieces="albert"),
-    "sentencepiece_bpe": BPE(vocab_size=500, num_sentinels=5),
-    "wordpiece": WordPiece(vocab_size=300),
-    "bpe": ByteBPE(vocab_size=400),
-    "masked_bpe": ByteBPE(vocab_size=400, special_pieces="roberta"),
-    "bpe_with_sentinels": ByteBPE(vocab_size=400, num_sentinels=3),
-    "characters": Characters(),
-}
-LOSSLESS = ("unigram", "albert", "sentencepiece_bpe", "bpe", "masked_bpe", "bpe_with_sentinels")
-SPECIAL_TEXT = "a [MASK] [UNK] </s> <unk> <pad> <extra_id_0> <|endoftext|> z"
-
-
-def text():
-    """Words of a made-up language, on lines: 60 kB."""
-    rng = random.Random(0)
-    words = ["".join(rng.choices(ALPHABET, k=rng.randint(1, 8))) for _ in range(600)]
-    return [" ".join(rng.choices(words, k=10)) + ".\n" for _ in range(1000)]
-
-
-@functools.cache
-def trained(name):
-    return CONFIGS[name].build(iter(text()))
-
-
-every = pytest.mark.parametrize("name", CONFIGS)
-
-
-# --- exactness -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", LOSSLESS)
-@settings(max_examples=300, deadline=None)
-@given(st.text(), st.sampled_from(["", " ", "\n", "\u2581", "\u2585", "\t", "\0", "<extra_id_0>", "\r\n"]))
-def test_any_text_comes_back(name, said, between):
-    said = between.join([said, said[::-1], ""])
-    assert trained(name).decode(trained(name).encode(said)) == said
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.text(alphabet=ALPHABET + " .\n"))
-def test_known_characters_come_back(said):
-    assert trained("characters").decode(trained("characters").encode(said)) == said
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.text(alphabet=ALPHABET, min_size=1), max_size=8))
-def test_wordpiece_keeps_lowercase_words(words):
-    assert trained("wordpiece").decode(trained("wordpiece").encode(" ".join(words))) == " ".join(words)
-
-
-@every
-def test_batch_gives_what_single_texts_give(name):
-    texts = [*text()[:20], "", "a\u2581b"]
-    for together, said in zip(trained(name).encode_batch(texts), texts, strict=True):
-        np.testing.assert_array_equal(together, trained(name).encode(said))
-
-
-@every
-def test_ids_are_int32_below_the_size(name):
-    ids = trained(name).encode("".join(text()))
-    assert ids.dtype == np.int32 and 0 <= ids.min() and ids.max() < trained(name).vocabulary.size
-
-
-@every
-def test_training_is_repeatable(name):
-    assert CONFIGS[name].build(iter(text())).fingerprint == trained(name).fingerprint
-
-
-@pytest.mark.parametrize("config", [Unigram(vocab_size=284), BPE(vocab_size=284)], ids=lambda c: type(c).__name__)
-def test_a_space_comes_back_though_the_training_text_had_none(config):
-    tokenizer = config.build(iter(["白日依山尽，黄河入海流。\n欲穷千里目，更上一层楼。\n"] * 20))
-    said = "更上 一层楼  \u2581\n ok "
-    assert tokenizer.decode(tokenizer.encode(said)) == said
-
-
-def test_sentencepiece_bpe_merges_the_most_frequent_pairs_first():
-    """The words of Sennrich et al. 2016 (arXiv 1508.07909), algorithm 1, and the merges that they give there."""
-    said = "low " * 5 + "lower " * 2 + "newest " * 6 + "widest " * 3
-    tokenizer = BPE(vocab_size=285).build(iter([said]))
-    first = 3 + 2 + 256  # after special pieces, line ends and bytes
-    assert [tokenizer.decode([first + i]) for i in range(4)] == ["es", "est", "lo", "low"]
-
-
-def test_characters_are_sorted_after_the_special_ids():
-    tokenizer = Characters().build(iter(["ba", "cé"]))
-    np.testing.assert_array_equal(tokenizer.encode("abcé?"), [3, 4, 5, 6, tokenizer.vocabulary.unk])
-
-
-def test_wordpiece_lowercase_is_a_choice():
-    upper = [line.upper() for line in text()] + text()
-    cased = WordPiece(vocab_size=600, lowercase=False).build(iter(upper))
-    assert cased.decode(cased.encode("aBc")) == "aBc"
-
-
-def test_wordpiece_reads_texts_of_many_characters():
-    chinese = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
-    tokenizer = WordPiece(vocab_size=505).build(iter([chinese] * 3))
-    assert tokenizer.vocabulary.unk not in tokenizer.encode(chinese)
-
-
-# --- special ids ---------------------------------------------------------------------------------------------------
-
-
-@every
-def test_text_never_gives_a_special_id(name):
-    vocabulary = trained(name).vocabulary
-    assert not set(trained(name).encode(SPECIAL_TEXT).tolist()) & (vocabulary.special_ids - {vocabulary.unk})
-
-
-def test_unigram_ids_are_those_of_t5():
-    vocabulary = trained("unigram").vocabulary
-    assert (vocabulary.pad, vocabulary.eos, vocabulary.unk, vocabulary.bos) == (0, 1, 2, None)
-    assert vocabulary.size == 505 and vocabulary.sentinels == (504, 503, 502, 501, 500)
-
-
-@pytest.mark.parametrize(
-    "pieces, ids",
-    [
-        ("t5", {"pad": 0, "eos": 1, "unk": 2}),
-        ("albert", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
-        ("llama", {"unk": 0, "bos": 1, "eos": 2}),
-        ("gemma", {"pad": 0, "eos": 1, "bos": 2, "unk": 3}),
-    ],
-)
-@pytest.mark.parametrize("kind", [Unigram, BPE])
-def test_sentencepiece_takes_the_special_pieces_of_others(kind, pieces, ids):
-    tokenizer = kind(vocab_size=400, num_sentinels=0, special_pieces=pieces).build(iter(text()))
-    assert tokenizer.vocabulary == Vocabulary(400, **ids)
-    assert tokenizer.special_pieces == {ids[field]: piece for field, piece in SPECIALS[pieces].items()}
-
-
-def test_wordpiece_ids_are_those_of_bert_in_order():
-    vocabulary = trained("wordpiece").vocabulary
-    assert (vocabulary.pad, vocabulary.unk, vocabulary.cls, vocabulary.sep, vocabulary.mask) == (0, 1, 2, 3, 4)
-
-
-def test_bpe_ends_and_starts_with_the_same_id():
-    vocabulary = trained("bpe").vocabulary
-    assert vocabulary.eos == vocabulary.bos == 0 and vocabulary.pad is None
-
-
-@pytest.mark.parametrize(
-    "pieces, ids",
-    [
-        ("roberta", {"bos": 0, "cls": 0, "pad": 1, "eos": 2, "sep": 2, "unk": 3, "mask": 4}),
-        ("bert", {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}),
-    ],
-)
-def test_bpe_takes_the_special_pieces_of_others(pieces, ids):
-    tokenizer = ByteBPE(vocab_size=300, special_pieces=pieces).build(iter(text()))
-    vocabulary = tokenizer.vocabulary
-    assert {field: getattr(vocabulary, field) for field in ids} == ids
-    assert vocabulary.special_ids == set(range(5)) and vocabulary.size == 300
-
-
-def test_sentinels_come_after_the_pieces_of_bpe_and_change_none():
-    plain, with_sentinels = trained("bpe"), trained("bpe_with_sentinels")
-    vocabulary = with_sentinels.vocabulary
-    assert vocabulary.sentinels == (400, 401, 402) and vocabulary.size == 403 == CONFIGS["bpe_with_sentinels"].size
-    assert [with_sentinels.special_pieces[i] for i in vocabulary.sentinels] == [f"<extra_id_{n}>" for n in range(3)]
-    np.testing.assert_array_equal(with_sentinels.encode("".join(text())), plain.encode("".join(text())))
-    assert with_sentinels.fingerprint != plain.fingerprint
-
-
-def test_sentinels_are_added_to_a_bpe_that_is_read(tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes(trained("bpe").model)
-    read = ByteBPE(path=str(tmp_path), num_sentinels=3).load()
-    assert read.fingerprint == trained("bpe_with_sentinels").fingerprint
-
-
-def test_fewer_than_no_sentinels_are_a_problem():
-    (problem,) = ByteBPE(vocab_size=300, num_sentinels=-1).problems(experiment(300))
-    assert problem == "config.tokenizer.num_sentinels is -1, it must be at least 0"
-
-
-def test_unknown_special_pieces_are_a_problem():
-    (problem,) = ByteBPE(vocab_size=300, special_pieces="robert").problems(experiment(300))
-    assert problem == "config.tokenizer.special_pieces is 'robert', did you mean 'roberta' or 'bert'?"
-    (problem,) = BPE(vocab_size=300, special_pieces="bert").problems(experiment(300))
-    assert problem == "config.tokenizer.special_pieces is 'bert', did you mean 'albert'?"
-
-
-@every
-def test_separator_is_eos_or_else_sep(name):
-    vocabulary = trained(name).vocabulary
-    assert vocabulary.separator == (vocabulary.sep if name in ("wordpiece", "albert") else vocabulary.eos)
-
-
-def test_special_ids_are_all_of_them():
-    vocabulary = Vocabulary(20, pad=0, eos=1, mask=4, sentinels=(19, 18))
-    assert vocabulary.special_ids == {0, 1, 4, 18, 19}
-
-
-DECODED = {
-    "unigram": (["eos", "sentinels", "pad"], "ab</s><extra_id_0><pad>ab"),
-    "albert": (["mask", "sep", "pad"], "ab[MASK][SEP]<pad>ab"),
-    "sentencepiece_bpe": (["eos", "sentinels", "bos"], "ab</s><extra_id_0><s>ab"),
-    "wordpiece": (["mask", "sep"], "ab [MASK] [SEP] ab"),
-    "bpe": (["eos"], "ab<|endoftext|>ab"),
-    "masked_bpe": (["mask", "sep", "pad"], "ab<mask></s><pad>ab"),
-    "bpe_with_sentinels": (["eos", "sentinels"], "ab<|endoftext|><extra_id_0>ab"),
-    "characters": (["eos", "unk"], "ab</s><unk>ab"),
-}
-
-
-@every
-def test_decode_shows_special_ids_as_their_pieces(name):
-    fields, wanted = DECODED[name]
-    tokenizer = trained(name)
-    special = [np.atleast_1d(getattr(tokenizer.vocabulary, field))[0] for field in fields]
-    assert tokenizer.decode([*tokenizer.encode("ab"), *special, *tokenizer.encode("ab")]) == wanted
-
-
-@every
-def test_decode_survives_ids_past_the_vocabulary(name):
-    size = trained(name).vocabulary.size
-    assert trained(name).decode([size, size + 7]).replace(" ", "") == "\ufffd\ufffd"
-
-
-# --- files ---------------------------------------------------------------------------------------------------------
-
-
-@every
-def test_saved_tokenizer_is_the_same(name, tmp_path):
-    trained(name).save(str(tmp_path))
-    loaded = load_tokenizer(str(tmp_path))
-    assert (loaded.fingerprint, loaded.vocabulary) == (trained(name).fingerprint, trained(name).vocabulary)
-    np.testing.assert_array_equal(loaded.encode(SPECIAL_TEXT), trained(name).encode(SPECIAL_TEXT))
-
-
-@every
-def test_path_takes_a_saved_directory(name, tmp_path):
-    trained(name).save(str(tmp_path))
-    assert type(CONFIGS[name])(path=str(tmp_path)).load().fingerprint == trained(name).fingerprint
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "characters"])
-def test_path_takes_the_file_of_the_library(name, tmp_path):
-    trained(name).save(str(tmp_path))
-    os.remove(tmp_path / "vocabulary.json")
-    config = dataclasses.replace(CONFIGS[name], path=str(tmp_path / trained(name).file))
-    assert config.load().fingerprint == trained(name).fingerprint
-
-
-def test_path_of_another_kind_is_refused(tmp_path):
-    trained("bpe").save(str(tmp_path))
-    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is no Unigram tokenizer"):
-        Unigram(path=str(tmp_path)).load()
-
-
-@pytest.mark.parametrize("config", [Unigram, BPE, WordPiece, ByteBPE], ids=lambda c: c.__name__)
-def test_path_of_something_else_is_refused(config, tmp_path):
-    (tmp_path / "model").write_text("something else")
-    with pytest.raises(UserError, match=r"config\.tokenizer\.path=.* is no "):
-        config(path=str(tmp_path / "model")).load()
-
-
-def test_path_without_the_special_pieces_is_refused(tmp_path):
-    trained("bpe").save(str(tmp_path))
-    with pytest.raises(UserError, match=r"has no \[CLS\], \[MASK\], \[PAD\], \[SEP\], \[UNK\]: no WordPiece"):
-        WordPiece(path=str(tmp_path / "tokenizer.json")).load()
-
-
-def test_path_with_other_special_pieces_is_refused(tmp_path):
-    trained("bpe").save(str(tmp_path))
-    with pytest.raises(UserError, match="<pad>, <s>, <unk>: no ByteBPE; see config.tokenizer.special_pieces"):
-        ByteBPE(path=str(tmp_path / "tokenizer.json"), special_pieces="roberta").load()
-
-
-def test_model_without_the_special_pieces_is_refused(tmp_path):
-    trained("unigram").save(str(tmp_path))
-    with pytest.raises(UserError, match=r"has no \[CLS\], \[MASK\], \[SEP\]; see config.tokenizer.special_pieces"):
-        Unigram(path=str(tmp_path / "spiece.model"), special_pieces="albert").load()
-
-
-@pytest.mark.parametrize("name", ["albert", "sentencepiece_bpe"])
-def test_transformers_reads_what_was_exported(name, tmp_path):
-    tokenizer = trained(name)
-    write_tokenizer(tokenizer, str(tmp_path), ModelConfig())
-    scores = unigram_scores(tokenizer.model) if name == "albert" else None
-    same_ids(tokenizer, auto(tmp_path), scores=scores)
-    vocabulary, theirs = tokenizer.vocabulary, auto(tmp_path)
-    assert {f: getattr(theirs, f"{f}_token_id") for f in FIELDS} == {f: getattr(vocabulary, f) for f in FIELDS}
-    assert read_tokenizer(str(tmp_path)).fingerprint == tokenizer.fingerprint
-
-
-def test_directory_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(UserError, match="holds no tokenizer"):
-        load_tokenizer(str(tmp_path))
-
-
-def test_damaged_directory_is_refused(tmp_path):
-    trained("characters").save(str(tmp_path))
-    (tmp_path / "vocabulary.json").write_text("{")
-    with pytest.raises(UserError, match="is damaged"):
-        load_tokenizer(str(tmp_path))
-
-
-# --- what does not fit ---------------------------------------------------------------------------------------------
-
-
-def experiment(vocab_size, objective=None):
-    accepts = types.SimpleNamespace(check_vocabulary=lambda vocabulary, sequence_length: None)
-    return types.SimpleNamespace(
-        model=types.SimpleNamespace(vocab_size=vocab_size),
-        data=types.SimpleNamespace(sequence_length=64),
-        objective=objective or accepts,
+from pretrainax import tokenizer as tokenizer_command
+from pretrainax.config import UserError
+from pretrainax.data.sources import TextFiles
+from pretrainax.models.flops import flops_per_step
+from pretrainax.tokenization import compare as tokenizer_report
+from pretrainax.tokenization.choices import BPE, ByteBPE, Characters, Unigram, WordPiece, load_tokenizer
+from pretrainax.zoo import preset
+from tests.support import tiny
+
+ROOT = os.path.dirname(os.path.dirname(tokenizer_command.__file__))
+TIMES = ("encoded_mb_per_second", "training_seconds")
+LETTERS = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz \n"]))
+
+
+def experiment(text, cache, variant="t5"):
+    made = tiny.get_config(variant)
+    made.data.source, made.data.cache_dir = TextFiles(str(text), valid_fraction=0.1), str(cache)
+    return made
+
+
+# --- measure -------------------------------------------------------------------------------------------------------
+
+
+def test_figures_by_hand():
+    found = tokenizer_report.measure(LETTERS, ["ab ab", "a?"])
+    assert (found["tokens"], found["bytes_per_token"], found["tokens_per_word"]) == (7, 1.0, 7 / 3)
+    assert found["unknown_share"] == 1 / 7 and found["restored_share"] == 5 / 7  # "a?" does not come back
+    assert (found["pieces"], found["pieces_used"], found["pieces_below_10"]) == (28, 3, 28)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_costs_are_those_of_the_model_at_this_size(tie, text, cache):
+    made = experiment(text, cache)
+    made.model = preset("t5_small")
+    made.model.tie_embeddings = tie
+    costs = tokenizer_report._costs(made, LETTERS, bytes_per_token=2.0)
+    assert costs["embedding_parameters"] == (1 if tie else 2) * LETTERS.vocabulary.size * 512
+    lengths, made.model.vocab_size = made.objective.lengths(made.data.sequence_length), LETTERS.vocabulary.size
+    # the update of a batch of 8, over the text in it
+    assert costs["flops_per_byte"] == pytest.approx(
+        flops_per_step(made.model, 8, lengths.inputs, lengths.targets) / (8 * lengths.raw * 2)
     )
 
 
-@pytest.mark.parametrize("name", ["unigram", "sentencepiece_bpe", "wordpiece", "bpe"])
-def test_too_little_text_is_explained(name):
-    config = type(CONFIGS[name])(vocab_size=30_000)
-    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 30000, this text is enough for \d+ at most"):
-        config.build(iter(text()))
+# --- train ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", [c(vocab_size=200) for c in (Unigram, BPE, ByteBPE)], ids=lambda c: type(c).__name__)
-def test_vocabulary_too_small_for_the_alphabet_is_explained(config):
-    with pytest.raises(UserError, match=r"config\.tokenizer\.vocab_size is 200, the .* need \d+"):
-        config.build(iter(text()))
+def test_train_saves_what_the_preparation_uses(text, cache, tmp_path, capsys):
+    made = experiment(text, cache)
+    made.tokenizer = BPE(vocab_size=350)
+    said = tokenizer_command.train(made, str(tmp_path / "made"))
+    assert said.startswith("BPE of 350 ids: ") and said.endswith(f"saved to {tmp_path / 'made'}")
+    assert "training the tokenizer" in capsys.readouterr().out
+    again = tokenizer_command.train(made, str(tmp_path / "again"))
+    assert "training the tokenizer" not in capsys.readouterr().out
+    first, second = (load_tokenizer(str(tmp_path / name)) for name in ("made", "again"))
+    assert first.fingerprint == second.fingerprint
+    assert said.split(";")[0] == again.split(";")[0]  # the figures; the rest is about time
 
 
-def test_no_text_is_explained():
-    with pytest.raises(UserError, match=r"config\.data\.source"):
-        Characters().build(iter([]))
+# --- report --------------------------------------------------------------------------------------------------------
 
 
-def test_config_larger_than_the_model_is_a_problem():
-    (problem,) = Unigram(vocab_size=1000).problems(experiment(1000))
-    assert problem.startswith("config.model.vocab_size is 1000, the tokenizer will have 1100 ids")
+@pytest.fixture(scope="module")
+def reported(text, cache, tmp_path_factory):
+    """The same report twice: the table and the directory."""
+    made = experiment(text, cache)
+    folders = [tmp_path_factory.mktemp("report") for _ in range(2)]
+    tables = [tokenizer_command.report(made, list(tokenizer_report.KINDS), [330, 400, 9000], str(f)) for f in folders]
+    return list(zip(tables, folders, strict=True))
 
 
-def test_missing_path_is_a_problem():
-    (problem,) = Unigram(path="/no/such").problems(experiment(10))
-    assert problem == "config.tokenizer.path is '/no/such', which does not exist"
+def results(folder):
+    return json.loads((folder / "report.json").read_text())
 
 
-def test_tokenizer_larger_than_the_model_is_refused():
-    with pytest.raises(UserError, match=r"has 505 ids, config\.model\.vocab_size is 504: it must be at least 505"):
-        check_tokenizer(trained("unigram"), experiment(504))
+def test_report_has_each_kind_at_each_size(reported):
+    rows = results(reported[0][1])["rows"]
+    assert [(row["kind"], row["size"]) for row in rows] == [
+        (kind, size) for kind in tokenizer_report.KINDS for size in (330, 400)
+    ]
+    by = {(row["kind"], row["size"]): row for row in rows}
+    for kind in tokenizer_report.KINDS:
+        assert by[kind, 400]["bytes_per_token"] > by[kind, 330]["bytes_per_token"] > 1
+        assert by[kind, 400]["restored_share"] == (0 if kind == "wordpiece" else 1)
+    assert by["unigram", 400]["vocabulary"] == 500  # 100 sentinels
 
 
-def test_tokenizer_that_fills_the_model_is_accepted():
-    assert check_tokenizer(trained("unigram"), experiment(505)) is None
+def test_a_size_that_the_text_is_too_small_for_is_skipped(reported):
+    table, folder = reported[0]
+    skipped = results(folder)["skipped"]
+    assert [(s["kind"], s["size"]) for s in skipped] == [(kind, 9000) for kind in tokenizer_report.KINDS]
+    assert all("this text is enough for" in s["reason"] for s in skipped)
+    assert "\nSkipped 4:\n" in table and table.count(" 9,000: config.tokenizer.vocab_size is 9000, this text is") == 4
 
 
-def test_objective_has_its_say():
-    def refuse(vocabulary, sequence_length):
-        raise UserError(f"no mask among {vocabulary.size} ids for {sequence_length}")
+def test_report_is_the_same_each_time(reported):
+    first, second = (results(folder) for _, folder in reported)
+    for row in first["rows"] + second["rows"]:
+        assert all(row.pop(name) > 0 for name in TIMES)
+    assert first == second
+    assert len({(folder / "report.png").read_bytes() for _, folder in reported}) == 1
 
-    with pytest.raises(UserError, match="no mask among 505 ids for 64"):
-        check_tokenizer(trained("unigram"), experiment(505, types.SimpleNamespace(check_vocabulary=refuse)))
+
+def test_report_is_written_as_it_is_returned(reported):
+    for table, folder in reported:
+        assert (folder / "report.md").read_text() == table
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        assert len(lines) == 2 + 8 and len({len(line) for line in lines}) == 1
+
+
+def test_fields_of_the_config_hold_for_its_kind():
+    given = WordPiece(vocab_size=300, lowercase=False)
+    assert tokenizer_report._config(given, WordPiece, 500) == WordPiece(vocab_size=500, lowercase=False)
+    assert tokenizer_report._config(given, Unigram, 500) == Unigram(vocab_size=500)
+
+
+def test_no_validation_text_is_explained(tmp_path, cache):
+    (tmp_path / "some.txt").write_text("some text\n" * 100)
+    (tmp_path / "none.txt").write_text("\n \n")
+    made = experiment(tmp_path / "some.txt", cache)
+    made.data.source.valid_path = str(tmp_path / "none.txt")
+    with pytest.raises(UserError, match=r"config\.data\.source holds no validation text"):
+        tokenizer_command.report(made, ["bpe"], [300], None)
+
+
+# --- encode --------------------------------------------------------------------------------------------------------
+
+
+def test_encode_shows_ids_and_what_they_say():
+    assert tokenizer_command.encode(LETTERS, "a b\n").splitlines() == [
+        '5  "a"',
+        '4  " "',
+        '6  "b"',
+        '3  "\\n"',
+        "4 tokens of 4 bytes, 1.00 a token; the text comes back exactly",
+    ]
+
+
+def test_encode_says_what_is_lost():
+    last = tokenizer_command.encode(LETTERS, "aB").splitlines()[-1]
+    assert last == '2 tokens of 2 bytes, 1.00 a token; what comes back is "a<unk>"'
+
+
+def test_encode_joins_the_bytes_of_a_character():
+    tokenizer = ByteBPE(vocab_size=259).build(iter(["ab " * 50]))
+    lines = tokenizer_command.encode(tokenizer, "a漢😀\ufffd").splitlines()
+    assert [line.split("  ")[-1] for line in lines[:-1]] == ['"a"', '"漢"', '"😀"', *['"\ufffd"'] * 3]
+    assert lines[-1].startswith("11 tokens of 11 bytes") and lines[-1].endswith("exactly")
+
+
+def test_encode_of_nothing():
+    assert tokenizer_command.encode(LETTERS, "") == "0 tokens of 0 bytes; the text comes back exactly"
+
+
+# --- the command ---------------------------------------------------------------------------------------------------
+
+
+def run(*flags, stdin=""):
+    command = [sys.executable, "-m", "pretrainax.tokenizer", *flags]
+    return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_command_trains_and_encodes(text, cache, tmp_path):
+    flags = [f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", f"--to={tmp_path / 'made'}"]
+    # two processes: they find the classes of the config under the names that this one gives them
+    flags += ["--config.data.prepare_workers=2", "--config.tokenizer=BPE(vocab_size=340)"]
+    trained = run("train", f"--config={ROOT}/tests/support/tiny.py:gpt", *flags)
+    assert trained.returncode == 0 and "BPE of 340 ids" in trained.stdout, trained.stderr
+    shown = run("encode", f"--tokenizer={tmp_path / 'made'}", stdin="tis se\n")
+    assert shown.returncode == 0 and shown.stdout.endswith("the text comes back exactly\n"), shown.stderr
+
+
+def test_help_has_the_commands_and_their_flags():
+    said = run("--help").stdout
+    assert "encode --tokenizer=DIR" in said and "--sizes" in said and "--config" in said
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["report", "--kinds=bpee"], "--kinds has 'bpee', did you mean 'bpe'?"),
+        (["report", "--sizes=8k"], "--sizes has '8k', it must be whole numbers above 0, as 8000,32000"),
+        (["encode"], "encode needs --tokenizer=DIR"),
+        (["train", "--to=/dev/null/x"], "--to=/dev/null/x cannot be written: Not a directory"),
+        (["make"], "say what to do first: train or report or encode; got 'make'"),
+    ],
+)
+def test_a_mistake_is_one_line(flags, said):
+    done = run(*flags)
+    assert (done.returncode, done.stderr) == (2, f"pretrainax: {said}\n")

@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.verify_resume import _config_arguments, _devices, _digests, _figures
-from tests.chaos.runs import FAST, ROOT
+from tests.support.runs import FAST, ROOT
 
 
 def verify(config, text, cache, *flags) -> subprocess.CompletedProcess:
@@ -28,7 +28,7 @@ def verify(config, text, cache, *flags) -> subprocess.CompletedProcess:
 
 
 def test_a_config_that_resumes_passes(text, cache):
-    out = verify("tests/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2")
+    out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2")
     assert out.returncode == 0, out.stdout + out.stderr
     assert "never killed: 6 steps" in out.stdout and "2 × cpu" in out.stdout
     assert out.stdout.count("6 steps bit-identical") == 2  # killed; resumed by 2 processes
@@ -44,7 +44,7 @@ def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):
             import random
 
             from pretrainax.data.objectives import CausalLM
-            from tests import tiny
+            from tests.support import tiny
 
 
             @dataclasses.dataclass
@@ -74,7 +74,7 @@ def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):
 
 def test_a_run_that_fails_is_one_line(text, cache):
     flags = ["--config.optimizer.learning_rate=1e30", "--config.train.on_nonfinite=stop"]
-    out = verify("tests/tiny.py:gpt", text, cache, "--steps=6", *flags)
+    out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", *flags)
     assert out.returncode == 1
     assert out.stderr.startswith("pretrainax: a run ended with exit code 1: pretrainax: not finite at step")
 

@@ -1,4 +1,4 @@
-"""`Corpus`: the token shards that `pretrainax.data.shards` writes, memory-mapped."""
+"""`Corpus`: the token shards that `pretrainax.data.preparation.shards` writes, memory-mapped."""
 
 import functools
 import os
@@ -7,7 +7,7 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.shards import COUNTS, ENDS, INDEX, PARTS, base_of, read_json
+from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, PARTS, base_of, read_json
 
 
 class Corpus:

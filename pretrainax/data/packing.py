@@ -1,6 +1,6 @@
 """How texts of a corpus fill rows: in windows across documents, or document by document, several to a row or one.
 
-`pretrainax.data.plans` makes the rows of an epoch of them.
+`pretrainax.data.row_plan` makes the rows of an epoch of them.
 """
 
 import dataclasses

@@ -16,15 +16,15 @@ import numpy as np
 from absl import flags
 
 from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.data.collate import Example, fill_rows
 from pretrainax.data.objectives import Lengths, Objective
-from pretrainax.data.order import Draws, Shares
 from pretrainax.data.packing import Packing
-from pretrainax.data.rows import Example, fill_rows
-from pretrainax.data.streams import Stream, packing_of
+from pretrainax.data.permutation import Draws, Shares
+from pretrainax.data.row_stream import Stream, packing_of
 
 if TYPE_CHECKING:
     from pretrainax.data.corpus import Corpus
-    from pretrainax.vocabulary import Vocabulary
+    from pretrainax.tokenization.base import Vocabulary
 
 Rates = Sequence[tuple[float, Sequence[float]]]  # (from which share of the training on, weight of each corpus)
 

@@ -8,7 +8,7 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.vocabulary import Tokenizer
+from pretrainax.tokenization.base import Tokenizer
 
 
 class Words:

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+from pretrainax.config import TrainConfig
+from pretrainax.sharding.rules import platform
+
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
@@ -11,3 +14,19 @@ class Compute:
     attention: str = "auto"  # an implementation of layers.attention
     remat: str = "none"  # kept for the backward: none: all | block: block inputs | dots: matrix products
     scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers
+
+
+def for_this_machine(train: TrainConfig) -> TrainConfig:
+    """`train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`."""
+    on_cpu = platform() == "cpu"
+    return dataclasses.replace(
+        train,
+        dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
+        scan_unroll=train.scan_unroll or (4 if on_cpu else 1),
+        loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
+    )
+
+
+def compute_for(train: TrainConfig) -> Compute:
+    """The fields that layers read, of what `for_this_machine` returned."""
+    return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.sharding import axis_size, batch_spec, constrain, scattered_sum
+from pretrainax.sharding.rules import axis_size, batch_spec, constrain, scattered_sum
 
 
 class Embedding(nn.Module):

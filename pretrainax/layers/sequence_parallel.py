@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
-from pretrainax.sharding import BATCH, axis_size
+from pretrainax.sharding.rules import BATCH, axis_size
 
 _AXIS = "sequence"
 

@@ -16,7 +16,7 @@ from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import sinusoidal
 from pretrainax.models.outputs import Outputs
-from pretrainax.sharding import BATCH, constrain
+from pretrainax.sharding.rules import BATCH, constrain
 
 Batch = dict[str, jax.Array]
 

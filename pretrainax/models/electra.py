@@ -24,7 +24,7 @@ from pretrainax.layers.compute import Compute
 from pretrainax.models.base import Batch
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.outputs import Outputs
-from pretrainax.sharding import BATCH, constrain
+from pretrainax.sharding.rules import BATCH, constrain
 
 # config.model.generator.share_embeddings -> what the two share. ELECTRA's code has one scope for all that makes an
 # embedding; DeBERTa's shares tokens and positions, each plus a difference, and leaves the norm to each.

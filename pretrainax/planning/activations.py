@@ -19,14 +19,17 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from pretrainax import config as config_lib
-from pretrainax import host, losses, models, sharding, train_step
+from pretrainax import models
 from pretrainax.config import Experiment, MeshConfig, TrainConfig
 from pretrainax.data.objectives import Lengths
-from pretrainax.job import attentions, program_of
-from pretrainax.paths import parameter_names
+from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.sharding import AXES
-from pretrainax.train_step import TrainState
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.rules import AXES
+from pretrainax.training import losses, train_step
+from pretrainax.training.setup import attentions, program_of
+from pretrainax.training.train_step import TrainState
 
 
 class Kept(NamedTuple):
@@ -111,7 +114,7 @@ def _shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 def train_on(experiment: Experiment, platform: str) -> TrainConfig:
     """`config.train` with what "auto" stands for on the platform."""
     with jax.sharding.use_abstract_mesh(absent_mesh(dict.fromkeys(AXES, 1), platform)):
-        return host.for_this_machine(experiment.train)
+        return for_this_machine(experiment.train)
 
 
 def _key(experiment: Experiment) -> str:
@@ -130,8 +133,8 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     sizes = dict.fromkeys(AXES, 1)
     with jax.sharding.use_abstract_mesh(absent_mesh(sizes, platform)):
-        train = host.for_this_machine(experiment.train)
-        compute = host.compute_for(train)
+        train = for_this_machine(experiment.train)
+        compute = compute_for(train)
         chosen = [
             name for name, _ in attentions(experiment.model, compute, lengths_of(shapes), "prefix_mask" in shapes, 1)
         ]
@@ -142,7 +145,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
         return _trace(_key(experiment), rows, "tpu")
     train.attention = "xla" if platform == "gpu" else train.attention
     with jax.sharding.use_abstract_mesh(absent_mesh(sizes, platform)):
-        return list(_carried(models.build(experiment.model, host.compute_for(train)), train, shapes))
+        return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
 
 
 def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:

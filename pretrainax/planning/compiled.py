@@ -8,14 +8,14 @@ from typing import Any, Optional
 
 import jax
 
-from pretrainax import sharding
 from pretrainax.config import Experiment
-from pretrainax.job import program_of
 from pretrainax.planning.hlo import Buffer, Program
 from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
+from pretrainax.sharding import rules as sharding
+from pretrainax.training.setup import program_of
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

@@ -13,10 +13,7 @@ from typing import Any, Optional
 
 import jax
 
-from pretrainax import sharding
-from pretrainax.chips import Chip
 from pretrainax.config import Experiment
-from pretrainax.paths import parameter_names
 from pretrainax.planning.activations import (
     Kept,
     absent_mesh,
@@ -27,6 +24,9 @@ from pretrainax.planning.activations import (
     shapes_of,
     train_on,
 )
+from pretrainax.runtime.chips import Chip
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
 # filled up to 128.

@@ -19,7 +19,7 @@ found that makes it fit, each to be given as `--config.…`, and the figures are
 stands there. *memory* is of one device at the worst moment; a step fits that fills 85 % or less. *step*, *MFU*, *hours*
 and *USD* of the whole run are a roofline's, which few runs reach: small models, whose kernels are too short to keep a
 chip busy, are much slower. Its assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand and their
-sources in `pretrainax/chips.py`. Prices are recalled of 2025: look them up before you pay them.
+sources in `pretrainax/runtime/chips.py`. Prices are recalled of 2025: look them up before you pay them.
 
 On TPU slices whose wires wrap around, libtpu makes all-reduces over the whole torus of gathers and scatters that all
 chips take part in (v5p with `mesh.fsdp=64` here). These cannot be hidden behind compute as gathers can, so such a run

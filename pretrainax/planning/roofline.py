@@ -20,12 +20,12 @@ import math
 from typing import Optional
 
 from pretrainax.config import Experiment
-from pretrainax.flops import flops_per_step
+from pretrainax.models.flops import flops_per_step
 from pretrainax.planning.activations import kept, lengths_of, micro_rows, shapes_of
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding import AXES
+from pretrainax.sharding.rules import AXES
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
 LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products of the backward
@@ -54,7 +54,8 @@ def expect(
 ) -> Roofline:
     """The time of a step of `experiment` whose memory and collectives are known."""
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
-    flops = flops_per_step(experiment.model, train.global_batch_size, lengths_of(shapes_of(experiment)))
+    lengths = lengths_of(shapes_of(experiment))
+    flops = flops_per_step(experiment.model, train.global_batch_size, lengths.inputs, lengths.targets)
     compute = flops * _repeated(experiment) / (devices * chip.peak_flops * ATTAINABLE)
     moved = _moved(experiment, mesh_sizes, "tpu" if chip.is_tpu else "gpu", memory) / chip.memory_rate
     links = {True: 0.0, False: 0.0}
@@ -82,7 +83,7 @@ def _repeated(experiment: Experiment) -> float:
     without_layers = dataclasses.replace(experiment.model, num_layers=0, num_decoder_layers=None, generator=None)
     lengths = lengths_of(shapes_of(experiment))
     model = dataclasses.replace(experiment.model, generator=None)
-    head, both = (flops_per_step(part, 1, lengths) for part in (without_layers, model))
+    head, both = (flops_per_step(part, 1, lengths.inputs, lengths.targets) for part in (without_layers, model))
     return 1 + (both - head) / both / 3
 
 

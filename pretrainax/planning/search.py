@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from pretrainax import sharding
 from pretrainax.config import Experiment, MeshConfig, UserError
 from pretrainax.planning import memory, roofline, traffic
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
+from pretrainax.sharding import rules as sharding
 
 _POLICIES = ("none", "dots", "block")  # of config.train.remat, the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried

@@ -4,10 +4,10 @@ import jax
 import numpy as np
 
 from pretrainax.config import Experiment
+from pretrainax.data.collate import Example, fill_rows
 from pretrainax.data.objectives import Lengths, Objective, Text
-from pretrainax.data.rows import Example, fill_rows
-from pretrainax.train_step import global_shapes
-from pretrainax.vocabulary import Tokenizer, Vocabulary
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.training.train_step import global_shapes
 
 _SPECIAL = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 

@@ -13,8 +13,8 @@ import re
 import jax
 from jax.experimental import topologies
 
-from pretrainax.chips import CHIPS, Chip
 from pretrainax.config import UserError, nearest
+from pretrainax.runtime.chips import CHIPS, Chip
 
 # libtpu would ask a metadata server which TPU this machine has, and wait for its answer.
 _NO_TPU_HERE = {

@@ -13,10 +13,10 @@ from typing import Any
 
 import jax
 
-from pretrainax import sharding
 from pretrainax.config import Experiment
-from pretrainax.paths import parameter_names
 from pretrainax.planning.activations import abstract_state, lengths_of, micro_rows, shapes_of, train_on
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
 
 
 @dataclasses.dataclass(frozen=True)

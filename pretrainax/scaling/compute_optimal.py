@@ -1,6 +1,6 @@
 """The best model and the tokens to train it on for a budget of FLOPs, among architectures that can be built.
 
-What one token costs is counted (`pretrainax.flops`) on a real architecture: attention over the sequence, an encoder's
+What one token costs is counted (`models.flops`) on a real architecture: attention over the sequence, an encoder's
 head at its masked positions alone, an encoder-decoder's two lengths, each of which passes one of its two stacks. A
 token is one of the text that examples are made of, before masks and sentinels.
 """
@@ -17,10 +17,10 @@ from scipy import optimize
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM, Lengths, MaskedLM, Objective, SpanCorruption
-from pretrainax.flops import flops_per_step
 from pretrainax.models.electra import discriminator_config
-from pretrainax.paths import parameter_names
+from pretrainax.models.flops import flops_per_step
 from pretrainax.scaling.power_laws import LossLaw, critical_batch_size
+from pretrainax.sharding.param_paths import parameter_names
 
 _TABLES = re.compile(r"((decoder_)?(token|position|token_type)_embedding|unembedding)/")
 
@@ -111,7 +111,7 @@ class Space:
             num_kv_heads=self.base.num_kv_heads and width // head,
             head_dim=self.base.head_dim and head,
         )
-        cost = flops_per_step(config, 1, self.lengths) / self.lengths.raw
+        cost = flops_per_step(config, 1, self.lengths.inputs, self.lengths.targets) / self.lengths.raw
         return Shape(config, *count_parameters(config), cost)
 
     def cost(self, law: LossLaw, size):
@@ -185,7 +185,7 @@ def _rows(family: str) -> list[tuple[str, ModelConfig]]:
 def _roughly(config: ModelConfig) -> float:
     """Parameters, by the FLOPs of one token: counting exactly takes a tenth of a second."""
     tables = 0 if config.tie_embeddings else config.vocab_size * config.embedding_width
-    return tables + flops_per_step(config, 1, Lengths(1, 1, 1)) / 6
+    return tables + flops_per_step(config, 1, 1, 1) / 6
 
 
 class Plan(NamedTuple):

@@ -24,9 +24,9 @@ from scipy import optimize
 
 from pretrainax import config as config_lib
 from pretrainax.config import Experiment, UserError
-from pretrainax.metrics import read
 from pretrainax.scaling.compute_optimal import count_parameters, short
 from pretrainax.scaling.power_laws import LossLaw
+from pretrainax.training.metrics import read
 
 DELTA = 1e-3  # of the Huber loss, in log L
 STARTS = 16  # of the grid's 225, those with the least error; nearly all lead to one minimum

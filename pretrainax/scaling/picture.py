@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
-from pretrainax.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
+from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
 from pretrainax.scaling.power_laws import LossLaw
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)

@@ -14,7 +14,7 @@ import numpy as np
 
 from pretrainax import models
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.paths import parameter_names
+from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.family import Row
 
 Place = tuple[str, Optional[int]]  # their tensor, and the layer of ours that it is; None where ours is not stacked

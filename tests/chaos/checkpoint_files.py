@@ -4,7 +4,7 @@ Where that is damaged too, it is an error, and nothing is deleted.
     python -m tests.chaos.checkpoint_files [--flips=20]
 
 One bit flipped (at `flips` places), cut in half, cut by one byte, emptied, one byte longer, missing, a folder in its
-place. The state is that of tests/test_checkpoint.py, on one device.
+place. The state is that of tests/checkpoints/test_checkpoints.py, on one device.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from absl import logging
 
 from pretrainax.config import UserError
-from tests.chaos import runs
+from tests.support import runs
 
 Damage = Callable[[pathlib.Path], None]
 
@@ -53,7 +53,7 @@ def damages(flips: int, rng: random.Random) -> dict[str, Damage]:
 
 
 def two_steps(folder: pathlib.Path) -> pathlib.Path:
-    from tests.test_checkpoint import save_all
+    from tests.checkpoints.test_checkpoints import save_all
 
     save_all(folder / "checkpoints", [10, 20])
     return folder / "checkpoints"
@@ -75,7 +75,7 @@ def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
     """Damages step 20 in a copy, restores, and looks at what was said and left."""
     import chex
 
-    from tests.test_checkpoint import make_state, restore
+    from tests.checkpoints.test_checkpoints import make_state, restore
 
     folder = good.parent / "damaged"
     shutil.rmtree(folder, ignore_errors=True)

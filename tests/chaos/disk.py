@@ -1,6 +1,6 @@
 """A disk that is full, read-only or slow: a clear line, and the older checkpoints stay good.
 
-    python -m tests.chaos.disk [--config=tests/tiny.py:gpt]
+    python -m tests.chaos.disk [--config=tests/support/tiny.py:gpt]
 
 The disk is real: a tmpfs of a few megabytes, and a bind mount that turns read-only, in a mount namespace of its own
 (`unshare --mount`, for which a user who is not root needs user namespaces). Slow is every fsync and fdatasync held up
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from tests.chaos import runs
+from tests.support import runs
 
 
 def in_namespace(module: str, arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
 """SIGKILL at random moments; then the same command must end bit-identical to a run that was never killed.
 
-    python -m tests.chaos.kill --times=50 --config=tests/tiny.py:gpt [--what=train,prepare,export] [--seed=0]
+    python -m tests.chaos.kill --times=50 --config=tests/support/tiny.py:gpt [--what=train,prepare,export] [--seed=0]
 
 Of each training up to three starts are killed, half of them anywhere from the first import on, half of them after a
 step or a save, of which there is one every other step. A preparation starts with an empty cache.
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 
-from tests.chaos import runs
+from tests.support import runs
 
 
 def killed(args: list[str], wait: float, begun=lambda: True) -> bool:

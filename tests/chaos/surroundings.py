@@ -1,6 +1,6 @@
 """What must have no effect on a run: clocks that jump, no network, no home directory, another user. And what must.
 
-    python -m tests.chaos.surroundings [--config=tests/tiny.py:gpt]
+    python -m tests.chaos.surroundings [--config=tests/support/tiny.py:gpt]
 
 No network is a network namespace without an interface; not being root is a user namespace in which the user is nobody
 and has no capability (`unshare`). A corpus that has changed ends a run that resumes.
@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import Optional
 
-from tests.chaos import runs
+from tests.support import runs
 
 # Runs a command under clocks that jump by years, forwards and back, whenever someone looks at them. Not Orbax, whose
 # limits of a save go by this clock: a jump by five minutes while it saves ends a run, in one line.

@@ -6,11 +6,11 @@ import sys
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
-from pretrainax.prepare import prepare
-from tests import tiny
-from tests.chaos import checkpoint_files, kill, runs
+from tests.chaos import checkpoint_files, kill
 from tests.chaos.surroundings import Surroundings
+from tests.support import runs, tiny
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrainax.config import UserError
-from pretrainax.data import shards
 from pretrainax.data.corpus import Corpus
-from pretrainax.tokenizer import Characters
+from pretrainax.data.preparation import shards
+from pretrainax.tokenization.choices import Characters
 
 TOKENIZER = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz .\n"]))
 EOS = TOKENIZER.vocabulary.eos

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import UserError
-from pretrainax.data import shards
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, NextSentencePrediction, SpanCorruption
 from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_documents, cut_sentences
 from pretrainax.data.pipeline import Batches
-from pretrainax.vocabulary import Vocabulary
+from pretrainax.data.preparation import shards
+from pretrainax.tokenization.base import Vocabulary
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
 SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=80)
@@ -216,7 +216,7 @@ def test_next_sentences_want_two_documents(tmp_path):
 
 def test_a_plan_is_made_once(corpus, monkeypatch):
     first = make(corpus, BestFit(), sequence_length=20)[0]
-    monkeypatch.setattr("pretrainax.data.plans._tables", None)
+    monkeypatch.setattr("pretrainax.data.row_plan._tables", None)
     np.testing.assert_array_equal(make(corpus, BestFit(), sequence_length=20)[0]["tokens"], first["tokens"])
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.data import shards
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, RateChange, SpanCorruption
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, check_batch, iterate
-from pretrainax.tokenizer import Characters, Vocabulary
-from tests.chaos.runs import ROOT
+from pretrainax.data.preparation import shards
+from pretrainax.tokenization.choices import Characters, Vocabulary
+from tests.support.runs import ROOT
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
 TOKENIZER = Characters().build(iter(["abcd"]))

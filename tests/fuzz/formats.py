@@ -39,8 +39,8 @@ def _use(tokenizer) -> None:
 
 def _saved(kind: str) -> Callable[[pathlib.Path], None]:
     def make(folder: pathlib.Path) -> None:
-        from pretrainax.tokenizer import ByteBPE, Characters, Unigram, WordPiece
-        from tests.huggingface_directories import lines
+        from pretrainax.tokenization.choices import ByteBPE, Characters, Unigram, WordPiece
+        from tests.support.huggingface_directories import lines
 
         choice = {
             "unigram": Unigram(vocab_size=455),
@@ -54,7 +54,7 @@ def _saved(kind: str) -> Callable[[pathlib.Path], None]:
 
 
 def _read_saved(folder: pathlib.Path) -> None:
-    from pretrainax.vocabulary import load_tokenizer
+    from pretrainax.tokenization.base import load_tokenizer
 
     _use(load_tokenizer(str(folder)))
 
@@ -63,7 +63,7 @@ def _read_model(name: str, file: str) -> Callable[[pathlib.Path], None]:
     """`config.tokenizer.path` is a model's own file."""
 
     def read(folder: pathlib.Path) -> None:
-        from pretrainax import tokenizer
+        from pretrainax.tokenization import choices as tokenizer
 
         _use(getattr(tokenizer, name)(path=str(folder / file)).load())
 
@@ -72,7 +72,7 @@ def _read_model(name: str, file: str) -> Callable[[pathlib.Path], None]:
 
 def _old(name: str) -> Callable[[pathlib.Path], None]:
     def make(folder: pathlib.Path) -> None:
-        from tests.huggingface_directories import old
+        from tests.support.huggingface_directories import old
 
         shutil.copytree(old(name), folder, dirs_exist_ok=True)
 
@@ -80,8 +80,8 @@ def _old(name: str) -> Callable[[pathlib.Path], None]:
 
 
 def _read_directory(folder: pathlib.Path) -> None:
-    from pretrainax.huggingface_tokenizer import read_tokenizer
-    from pretrainax.tokenizer_json import tokenizer_json
+    from pretrainax.tokenization.huggingface import read_tokenizer
+    from pretrainax.tokenization.tokenizer_json import tokenizer_json
 
     tokenizer = read_tokenizer(str(folder))
     _use(tokenizer)
@@ -119,14 +119,14 @@ def _tokenizers() -> dict[str, Format]:
 
 def _config(folder: pathlib.Path) -> None:
     from pretrainax import config
-    from tests import tiny
+    from tests.support import tiny
 
     (folder / "config.json").write_text(config.dump(tiny.get_config("t5")))
 
 
 def _read_config(folder: pathlib.Path) -> None:
     from pretrainax import config
-    from tests import tiny
+    from tests.support import tiny
 
     config.dump(config.load(str(folder / "config.json")))
     config.differences(config.load(str(folder / "config.json")), tiny.get_config("t5"))
@@ -137,7 +137,7 @@ _FAMILIES = ("bert", "gpt2", "llama3_1", "gemma3", "t5_1_1", "deberta_v3", "mode
 
 def _weights(name: str) -> Callable[[pathlib.Path], None]:
     def make(folder: pathlib.Path) -> None:
-        from tests.huggingface_weights import write_directory
+        from tests.support.huggingface_weights import write_directory
 
         write_directory(folder / "hf", name)
         for file in (folder / "hf").iterdir():
@@ -150,8 +150,8 @@ def _weights(name: str) -> Callable[[pathlib.Path], None]:
 def _read_weights(folder: pathlib.Path) -> None:
     import jax
 
-    from pretrainax import pretrained
-    from pretrainax.paths import parameter_names
+    from pretrainax.interop import weights as pretrained
+    from pretrainax.sharding.param_paths import parameter_names
 
     if pretrained.is_directory(str(folder)):
         source = pretrained.Pretrained(str(folder))
@@ -160,14 +160,14 @@ def _read_weights(folder: pathlib.Path) -> None:
 
 
 def _several(folder: pathlib.Path) -> None:
-    from pretrainax.safetensors_files import Writer
+    from pretrainax.interop.safetensors_files import Writer
 
     tensors = {f"layer.{i}.weight": (np.dtype(np.float32), (4, 8)) for i in range(6)}
     Writer(str(folder), tensors, shard_bytes=300)
 
 
 def _read_tensors(folder: pathlib.Path) -> None:
-    from pretrainax.safetensors_files import Reader
+    from pretrainax.interop.safetensors_files import Reader
 
     reader = Reader(str(folder))
     for name in reader.shapes:
@@ -245,20 +245,20 @@ def _array_record(folder: pathlib.Path) -> None:
 
 
 def _checkpoint(folder: pathlib.Path) -> None:
-    from tests.test_checkpoint import save_all
+    from tests.checkpoints.test_checkpoints import save_all
 
     save_all(folder / "checkpoints", [10])
 
 
 def _read_checkpoint(folder: pathlib.Path) -> None:
-    from tests.test_checkpoint import restore
+    from tests.checkpoints.test_checkpoints import restore
 
     restore(folder / "checkpoints")
 
 
 def _read_resealed(folder: pathlib.Path) -> None:
     """Notes that do not fit, of which the manifest knows."""
-    from pretrainax import manifest
+    from pretrainax.checkpoints import manifest
 
     (folder / "checkpoints" / "10" / manifest.MANIFEST).unlink()
     manifest.seal(str(folder / "checkpoints" / "10"))

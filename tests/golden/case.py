@@ -11,7 +11,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import ModelConfig
-from pretrainax.paths import parameter_names
+from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.family import Family
 
 needs_transformers = pytest.mark.skipif(

@@ -101,7 +101,7 @@ def reference(name: str) -> dict[str, np.ndarray]:
     """Of transformers, live: "logits", …, "hidden …", "loss", and "gradient <path>" of each of our parameters."""
     import jax
 
-    from pretrainax.paths import parameter_names
+    from pretrainax.sharding.param_paths import parameter_names
 
     case = CASES[name]
     model = oracle(case)
@@ -114,7 +114,7 @@ def reference(name: str) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    from tests.zoo.parity import write_differences
+    from tests.support.parity import write_differences
 
     for name in sys.argv[1:] or CASES:
         np.savez_compressed(FOLDER / f"{name}.npz", allow_pickle=False, **reference(name))

@@ -11,8 +11,8 @@ from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
 from pretrainax.layers.attention import Mask, choose_implementation
 from pretrainax.layers.compute import Compute
-from pretrainax.sharding import make_mesh
-from tests.layers.attending import arrays, output_and_gradients, packed_ids, run, segments
+from pretrainax.sharding.rules import make_mesh
+from tests.support.attending import arrays, output_and_gradients, packed_ids, run, segments
 
 # --- the mask ------------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import pytest
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.layers.attention import Mask, choose_implementation
-from pretrainax.sharding import make_mesh
-from tests.layers.attending import arrays, output_and_gradients, packed_ids, segments
+from pretrainax.sharding.rules import make_mesh
+from tests.support.attending import arrays, output_and_gradients, packed_ids, segments
 
 IDS = packed_ids(4, 64)
 PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32)

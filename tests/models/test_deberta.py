@@ -9,14 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import losses, models, optim, sharding, zoo
+from pretrainax import models, zoo
 from pretrainax.config import DisentangledPositions, Generator, LearnedPositions, MeshConfig, UserError
+from pretrainax.config.validation import validate
 from pretrainax.data.objectives import Lengths
-from pretrainax.flops import flops_per_step
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
-from pretrainax.paths import parameter_names
-from pretrainax.validation import validate
+from pretrainax.models.flops import flops_per_step
+from pretrainax.optim import optimizers as optim
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.training import losses
 from pretrainax.zoo.deberta import FAMILIES, HUGGINGFACE, deberta_v2, deberta_v3
 from tests.golden import make
 from tests.golden.case import Case, batch, needs_transformers, weights
@@ -243,7 +246,7 @@ def test_flops_by_hand():
     head = 2 * 20 * width * (width + 99)
     # three blocks and the last one again; a convolution over three tokens
     expected = 3 * (4 * block + 2 * length * 3 * width**2 + head)
-    assert flops_per_step(config, 1, lengths) == expected
+    assert flops_per_step(config, 1, lengths.inputs, lengths.targets) == expected
 
 
 # --- config.json ---------------------------------------------------------------------------------------------------

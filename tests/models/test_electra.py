@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import losses, models, sharding, train_step
+from pretrainax import models
 from pretrainax.config import DisentangledPositions, Generator, MeshConfig, TrainConfig, UserError
-from pretrainax.host import for_this_machine
-from pretrainax.layers.compute import Compute
+from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models import Outputs, electra
-from pretrainax.optim import AdamW, WarmupConstant
-from pretrainax.paths import parameter_names
+from pretrainax.optim.optimizers import AdamW, WarmupConstant
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.training import losses, train_step
 from tests.golden.case import VOCABULARY, weights
 from tests.golden.electra import LENGTH, ROWS, SLOTS, everywhere, joint, masked_batch
 
@@ -232,8 +233,8 @@ def test_the_generator_takes_what_is_its_own_from_the_config_of_the_model():
     ],
 )
 def test_a_wrong_generator_is_named(change, message):
-    from pretrainax.validation import validate
-    from tests.tiny import get_config
+    from pretrainax.config.validation import validate
+    from tests.support.tiny import get_config
 
     experiment = get_config("bert")
     experiment.model = joint(vocab_size=512)
@@ -261,7 +262,7 @@ def one_step(sharing, mesh, certain=False, **fields):
     model, schedule = models.build(config, Compute()), WarmupConstant(warmup_steps=1).build(1e-3, 1)
     with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # Optax adds integers to floats
         shapes = train_step.global_shapes(batch, ROWS)
-        # epsilon: see tests/test_train_step.py
+        # epsilon: see tests/training/test_train_step.py
         optimizer = AdamW(epsilon=1e-3).build(schedule, train_step.abstract_params(model, shapes))
         state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
         if certain:

@@ -8,18 +8,18 @@ import runpy
 import jax
 import pytest
 
-from pretrainax import sharding
 from pretrainax.config import Experiment, UserError
-from pretrainax.host import for_this_machine
-from pretrainax.job import program_of
-from pretrainax.paths import parameter_names
+from pretrainax.layers.compute import for_this_machine
 from pretrainax.planning import topologies
 from pretrainax.planning.compiled import Compiled, compile_for, compile_step, exhausted_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.training.setup import program_of
 
 GIB = 2**30
-get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "tiny.py"))["get_config"]
+get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]
 
 
 def config(variant: str = "gpt", rows: int = 64, **mesh) -> Experiment:

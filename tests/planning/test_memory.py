@@ -6,16 +6,16 @@ import runpy
 
 import jax
 import pytest
-import tiny
 
-from pretrainax import sharding
-from pretrainax.chips import CHIPS
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.job import program_of
 from pretrainax.planning import memory
 from pretrainax.planning.activations import kept, local
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
+from pretrainax.runtime.chips import CHIPS
+from pretrainax.sharding import rules as sharding
+from pretrainax.training.setup import program_of
+from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 ONE = dict.fromkeys(sharding.AXES, 1)

@@ -5,17 +5,17 @@ import pathlib
 import runpy
 
 import pytest
-import tiny
 
-from pretrainax import sharding
-from pretrainax.chips import CHIPS, chip_of
-from pretrainax.flops import flops_per_step, peak_flops
+from pretrainax.models.flops import flops_per_step
 from pretrainax.planning import roofline
 from pretrainax.planning.activations import lengths_of
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
+from pretrainax.runtime.chips import CHIPS, chip_of, peak_flops
+from pretrainax.sharding import rules as sharding
+from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
 ONE = dict.fromkeys(sharding.AXES, 1)
@@ -28,7 +28,8 @@ def candidate():
 
 def test_the_flops_are_those_of_the_run(candidate):
     experiment = candidate.experiment
-    assert candidate.roofline.flops == flops_per_step(experiment.model, 8, lengths_of(batch_shapes(experiment)))
+    lengths = lengths_of(batch_shapes(experiment))
+    assert candidate.roofline.flops == flops_per_step(experiment.model, 8, lengths.inputs, lengths.targets)
 
 
 def test_products_take_their_flops_over_what_a_chip_attains(candidate):

@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-import tiny
 
 from pretrainax.config import UserError
 from pretrainax.planning.search import assess, best, enough, remedies
 from pretrainax.planning.topologies import Topology
+from tests.support import tiny
 
 FOUR = Topology.parse("v5e:2x2")
 

@@ -5,17 +5,17 @@ import json
 import jax
 import numpy as np
 import pytest
-import test_configs
-import test_pretraining
 
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, SequenceToSequence, TextToText, WholeWords
 from pretrainax.data.packing import OneEach
 from pretrainax.data.pipeline import batches_of, check_batch
+from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.prepare import prepare
-from pretrainax.tokenizer import ByteBPE, Unigram
-from pretrainax.train_step import global_shapes
+from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.training.train_step import global_shapes
+from tests import test_configs
+from tests.training import test_pretraining
 
 translations = test_pretraining.translations  # the fixture
 OBJECTIVES = (

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pretrainax.chips import CHIPS
 from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
+from pretrainax.runtime.chips import CHIPS
 
 
 @pytest.mark.parametrize(

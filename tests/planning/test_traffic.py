@@ -1,10 +1,10 @@
 """What devices send each other, counted by hand for a tiny decoder: 2 layers, width 32, feed-forward 64, 4 heads."""
 
 import pytest
-import tiny
 
-from pretrainax import sharding
 from pretrainax.planning.traffic import Collective, collectives
+from pretrainax.sharding import rules as sharding
+from tests.support import tiny
 
 ONE = dict.fromkeys(sharding.AXES, 1)
 D, F, LAYERS, VOCABULARY, LENGTH = 32, 64, 2, 512, 32

@@ -29,7 +29,7 @@ from pretrainax.scaling.power_laws import (
     law_of,
     learning_rate,
 )
-from tests.chaos.runs import ROOT
+from tests.support.runs import ROOT
 
 # Hoffmann et al. 2022: (parameters, FLOPs, tokens). The rows of 67 B are left out of all three: they are not of 67e9
 # parameters (5.76e23 FLOPs, Gopher's, over 6 · 67e9 are 1.43e12 tokens, and the table says 1.5e12).
@@ -167,7 +167,10 @@ def test_an_encoders_head_costs_what_its_masks_ask(spaces):
     objective = dataclasses.replace(RECIPES["encoder"].objective, rate=0.6)
     lengths = objective.lengths(space.sequence_length)
     small = space.ladder[0]
-    more = compute_optimal.flops_per_step(small.config, 1, lengths) / lengths.raw - small.flops_per_token
+    more = (
+        compute_optimal.flops_per_step(small.config, 1, lengths.inputs, lengths.targets) / lengths.raw
+        - small.flops_per_token
+    )
     head = 6 * small.config.d_model * (small.config.vocab_size + small.config.d_model)
     # 30 % more of the tokens predicted; positions are whole, and two of each row are no text
     assert more == pytest.approx(0.3 * head, rel=0.01)

@@ -12,7 +12,7 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.scaling import fit as fit_lib
 from pretrainax.scaling.fit import CONSTANTS, Run, check_enough, fit, fit_report, interval, read_runs
 from pretrainax.scaling.power_laws import LossLaw, law_of
-from tests import tiny
+from tests.support import tiny
 
 PLANTED = LossLaw(E=1.7, A=400.0, alpha=0.34, B=900.0, beta=0.33, source="planted", with_embeddings=False)
 SIZES = [1e7, 3e7, 1e8, 3e8, 1e9]

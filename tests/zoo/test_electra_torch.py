@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import losses, models
+from pretrainax import models
 from pretrainax.config import UserError
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
-from pretrainax.paths import parameter_names
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.training import losses
 from pretrainax.zoo.convert import from_huggingface
 from pretrainax.zoo.electra import FAMILY, HUGGINGFACE, SIZES
 from pretrainax.zoo.electra import electra as preset

@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import models, sharding, train_step
+from pretrainax import models
 from pretrainax.config import MeshConfig, TrainConfig
-from pretrainax.host import for_this_machine
-from pretrainax.layers.compute import Compute
-from pretrainax.optim import AdamW, WarmupConstant, decay_mask
-from pretrainax.paths import parameter_names
+from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.optim.optimizers import AdamW, WarmupConstant, decay_mask
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.training import train_step
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import batch, needs_transformers, packed, weights
-from tests.zoo.parity import differences, ours
+from tests.support.parity import differences, ours
 
 
 def check(found: dict[str, float]) -> None:

@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
-from pretrainax import models, optim, sharding, zoo
+from pretrainax import models, zoo
 from pretrainax.config import UserError
+from pretrainax.optim import optimizers as optim
+from pretrainax.sharding import rules as sharding
 from pretrainax.zoo import __main__ as table
 from tests.golden import CASES
 

@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax.config import Choice, Experiment, UserError
 
 if TYPE_CHECKING:
-    from pretrainax.vocabulary import Tokenizer, Vocabulary
+    from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 
 class Lengths(NamedTuple):

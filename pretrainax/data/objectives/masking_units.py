@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrainax.config import Choice
 from pretrainax.data.words import Words
-from pretrainax.vocabulary import Tokenizer
+from pretrainax.tokenization.base import Tokenizer
 
 
 class Chosen(NamedTuple):

@@ -1,0 +1,69 @@
+"""The configuration of a run: a tree of plain dataclasses.
+
+`configs/x.py` has `get_config(variant: str = "") -> Experiment`; flags override single fields
+(`--config.train.steps=100`). Where a field offers alternatives (which objective, which optimizer), its value is a
+`Choice`: an object of the class that does the work, with its own fields. Defaults live here and nowhere else.
+Overrides come after construction, so derived values are properties and `validation.validate` runs after them.
+
+Importing this module imports neither JAX nor NumPy: data loader workers load it.
+"""
+
+from pretrainax.config.experiment import (
+    CheckpointConfig,
+    Choice,
+    DataConfig,
+    DisentangledPositions,
+    EvaluateConfig,
+    Experiment,
+    Generator,
+    LearnedPositions,
+    LinearScaling,
+    LongContextScaling,
+    MeshConfig,
+    ModelConfig,
+    Position,
+    RelativePositionBuckets,
+    RotaryPositions,
+    RotaryScaling,
+    RunFailed,
+    SinusoidalPositions,
+    TrainConfig,
+    UserError,
+    differences,
+    dump,
+    free,
+    from_json,
+    load,
+    nearest,
+    to_json,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "Choice",
+    "DataConfig",
+    "DisentangledPositions",
+    "EvaluateConfig",
+    "Experiment",
+    "Generator",
+    "LearnedPositions",
+    "LinearScaling",
+    "LongContextScaling",
+    "MeshConfig",
+    "ModelConfig",
+    "Position",
+    "RelativePositionBuckets",
+    "RotaryPositions",
+    "RotaryScaling",
+    "RunFailed",
+    "SinusoidalPositions",
+    "TrainConfig",
+    "UserError",
+    "differences",
+    "dump",
+    "free",
+    "from_json",
+    "load",
+    "nearest",
+    "to_json",
+]

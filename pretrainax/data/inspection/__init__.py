@@ -1,0 +1,1 @@
+"""What a model will see, measured and shown before the first step."""

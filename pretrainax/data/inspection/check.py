@@ -1,0 +1,131 @@
+"""Whether the examples are what the config asks for, measured before the first step."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pretrainax.config import RunFailed, UserError
+from pretrainax.data.collate import Example
+from pretrainax.data.objectives import Lengths, Objective, Statistic
+
+_TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
+_SHARES = ("padding", "unknown", "rows without")  # figures that are shown as per cent
+_FEW = 0.01  # of the rows may have nothing to predict: those of a text of unknown tokens
+
+
+class Group(NamedTuple):
+    """The examples of one objective of a mixture."""
+
+    name: str  # "MaskedLM"; "SpanCorruption 2" where there are several
+    examples: list[Example]
+    statistics: list[Statistic]
+
+
+class Measured(NamedTuple):
+    """What the first rows of a run show."""
+
+    groups: list[Group]
+    rows: int
+    figures: list[Statistic]  # of the rows, whatever the objective
+    fill: np.ndarray  # [rows], the share of each row's inputs that is no padding
+    plan: dict[str, float]  # what the plan of the rows cut and left out
+
+
+def measure(batches: Any, rows: int = _ROWS) -> Measured:
+    """The statistics of the objectives and of the padding, over the first `rows` rows of `batches` or fewer."""
+    rows = max(1, min(rows, _TOKENS // max(batches.lengths.raw, 1)))
+    by_objective: dict[int, tuple[Objective, list[Example]]] = {}
+    made = []
+    for row in range(rows):
+        objective, examples = batches.examples(row)
+        made.append(examples)
+        by_objective.setdefault(id(objective), (objective, []))[1].extend(examples)
+    kinds = [type(objective).__name__ for objective, _ in by_objective.values()]
+    groups = []
+    begin, end = batches.progress(0), batches.progress(rows - 1)
+    for i, (objective, examples) in enumerate(by_objective.values()):
+        number = f" {kinds[: i + 1].count(kinds[i])}" if kinds.count(kinds[i]) > 1 else ""
+        statistics = list(objective.between(begin, end).statistics(examples, batches.vocabulary))
+        groups.append(Group(kinds[i] + number, examples, statistics))
+    capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(rows)]
+    figures, fill = _figures(made, capacity, batches)
+    return Measured(groups, rows, figures, fill, batches.figures())
+
+
+def check(measured: Measured, objective: Objective) -> None:
+    """Raises UserError where rows have no loss token, and RunFailed where a rate is not the one asked for.
+
+    objective: that of the config, for the field to set.
+    """
+    for figure in measured.figures:
+        if figure.is_off:
+            raise UserError(
+                f"{figure.measured:.1%} of {measured.rows} rows have no loss token, {type(objective).__name__} leaves "
+                f"nothing to predict there: raise {' or '.join([*_fields(objective), 'config.data.sequence_length'])}, "
+                "or see in python -m pretrainax.inspect --config=... whether they are all unknown tokens"
+            )
+    for group in measured.groups:
+        for figure in group.statistics:
+            if figure.is_off:
+                raise RunFailed(
+                    f"{group.name} has {figure.name} {figure.measured:.4g} in {len(group.examples):,} examples, "
+                    f"asked is {figure.asked:.4g} within {figure.tolerance:.2g}; see python -m pretrainax.inspect "
+                    f"--config=..., and {figure.advice or 'compare config.objective with the text'}"
+                )
+
+
+def one_line(measured: Measured) -> str:
+    """`MaskedLM: mask rate 0.15 (asked 0.15), …; padding 0.0 %, 1,216 loss tokens a batch`."""
+    rates = [
+        f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (asked {s.asked:.3g})" for s in asked)
+        for group in measured.groups
+        if (asked := [s for s in group.statistics if s.asked is not None])
+    ]
+    general = [f"{figure.name} {number(figure)}" for figure in measured.figures if figure.asked is None]
+    counted = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
+    return "; ".join(filter(None, [*rates, ", ".join(general), ", ".join(counted)]))
+
+
+def number(figure: Statistic) -> str:
+    """Shares of the rows as per cent, counts with commas."""
+    if figure.name.startswith(_SHARES):
+        return f"{figure.measured:.2%}"
+    return f"{figure.measured:,.0f}" if figure.measured >= 100 else f"{figure.measured:.4g}"
+
+
+def _figures(
+    made: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
+) -> tuple[list[Statistic], np.ndarray]:
+    """Of the rows made of these examples, with room for `capacity`; and how full each row is."""
+    has_encoder = "encoder_tokens" in made[0][0]
+    read = "encoder_tokens" if has_encoder else "tokens"
+    inputs = np.array([sum(len(e[read]) for e in row) for row in made])
+    room = np.array([lengths.inputs for lengths in capacity])
+    loss = np.array([sum(np.count_nonzero(e["loss_weights"]) for e in row) for row in made])
+    figures = [Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))]
+    if has_encoder:
+        outputs = sum(len(e["tokens"]) for row in made for e in row)
+        figures.append(Statistic("padding of the decoder", 1 - outputs / sum(lengths.targets for lengths in capacity)))
+    figures += [
+        Statistic("loss tokens a batch", float(loss.mean()) * batches.global_batch_size),
+        Statistic("examples a row", sum(map(len, made)) / len(made)),
+    ]
+    if batches.vocabulary.unk is not None:
+        unknown = sum(np.count_nonzero(e[read] == batches.vocabulary.unk) for row in made for e in row)
+        figures.append(Statistic("unknown tokens", float(unknown / inputs.sum())))
+    few = _FEW + 5 * math.sqrt(_FEW / len(made))
+    figures.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=few))
+    return figures, inputs / room
+
+
+def _fields(objective: Any, path: str = "config.objective") -> Iterator[str]:
+    """The paths of the fields that say how much is predicted."""
+    for field in dataclasses.fields(objective):
+        value = getattr(objective, field.name)
+        if field.name.endswith(("_rate", "_density")) and isinstance(value, float):
+            yield f"{path}.{field.name}"
+        elif isinstance(value, Objective):
+            yield from _fields(value, f"{path}.{field.name}")

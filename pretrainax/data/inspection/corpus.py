@@ -1,0 +1,179 @@
+"""What a corpus is made of, in figures: documents and their lengths, use of the vocabulary, duplicates.
+
+A corpus of any size is read in blocks; what is kept of it fits in a few hundred megabytes.
+"""
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from pretrainax.data.corpus import Corpus
+from pretrainax.reporting.tables import markdown
+from pretrainax.tokenization.base import Tokenizer, unknown_share
+
+_BLOCK = 1 << 22  # tokens, or documents, read at a time
+_COMPARED = 1 << 22  # different documents that are compared with each other; of more, a sample
+_COLLECTED = 1 << 20  # hashes of documents that are sorted together
+_EDGES = np.unique(np.ceil(2.0 ** (np.arange(64 * 41) / 64)).astype(np.int64))  # of lengths: 1, 2, 3, … then 1 % apart
+_OPENING = 24  # tokens of the longest document that are shown
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+
+
+def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+    """The figures of each split, ready for JSON. Lengths are in tokens, the separator of the document included."""
+    figures, digests = {}, {}
+    for name, corpus in splits.items():
+        digests[name] = Digests(_document_digests(corpus))
+        figures[name] = {
+            "documents": corpus.num_documents,
+            "tokens": corpus.num_tokens,
+            "bytes": corpus.num_bytes,
+            "bytes_per_token": corpus.num_bytes / corpus.num_tokens,
+            **_lengths(corpus, tokenizer),
+            **_vocabulary_use(corpus.token_counts, tokenizer),
+            "duplicates": digests[name].duplicates,
+            "duplicates_compared": 0.5 ** digests[name].level,
+            "in_earlier_splits": {before: digests[name].among(digests[before]) for before in figures},
+            "skipped": dict(corpus.skipped),
+        }
+        if corpus.parts == "sentences":
+            figures[name]["sentences"] = corpus.num_parts
+    return figures
+
+
+# --- lengths -------------------------------------------------------------------------------------------------------
+
+
+def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
+    counts, longest, at, before = np.zeros(len(_EDGES), np.int64), 0, 0, 0
+    for start in range(0, corpus.num_documents, _BLOCK):
+        ends = corpus.document_ends[start : start + _BLOCK]
+        lengths = np.diff(ends, prepend=before)
+        counts += np.bincount(_EDGES.searchsorted(lengths, "right") - 1, minlength=len(_EDGES))
+        if lengths.max() > longest:
+            longest, at = int(lengths.max()), start + int(lengths.argmax())
+        before = int(ends[-1])
+    beginning = int(corpus.document_ends[at]) - longest
+    opening = tokenizer.decode(corpus.tokens(beginning, min(longest, _OPENING)))
+    reached = counts.cumsum() / corpus.num_documents
+    octaves = np.bincount((2 * np.log2(_EDGES) + 1e-9).astype(int), counts).astype(np.int64)  # half ones
+    bars = [[float(2 ** (i / 2)), int(count)] for i, count in enumerate(octaves) if count]
+    return {
+        "length_mean": corpus.num_tokens / corpus.num_documents,
+        "length_quantiles": {f"{q:g}": int(_EDGES[reached.searchsorted(q - 1e-12)]) for q in _QUANTILES},
+        "length_histogram": bars,  # [shortest, documents]; the next bar is sqrt(2) times as long
+        "longest": {"document": at, "tokens": longest, "opening": " ".join(opening.split())},
+    }
+
+
+# --- vocabulary ----------------------------------------------------------------------------------------------------
+
+
+def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+    vocabulary = tokenizer.vocabulary
+    pieces = np.delete(counts, sorted(vocabulary.special_ids))
+    by_rank = np.sort(pieces[pieces > 0])[::-1]
+    ranks = np.unique(np.geomspace(1, max(len(by_rank), 1), 200).round().astype(int))[: len(by_rank)]
+    return {
+        "vocabulary": vocabulary.size,
+        "pieces": len(pieces),  # ids that are text
+        "pieces_used": len(by_rank),
+        "pieces_below_10": int((pieces < 10).sum()),  # uses; the unused ones among them
+        "counts_by_rank": [[int(rank), int(by_rank[rank - 1])] for rank in ranks],
+        "unknown_share": unknown_share(counts, tokenizer),
+    }
+
+
+# --- duplicates ----------------------------------------------------------------------------------------------------
+
+
+class Digests:
+    """Which documents are equal, from a hash of each.
+
+    Of more than `limit` different ones, those are kept whose hash ends in `level` zero bits, and counted for 2^level
+    (adaptive sampling, Flajolet 1990): all copies of a document or none, the same ones in every corpus.
+    """
+
+    def __init__(self, blocks: Iterator[np.ndarray], limit: int = _COMPARED):
+        """blocks: uint64 [documents] each."""
+        self.level = 0
+        self._hashes, self._copies = np.empty(0, np.uint64), np.empty(0, np.int64)
+        for block in blocks:
+            self._keep(np.append(self._hashes, block), np.append(self._copies, np.ones(len(block), np.int64)))
+            while len(self._hashes) > limit:
+                self.level += 1
+                self._keep(self._hashes, self._copies)
+
+    @property
+    def duplicates(self) -> int:
+        """Documents that another before them equals."""
+        return int(self._copies.sum() - len(self._hashes)) << self.level
+
+    def among(self, others: "Digests") -> int:
+        """How many documents of these are among the others."""
+        level = max(self.level, others.level)
+        found = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
+        return int(self._copies[found].sum()) << level
+
+    def _keep(self, hashes: np.ndarray, copies: np.ndarray) -> None:
+        kept = _ends_in_zeros(hashes, self.level)
+        self._hashes, group = np.unique(hashes[kept], return_inverse=True)
+        self._copies = np.bincount(group, copies[kept], len(self._hashes)).astype(np.int64)
+
+
+def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
+    return hashes & np.uint64((1 << count) - 1) == 0
+
+
+def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
+    """uint64 [about a million documents], until all are there."""
+    digest, collected = hashlib.blake2b(digest_size=8), []
+    for start in range(0, corpus.num_tokens, _BLOCK):
+        block = corpus.tokens(start, min(_BLOCK, corpus.num_tokens - start))
+        first, last = corpus.document_ends.searchsorted((start, start + len(block)), "right")
+        cuts = [0, *(corpus.document_ends[first:last] - start).tolist()]
+        for begin, end in itertools.pairwise(cuts):
+            digest.update(block[begin:end])
+            collected.append(digest.digest())
+            digest = hashlib.blake2b(digest_size=8)
+        digest.update(block[cuts[-1] :])  # the document goes on in the next block
+        if len(collected) >= _COLLECTED:
+            yield np.frombuffer(b"".join(collected), np.uint64)
+            collected = []
+    yield np.frombuffer(b"".join(collected), np.uint64)
+
+
+# --- table ---------------------------------------------------------------------------------------------------------
+
+
+def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
+    """The figures of `measure` in Markdown, a column a split."""
+    names = list(figures)
+    rows = {name: dict(_rows(figures[name])) for name in names}
+    said = dict.fromkeys(itertools.chain.from_iterable(rows.values()))
+    return markdown(["", *names], [[line, *(rows[name].get(line, "") for name in names)] for line in said])
+
+
+def _rows(split: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    documents, tokens, quantiles = split["documents"], split["tokens"], split["length_quantiles"]
+    yield "documents", f"{documents:,}"
+    if "sentences" in split:
+        yield "sentences", f"{split['sentences']:,}"
+    yield "tokens", f"{tokens:,}"
+    yield "text, MB", f"{split['bytes'] / 1e6:,.2f}"
+    yield "bytes per token", f"{split['bytes_per_token']:.3f}"
+    yield "tokens a document: mean", f"{split['length_mean']:,.0f}"
+    yield "5 % · 50 % · 95 % are at most", " · ".join(f"{quantiles[q]:,}" for q in ("0.05", "0.5", "0.95"))
+    yield "longest", f"{split['longest']['tokens']:,}"
+    yield "pieces of the vocabulary in use", f"{split['pieces_used']:,} of {split['pieces']:,}"
+    yield "used less than 10 times", f"{split['pieces_below_10']:,}"
+    yield "unknown tokens", f"{100 * split['unknown_share']:.4f} %"
+    about = "" if split["duplicates_compared"] == 1 else "about "
+    yield "duplicates of earlier documents", f"{about}{split['duplicates']:,} ({split['duplicates'] / documents:.2%})"
+    for before, count in split["in_earlier_splits"].items():
+        yield f"documents that are in {before} too", f"{about}{count:,} ({count / documents:.2%})"
+    for reason, count in sorted(split["skipped"].items()):
+        yield f"skipped: {reason}", f"{count:,}"

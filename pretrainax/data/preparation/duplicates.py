@@ -1,0 +1,112 @@
+"""Documents that occur more than once: a hash of each while they are tokenized, and a corpus without the repetitions.
+
+Every machine tokenizes its shards whole and notes the hashes of their documents. When all shards are there, the hashes
+are compared, and the shards are copied without the tokens of the documents to drop. So nobody waits for another's
+hashes, and what is dropped depends on the order of the documents alone: the first of several stays.
+"""
+
+import collections
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_json, replacing
+from pretrainax.data.sources.base import Document
+
+_AT_A_TIME = 1 << 22  # hashes compared in memory at once: 100 MB
+
+
+def hashed(documents: Iterable[Document], directory: str, shard: int) -> Iterator[Document]:
+    """Passes documents on and writes their hashes, sorted: a file of all first halves, all second halves, all numbers.
+
+    A hash is 128 bits of blake2b: two texts of 1e10 share one with a probability of 1e-19.
+    """
+    digests = bytearray()
+    for document in documents:
+        digests += _digest(document)
+        yield document
+    high, low = np.frombuffer(digests, "<u8").reshape(-1, 2).T
+    order = np.lexsort((low, high))  # equal ones stay in their order
+    with replacing(_path(directory, shard)) as f:
+        for column in (high[order], low[order], order.astype("<i8")):
+            f.write(column.tobytes())
+
+
+def _path(directory: str, shard: int) -> str:
+    return f"{base_of(directory, shard)}.hashes"
+
+
+def _digest(document: Document) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for text in document if isinstance(document, tuple) else (document,):
+        for piece in pieces_of(text):
+            digest.update(piece.encode())
+        digest.update(b"\xff")  # in no UTF-8: ("ab", "c") is not ("a", "bc")
+    return digest.digest()
+
+
+def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
+    """For each of `count` shards the sorted numbers of its documents that occurred before, there or in another shard.
+
+    A range of hashes at a time, each read from all shards once.
+    """
+    sizes = [os.path.getsize(_path(directory, shard)) // 24 for shard in range(count)]
+    found = [[] for _ in range(count)]
+    ranges = sum(sizes) // _AT_A_TIME + 1
+    for i in range(ranges):
+        parts = [_hashes_in(_path(directory, shard), sizes[shard], i, ranges) for shard in range(count)]
+        high, low, documents = (np.concatenate(column) for column in zip(*parts, strict=True))
+        shards = np.repeat(np.arange(count), [len(part[0]) for part in parts])
+        order = np.lexsort((documents, shards, low, high))
+        high, low = high[order], low[order]
+        again = order[1:][(high[1:] == high[:-1]) & (low[1:] == low[:-1])]
+        for shard in np.unique(shards[again]):
+            found[shard].append(documents[again[shards[again] == shard]])
+    return [np.sort(np.concatenate(f)) if f else np.empty(0, np.int64) for f in found]
+
+
+def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The columns of a shard's file whose first halves are in range i of `ranges` equal ones."""
+    if not size:
+        return tuple(np.empty(0, dtype) for dtype in ("<u8", "<u8", "<i8"))
+    high, low, documents = np.memmap(path, "<u8", mode="r", shape=(3, size))
+    first = high.searchsorted(np.uint64((i << 64) // ranges))
+    last = high.searchsorted(np.uint64((i + 1 << 64) // ranges)) if i + 1 < ranges else size
+    return high[first:last], low[first:last], documents[first:last].view("<i8")
+
+
+def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.ndarray], dtype: str) -> None:
+    """Writes a shard again without some of its documents. dropped: reason -> their numbers; none has two reasons."""
+    old, new = base_of(source, shard), base_of(directory, shard)
+    totals = read_json(f"{old}.json")
+    with np.load(f"{old}.npz", allow_pickle=False) as arrays:
+        arrays = dict(arrays)
+    tokens = np.memmap(f"{old}.tokens", dtype, mode="r") if totals["tokens"] else np.empty(0, dtype)
+    ends, counts, kept = arrays["ends"], arrays["counts"], np.ones(totals["documents"], bool)
+    for numbers in dropped.values():
+        kept[numbers] = False
+    starts = np.append(0, ends[:-1])
+    with replacing(f"{new}.tokens") as f:
+        written = 0
+        for start, end in _runs(~kept, starts, ends):  # what lies between those that are dropped
+            f.write(tokens[written:start].data)
+            counts = counts - np.bincount(tokens[start:end], minlength=len(counts))
+            written = end
+        f.write(tokens[written:].data)
+    lengths = np.where(kept, ends - starts, 0)
+    removed = (ends - starts - lengths).cumsum()  # tokens, up to the end of each document
+    new_arrays = {"ends": (ends - removed)[kept], "bytes": arrays["bytes"][kept], "counts": counts}
+    if "part_ends" in arrays:
+        owners = ends.searchsorted(arrays["part_ends"])
+        new_arrays["part_ends"] = (arrays["part_ends"] - removed[owners])[kept[owners]]
+    skipped = collections.Counter(totals["skipped"]) + collections.Counter({k: len(n) for k, n in dropped.items()})
+    finish_shard(new, new_arrays, skipped)
+
+
+def _runs(chosen: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
+    """(start, end) in tokens of each run of chosen documents."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
+    for first, behind in edges.reshape(-1, 2).tolist():
+        yield int(starts[first]), int(ends[behind - 1])

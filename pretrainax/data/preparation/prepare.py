@@ -1,0 +1,351 @@
+"""From a source of text to a tokenizer and token shards in the cache. Training does it first; so does `prepare`."""
+
+import collections
+import contextlib
+import dataclasses
+import errno
+import functools
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from tqdm import tqdm
+
+from pretrainax.config import DataConfig, Experiment, UserError, to_json
+from pretrainax.data.corpus import Corpus
+from pretrainax.data.files import digest
+from pretrainax.data.preparation import duplicates, shards
+from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
+from pretrainax.data.preparation.workers import Workers, alone, until_stopped
+from pretrainax.data.sources import Source
+from pretrainax.data.sources.base import Document
+from pretrainax.tokenization.choices import Tokenizer, TokenizerConfig, check_tokenizer, load_tokenizer
+
+_FORMAT = 2  # of the files in the cache; another number, another cache
+_SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
+_SPLITS = ("train", "valid")
+Run = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    tokenizer: Tokenizer
+    train: tuple[Corpus, ...]  # one for each component of the source
+    valid: tuple[Corpus, ...]
+    summary: str  # a line about them
+
+
+class Recipe(NamedTuple):
+    """All that a corpus follows from, but for its split."""
+
+    source: Source
+    fingerprint: str  # of the source
+    tokenizer: str  # directory
+    parts: Optional[str]  # what documents are divided into: "sentences" | "pairs" | None
+    quality: Optional[QualityFilter]
+    drop_duplicates: bool
+    near_duplicates: Optional[NearDuplicates]
+    vocabulary_size: int
+    key: str  # digest of all of it, and of the text
+    cache: str  # directory
+
+    @property
+    def drops(self) -> bool:
+        """Whether documents go only when all are there."""
+        return self.drop_duplicates or self.near_duplicates is not None
+
+    def directory(self, split: str) -> str:
+        """Of the finished corpus."""
+        return os.path.join(self.cache, "corpora", self.key, split)
+
+    def tokenized(self, split: str) -> str:
+        """Of the shards as they are tokenized."""
+        return os.path.join(self.directory(split), "whole") if self.drops else self.directory(split)
+
+
+def prepare(experiment: Experiment, report: Callable[[str], None] = print, elsewhere: Optional[Run] = None) -> Prepared:
+    """Finds or makes the tokenizer and the corpora of a config. Raises a UserError when they cannot be had.
+
+    elsewhere: where shards are tokenized, if not in processes of this machine.
+    """
+    started = time.perf_counter()
+    with _at_work(experiment.data) as (cache, workers):
+        recipes, tokenizer = _recipes(experiment, cache, workers, report)
+        corpora = {
+            split: tuple(_corpus(split, recipe, workers, elsewhere or workers.run, report) for recipe in recipes)
+            for split in _SPLITS
+        }
+    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
+    return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}")
+
+
+def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
+    """Tokenizes the shards whose number is `index` modulo `count`, and returns a line about them."""
+    with _at_work(experiment.data) as (cache, workers):
+        recipes, _ = _recipes(experiment, cache, workers, report)
+        for split in _SPLITS:
+            for recipe in recipes:
+                if not shards.is_complete(recipe.directory(split)):
+                    _tokenize(split, recipe, workers.run, report, index, count)
+    return f"share {index} of {count} is done; when all are, run the same command once without --shard"
+
+
+def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
+    """Finds or makes the tokenizer of a config alone."""
+    source = experiment.data.source
+    with _at_work(experiment.data) as (cache, workers):
+        fingerprints = [component.fingerprint() for component in source.components()]
+        return load_tokenizer(_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
+
+
+def sample(experiment: Experiment, split: str, limit: int) -> list[str]:
+    """About `limit` bytes of the text of a split, as much from each of the shards of a component."""
+    with _at_work(experiment.data) as (_, workers):
+        return list(_sample(experiment.data.source, limit, workers, split))
+
+
+@contextlib.contextmanager
+def _at_work(data: DataConfig) -> Iterator[tuple[str, Workers]]:
+    cache = os.path.abspath(os.path.expanduser(data.cache_dir))
+    with _explained_errors(cache), Workers(data.prepare_workers) as workers:
+        yield cache, workers
+
+
+def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Callable) -> tuple[list[Recipe], Tokenizer]:
+    """One for each component of the source."""
+    data = experiment.data
+    components = data.source.components()
+    fingerprints = [source.fingerprint() for source in components]
+    directory = _tokenizer(experiment.tokenizer, data.source, fingerprints, cache, workers, report)
+    tokenizer = load_tokenizer(directory)
+    check_tokenizer(tokenizer, experiment)
+    filters = (data.quality, data.drop_duplicates, data.near_duplicates)
+    by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())
+    recipes = []
+    for source, fingerprint in zip(components, fingerprints, strict=True):
+        parts = "pairs" if source.pairs else "sentences" if by_sentence else None
+        key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], _FORMAT)
+        recipes.append(Recipe(source, fingerprint, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
+    return recipes, tokenizer
+
+
+def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
+    figures, skipped = [], collections.Counter()
+    for split, several in corpora.items():
+        for i, corpus in enumerate(several):
+            number = f" {i + 1}" if len(several) > 1 else ""
+            kinds = f", {corpus.num_parts:,} sentences" if corpus.parts == "sentences" else ""
+            documents = "pairs" if corpus.parts == "pairs" else "documents"
+            size = f"{corpus.num_bytes / 1e6:,.1f} MB, {corpus.num_tokens:,} tokens"
+            figures.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
+            skipped.update(corpus.skipped)
+    return "; ".join([*figures, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
+
+
+# --- tokenizer -----------------------------------------------------------------------------------------------------
+
+
+def _tokenizer(
+    config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
+) -> str:
+    """The directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
+    loaded = None if config.path is None else config.load()
+    weights = _weights(source).tolist()
+    key = digest(fingerprints, weights, to_json(config), _FORMAT) if loaded is None else loaded.fingerprint
+    directory = os.path.join(cache, "tokenizers", key)
+    if not os.path.isdir(directory):
+        with alone(directory, report):
+            if not os.path.isdir(directory):
+                if loaded is None:
+                    report("training the tokenizer")
+                    texts = _sample(source, config.train_bytes, workers)
+                    train = _train if config.train_bytes is None else functools.partial(workers.apart, _train)
+                    train(config, texts, directory)
+                else:
+                    _save(loaded, directory)
+    return directory
+
+
+def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> None:
+    _save(config.build(texts), directory)
+
+
+def _save(tokenizer: Tokenizer, directory: str) -> None:
+    temporary = f"{directory}.tmp-{socket.gethostname()}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    tokenizer.save(temporary)
+    try:
+        os.rename(temporary, directory)
+    except OSError:  # another machine was faster: it is the same one
+        shutil.rmtree(temporary)
+        if not os.path.isdir(directory):
+            raise
+
+
+def _weights(source: Source) -> np.ndarray:
+    """Of each component on average over the training, were all of one size; their sum is 1."""
+    stages = source.rates([1] * len(source.components()))
+    lengths = np.diff([start for start, _ in stages], append=1.0)
+    weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
+    return weights / weights.sum()
+
+
+def _sample(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
+    """`limit` bytes of text (None: all of it), as much from each of the shards of a component."""
+    components = source.components()
+    if limit is None:
+        documents = (
+            document
+            for component in components
+            for shard in component.shards(split)
+            for document in component.read(shard, collections.Counter())
+        )
+        return (piece for document in documents for text in _texts(document) for piece in shards.pieces_of(text))
+    tasks = []
+    for component, weight in zip(components, _weights(source), strict=True):
+        chosen = component.shards(split)
+        chosen = chosen[:: -(-len(chosen) // _SAMPLED_SHARDS) or 1]
+        share = int(np.ceil(limit * weight / max(len(chosen), 1)))
+        tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
+    samples = dict(workers.run(_sample_shard, tasks))
+    texts = [text for i in range(len(tasks)) for text in samples[i]]
+    if not any(map(str.strip, texts)):
+        what = "text to train a tokenizer on" if split == "train" else "validation text"
+        raise UserError(f"config.data.source holds no {what}: {source}")
+    return texts
+
+
+def _sample_shard(i: int, source: Source, shard: Any, limit: int) -> tuple[int, list[str]]:
+    sample = []
+    for document in until_stopped(source.read(shard, collections.Counter())):
+        for text in _texts(document):
+            text = text[:limit] if isinstance(text, bytearray) else text[:limit].encode()[:limit]
+            sample.append(text.decode(errors="ignore"))
+            limit -= len(text)
+        if limit <= 0:
+            break
+    return i, sample
+
+
+def _texts(document: Document) -> tuple:
+    return document if isinstance(document, tuple) else (document,)
+
+
+# --- corpus --------------------------------------------------------------------------------------------------------
+
+
+def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, report: Callable) -> Corpus:
+    directory = recipe.directory(split)
+    if not shards.is_complete(directory):
+        with alone(directory, report):
+            if not shards.is_complete(directory):
+                workers.worked = True
+                count = _tokenize(split, recipe, tokenizing, report)
+                if recipe.drops:
+                    _drop(split, recipe, count, workers, report)
+                shards.write_index(directory, count, recipe.vocabulary_size, f"{recipe.key}-{split}", recipe.parts)
+    if recipe.drops:
+        shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also what a run left that was killed right here
+    opened = Corpus(directory)
+    if not opened.num_documents:
+        more = "" if split == "train" else "; set config.data.source.valid_path, or a larger valid_fraction"
+        raise UserError(f"config.data.source holds no document for {split}{more}: {recipe.source}")
+    return opened
+
+
+def _tokenize(split: str, recipe: Recipe, run: Run, report: Callable, index: int = 0, count: int = 1) -> int:
+    """Writes the shards that are missing among those whose number is `index` modulo `count`; how many there are."""
+    directory, descriptions = recipe.tokenized(split), recipe.source.shards(split)
+    os.makedirs(directory, exist_ok=True)
+    own = range(index, len(descriptions), count)
+    missing = sorted({*own} & {*shards.missing_shards(directory, len(descriptions), recipe.vocabulary_size)})
+    _remove_unfinished(recipe, split, None if count == 1 else missing)
+    kept = f", {len(own) - len(missing)} are there" if len(missing) < len(own) else ""
+    report(f"tokenizing {split}: {len(own)} shards{kept}")
+    tasks = [(i, descriptions[i], recipe, directory) for i in missing]
+    for _ in _progress(run(_write_shard, tasks), len(tasks), split, report):
+        pass
+    if tasks and recipe.source.fingerprint() != recipe.fingerprint:
+        shutil.rmtree(directory)  # which shards are of which text is not known
+        raise UserError("the text of config.data.source has changed while it was tokenized: run the same command again")
+    return len(descriptions)
+
+
+def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) -> None:
+    """Removes what runs that were killed left: all of it, or, where others may be at work, of the shards `only`."""
+    own = None if only is None else {f"{i:05d}" for i in only}
+    for directory in {recipe.tokenized(split), recipe.directory(split)}:
+        for name in os.listdir(directory):
+            if ".tmp-" in name and (own is None or name.split(".")[0] in own):
+                os.remove(os.path.join(directory, name))
+
+
+def _write_shard(i: int, shard: Any, recipe: Recipe, directory: str) -> None:
+    skipped = collections.Counter()
+    documents = until_stopped(recipe.source.read(shard, skipped))
+    if recipe.quality is not None:
+        documents = recipe.quality.kept(documents, skipped)
+    with shards.ShardWriter(directory, i, _load_once(recipe.tokenizer), recipe.parts) as writer:
+        written = writer.write(documents, skipped)
+        if recipe.drop_duplicates:
+            written = duplicates.hashed(written, directory, i)
+        if recipe.near_duplicates is not None:
+            recipe.near_duplicates.sign(written, directory, i)
+        collections.deque(written, maxlen=0)
+
+
+_load_once = functools.lru_cache(maxsize=1)(load_tokenizer)
+
+
+def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Callable) -> None:
+    """Copies the tokenized shards without the documents that repeat others."""
+    report(f"looking for duplicates in {split}")
+    source, directory = recipe.tokenized(split), recipe.directory(split)
+    dropped = [{} for _ in range(count)]
+    if recipe.drop_duplicates:
+        for reasons, numbers in zip(dropped, duplicates.find_duplicates(source, count), strict=True):
+            reasons["duplicates"] = numbers
+    if recipe.near_duplicates is not None:
+        for reasons, numbers in zip(dropped, recipe.near_duplicates.find(source, count), strict=True):
+            reasons["near-duplicates"] = np.setdiff1d(numbers, reasons.get("duplicates", ()))
+    dtype = shards.token_dtype(recipe.vocabulary_size)
+    tasks = [(source, directory, i, reasons, dtype) for i, reasons in enumerate(dropped)]
+    collections.deque(workers.run(duplicates.copy_without, tasks), maxlen=0)
+
+
+def _progress(results: Iterator, total: int, split: str, report: Callable) -> Iterator:
+    """A bar on a terminal, else a line every ten seconds."""
+    if sys.stderr.isatty():
+        yield from tqdm(results, desc=f"tokenizing {split}", total=total, unit="shard", leave=False)
+        return
+    said = time.monotonic()
+    for done, result in enumerate(results, start=1):
+        if time.monotonic() - said > 10:
+            report(f"tokenizing {split}: {done} of {total} shards")
+            said = time.monotonic()
+        yield result
+
+
+@contextlib.contextmanager
+def _explained_errors(cache: str) -> Iterator[None]:
+    """Turns a full disk, a cache that cannot be written and a file that cannot be read into one line."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"no space left in {cache}; what is done is kept: make room and run again, "
+                "or set config.data.cache_dir to another disk"
+            ) from e
+        if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
+            if str(e.filename).startswith(cache) or cache.startswith(str(e.filename)):
+                raise UserError(
+                    f"cannot write to {cache} ({e.strerror}); set config.data.cache_dir to a folder that can be written"
+                ) from e
+            raise UserError(f"cannot read {e.filename} ({e.strerror}); see config.data.source") from e
+        raise

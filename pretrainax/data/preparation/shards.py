@@ -1,0 +1,266 @@
+"""Writes the token shards of a corpus, which `pretrainax.data.corpus` reads.
+
+Shard N of a split's folder is `N.tokens` (raw uint16 or uint32), `N.npz` (where its documents and their parts end, how
+long their text is, how often each id occurs) and `N.json` (totals), written last: a shard that has it is complete.
+`index.json` is written when all are.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, Optional, Union
+
+import numpy as np
+
+from pretrainax.data.preparation import sentences
+from pretrainax.data.sources.base import Document
+from pretrainax.tokenization.base import Tokenizer
+
+BATCH = 1 << 18  # characters or bytes of text that are tokenized at a time: they bound the memory
+INDEX, ENDS, PARTS, COUNTS = "index.json", "documents.bin", "parts.bin", "counts.bin"
+
+
+def token_dtype(vocabulary_size: int) -> str:
+    return "uint16" if vocabulary_size <= 1 << 16 else "uint32"
+
+
+def base_of(directory: str, shard: int) -> str:
+    return os.path.join(directory, f"{shard:05d}")
+
+
+def is_complete(directory: str) -> bool:
+    return read_json(os.path.join(directory, INDEX)) is not None
+
+
+def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int]:
+    """The shards below `count` that are still to write."""
+    itemsize = np.dtype(token_dtype(vocabulary_size)).itemsize
+    missing = []
+    for shard in range(count):
+        base = base_of(directory, shard)
+        totals = read_json(f"{base}.json")
+        tokens = f"{base}.tokens"
+        if totals is None or not os.path.exists(tokens) or os.path.getsize(tokens) != totals["tokens"] * itemsize:
+            missing.append(shard)
+    return missing
+
+
+class ShardWriter:
+    """Tokenizes documents into one shard; `with ShardWriter(...) as writer: ... writer.write(documents, skipped)`.
+
+    parts: what is noted of a document beside its end: None | "sentences", found in its text | "pairs": the documents
+    are pairs of source and target, and the separator comes after each of the two.
+    """
+
+    def __init__(self, directory: str, shard: int, tokenizer: Tokenizer, parts: Optional[str] = None):
+        self._base, self._tokenizer, self._parts = base_of(directory, shard), tokenizer, parts
+        self._separator = tokenizer.vocabulary.separator
+        self._dtype = np.dtype(token_dtype(tokenizer.vocabulary.size))
+        self._counts = np.zeros(tokenizer.vocabulary.size, np.int64)
+        self._size = 0  # tokens written
+        self._ends, self._part_ends, self._bytes = [], [], []  # lists of arrays
+        self._skipped = collections.Counter()
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> "ShardWriter":
+        self._file = self._stack.enter_context(replacing(f"{self._base}.tokens"))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._stack.__exit__(*error)
+        if error[0] is not None:
+            return
+        arrays = {"ends": self._ends, "bytes": self._bytes} | ({"part_ends": self._part_ends} if self._parts else {})
+        arrays = {name: _concatenated(parts) for name, parts in arrays.items()}
+        finish_shard(self._base, arrays | {"counts": self._counts}, self._skipped)
+
+    def write(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
+        """Yields each document that has been written; what holds no text, or nothing of the vocabulary, has not."""
+        self._skipped, batch, size = skipped, [], 0
+        for document in documents:
+            texts = document if isinstance(document, tuple) else (document,)
+            length = sum(map(len, texts))
+            if any(not text or text.isspace() for text in texts):
+                skipped["empty documents"] += 1
+                continue
+            if batch and size + length > BATCH:
+                yield from self._write_batch(batch)
+                batch, size = [], 0
+            if length > BATCH and self._parts != "pairs":
+                yield from self._write_long(document)
+            else:
+                batch.append(document)
+                size += length
+        if batch:
+            yield from self._write_batch(batch)
+
+    def _write_batch(self, documents: list[Document]) -> Iterator[Document]:
+        """All at once: arrays of the pieces that are tokenized, `owners` the document of each."""
+        pairs = self._parts == "pairs"
+        if pairs:
+            pieces, owners = [text for pair in documents for text in pair], np.arange(len(documents)).repeat(2)
+        else:
+            split_texts = [self._split(d.decode() if isinstance(d, bytearray) else d) for d in documents]
+            pieces = [piece for text in split_texts for piece in text]
+            owners = np.arange(len(documents)).repeat([len(text) for text in split_texts])
+        encoded = self._encode(pieces)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        kept = lengths > 0
+        if pairs:  # one without the other is no pair
+            kept &= ~np.isin(owners, owners[~kept])
+        lengths, owners = lengths[kept], owners[kept]
+        last = np.append(owners[1:] != owners[:-1], [True] * bool(len(owners)))  # of its document
+        closed = (last | pairs) & (self._separator is not None)
+        ends = (lengths + closed).cumsum()
+        tokens = np.full(lengths.sum() + closed.sum(), self._separator or 0, self._dtype)
+        is_text = np.ones(len(tokens), bool)
+        is_text[ends[closed] - 1] = False
+        tokens[is_text] = _concatenated([ids for ids, keep in zip(encoded, kept, strict=True) if keep])
+        written = [documents[i] for i in owners[last]]
+        self._skipped["empty documents"] += len(documents) - len(written)
+        self._note(written, self._size + ends[last], self._size + ends)
+        self._append(tokens)
+        yield from written
+
+    def _write_long(self, document: Union[str, bytearray]) -> Iterator[Document]:
+        """A piece at a time, so that neither its text nor its tokens are ever in memory as a whole."""
+        start, part_ends = self._size, []
+        for piece in pieces_of(document):
+            encoded = [ids for ids in self._tokenizer.encode_batch(self._split(piece)) if len(ids)]
+            if encoded:
+                part_ends.append(self._size + np.cumsum([len(ids) for ids in encoded]))
+                self._append(np.concatenate(encoded).astype(self._dtype))
+        if self._size == start:
+            self._skipped["empty documents"] += 1
+            return
+        if self._separator is not None:
+            self._append(np.array([self._separator], self._dtype))
+            part_ends[-1][-1] = self._size
+        self._note([document], np.array([self._size]), np.concatenate(part_ends))
+        yield document
+
+    def _split(self, text: str) -> list[str]:
+        return sentences.split(text) if self._parts == "sentences" else [text]
+
+    def _encode(self, texts: list[str]) -> list[np.ndarray]:
+        if max(map(len, texts), default=0) <= BATCH:
+            return self._tokenizer.encode_batch(texts)
+        return [np.concatenate(self._tokenizer.encode_batch(list(pieces_of(text)))) for text in texts]
+
+    def _note(self, written: list[Document], ends: np.ndarray, part_ends: np.ndarray) -> None:
+        self._ends.append(ends)
+        self._part_ends.append(part_ends)
+        self._bytes.append(np.array([bytes_of(document) for document in written], np.int64))
+
+    def _append(self, tokens: np.ndarray) -> None:
+        self._file.write(tokens.data)
+        self._counts += np.bincount(tokens, minlength=len(self._counts))
+        self._size += len(tokens)
+
+
+def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, int]) -> None:
+    """Writes what stands beside the tokens; arrays: ends, bytes, counts, and of a corpus with parts part_ends."""
+    with replacing(f"{base}.npz") as f:
+        np.savez(f, **arrays)
+    totals = {"tokens": int(arrays["counts"].sum()), "documents": len(arrays["ends"])}
+    totals |= {"parts": len(arrays.get("part_ends", ())), "bytes": int(arrays["bytes"].sum())}
+    write_json(f"{base}.json", totals | {"skipped": {k: n for k, n in sorted(skipped.items()) if n}})
+
+
+def write_index(
+    directory: str, count: int, vocabulary_size: int, fingerprint: str, parts: Optional[str] = None
+) -> None:
+    """Joins `count` finished shards into a corpus."""
+    totals = [read_json(f"{base_of(directory, shard)}.json") for shard in range(count)]
+    counts, offset = np.zeros(vocabulary_size, np.int64), 0
+    with contextlib.ExitStack() as stack:
+        names = {"ends": ENDS} | ({"part_ends": PARTS} if parts else {})
+        files = {name: stack.enter_context(replacing(os.path.join(directory, file))) for name, file in names.items()}
+        for shard, total in enumerate(totals):
+            with np.load(f"{base_of(directory, shard)}.npz", allow_pickle=False) as arrays:
+                for name, f in files.items():
+                    f.write((arrays[name] + offset).tobytes())
+                counts += arrays["counts"]
+            offset += total["tokens"]
+    with replacing(os.path.join(directory, COUNTS)) as f:
+        f.write(counts.tobytes())
+    index = {name: sum(t[name] for t in totals) for name in ("tokens", "documents", "bytes")}
+    index["skipped"] = dict(sum((collections.Counter(t["skipped"]) for t in totals), collections.Counter()))
+    index |= {
+        "fingerprint": fingerprint,
+        "dtype": token_dtype(vocabulary_size),
+        "parts": parts,
+        "num_parts": sum(t["parts"] for t in totals),
+        "shards": [t["tokens"] for t in totals],
+    }
+    write_json(os.path.join(directory, INDEX), index)
+
+
+# --- text ----------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(document: Document) -> int:
+    """Of its text in UTF-8."""
+    if isinstance(document, tuple):
+        return sum(map(bytes_of, document))
+    if isinstance(document, bytearray) or document.isascii():
+        return len(document)
+    return sum(len(piece.encode()) for piece in pieces_of(document))
+
+
+def pieces_of(text: Union[str, bytearray]) -> Iterator[str]:
+    """Cuts a long text into pieces of at most BATCH, after a line or before a space where there is one."""
+    line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
+    start = 0
+    while start < len(text):
+        end = start + BATCH
+        if end < len(text):
+            end = text.rfind(line, start, end) + 1 or max(text.rfind(space, start + 1, end), 0) or _whole(text, end)
+        piece = text[start:end]
+        yield piece if isinstance(piece, str) else piece.decode()
+        start = end
+
+
+def _whole(text: Union[str, bytearray], end: int) -> int:
+    """The end of a whole character."""
+    if isinstance(text, bytearray):
+        while text[end] & 0xC0 == 0x80:
+            end -= 1
+    return end
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def _concatenated(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """A file that appears under its name when it is complete, or never."""
+    temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+    try:
+        with open(temporary, "wb") as f:
+            yield f
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+        raise
+
+
+def write_json(path: str, value: Any) -> None:
+    with replacing(path) as f:
+        f.write(json.dumps(value).encode())
+
+
+def read_json(path: str) -> Optional[dict]:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return json.load(f)
+    except (FileNotFoundError, json.JSONDecodeError):  # missing, or cut short by a crash of the machine
+        return None

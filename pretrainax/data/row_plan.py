@@ -1,0 +1,212 @@
+"""The rows of an epoch: which pieces of the corpus each is made of.
+
+A plan is made once for a corpus, an objective and a length, and kept beside the corpus; a row is looked up in it. So
+packed rows are as much a function of (seed, index) as windows are.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from pretrainax.config import UserError, to_json
+from pretrainax.data.corpus import Corpus
+from pretrainax.data.files import digest
+from pretrainax.data.objectives import Objective
+from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentences
+from pretrainax.data.permutation import permute
+
+_FORMAT = 2  # of the files, and of how pieces are cut and left out
+_FIGURES = "figures.json"
+
+Keys = Optional[tuple[int, ...]]  # of an epoch's permutation; None: in order
+
+
+class Row(NamedTuple):
+    pieces: list[tuple[int, int]]  # (start, length) in the corpus
+    bucket: int = 0  # which of the lengths of a OneEach
+
+
+class Plan:
+    """The rows of an epoch, in the order that `keys` give."""
+
+    rows_per_epoch: int
+    pieces_per_row: float = 1.0  # on average
+    offsets: int = 1  # places where an epoch may begin
+    figures: dict[str, float]  # what was cut and what left out
+
+    def row(self, number: int, keys: Keys, offset: int) -> Row:
+        raise NotImplementedError
+
+
+class WindowPlan(Plan):
+    """Windows that do not overlap, each used once an epoch. With `shuffle` the first one starts anywhere in its own
+    length; what is left over at either end is less than a window."""
+
+    def __init__(self, num_tokens: int, raw: int, shuffle: bool):
+        spare = raw - 1 if shuffle else 0  # all must fit wherever the first one starts
+        self._raw, self.figures = raw, {}
+        self.rows_per_epoch = max(1, (num_tokens - spare) // raw)
+        self.offsets = min(spare, num_tokens - self.rows_per_epoch * raw) + 1
+
+    def row(self, number, keys, offset):
+        place = number if keys is None else permute(number, self.rows_per_epoch, keys)
+        return Row([(offset + place * self._raw, self._raw)])
+
+
+class TablePlan(Plan):
+    """Pieces sorted by row, and where the pieces of each row end: memory-mapped. Pickles as its path."""
+
+    def __init__(self, directory: str):
+        self.directory = directory
+        self._starts, self._lengths, self._ends = (_load(directory, name) for name in ("starts", "lengths", "ends"))
+        with open(os.path.join(directory, _FIGURES), encoding="utf-8") as f:
+            self.figures = json.load(f)
+        self.rows_per_epoch = len(self._ends)
+        self.pieces_per_row = len(self._starts) / max(len(self._ends), 1)
+
+    def __reduce__(self):
+        return type(self), (self.directory,)
+
+    def row(self, number, keys, offset):
+        return self._row(number if keys is None else permute(number, self.rows_per_epoch, keys))
+
+    def _row(self, place: int) -> Row:
+        first, last = int(self._ends[place - 1]) if place else 0, int(self._ends[place])
+        return Row(list(zip(self._starts[first:last].tolist(), self._lengths[first:last].tolist(), strict=True)))
+
+
+class BucketPlan(TablePlan):
+    """A piece a row, sorted by bucket, and all rows of a global batch from one bucket.
+
+    Of each bucket, what does not fill a batch is left out of the epoch: other pieces in each.
+    """
+
+    def __init__(self, directory: str, batch_size: int):
+        super().__init__(directory)
+        self._sizes, self._batch_size = _load(directory, "buckets").tolist(), batch_size
+        batches = [size // batch_size for size in self._sizes]
+        self._first_batch = np.cumsum([0, *batches])
+        self._first_piece = np.cumsum([0, *self._sizes]).tolist()
+        self.rows_per_epoch = sum(batches) * batch_size
+        self.figures["pieces left out of each epoch"] = sum(self._sizes) - self.rows_per_epoch
+
+    def __reduce__(self):
+        return type(self), (self.directory, self._batch_size)
+
+    def row(self, number, keys, offset):
+        batch, place = divmod(number, self._batch_size)
+        if keys is not None:
+            batch = permute(batch, int(self._first_batch[-1]), keys)
+        bucket = int(np.searchsorted(self._first_batch, batch, "right")) - 1
+        place += (batch - int(self._first_batch[bucket])) * self._batch_size
+        if keys is not None:
+            place = permute(place, self._sizes[bucket], keys)
+        return self._row(self._first_piece[bucket] + place)._replace(bucket=bucket)
+
+
+def make_plan(
+    corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
+) -> Plan:
+    """The plan of a corpus, from the disk where it was made before.
+
+    Raises:
+      UserError: the corpus has not a single row.
+    """
+    longest = objective.lengths(sequence_length).raw
+    if not packing.cuts:
+        if corpus.num_tokens < longest:
+            raise UserError(
+                f"the corpus has {corpus.num_tokens} tokens, one row of config.data.sequence_length {sequence_length} "
+                f"takes {longest}: set a smaller one, or give more text in config.data.source"
+            )
+        return WindowPlan(corpus.num_tokens, longest, shuffle)
+    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length)
+    directory = _kept(
+        os.path.join(corpus.directory, f"rows-{key}"), lambda: _tables(corpus, objective, packing, sequence_length)
+    )
+    buckets = isinstance(packing, OneEach) and packing.buckets
+    plan = BucketPlan(directory, batch_size) if buckets else TablePlan(directory)
+    if not plan.rows_per_epoch:
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in plan.figures.items() if count)
+        raise UserError(
+            f"the corpus has no row for {type(objective).__name__} with {type(packing).__name__} and "
+            f"config.train.global_batch_size {batch_size}: {left_out or 'it has no document'}; give more text"
+        )
+    return plan
+
+
+def _tables(
+    corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
+    capacity = lengths_of[-1]
+    if objective.unit == "pairs":
+        starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
+        whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # tokens of source and target
+        cut = np.minimum(whole, objective.pair_room(capacity))
+        sizes, cut_short = objective.measure_pairs(cut), int((cut < whole).any(axis=1).sum())
+    else:
+        if objective.unit == "sentences":
+            starts, lengths = cut_sentences(corpus.document_ends, corpus.part_ends, capacity.raw)
+        else:
+            starts, lengths = cut_documents(corpus.document_ends, capacity.raw)
+        table = np.array([(0, 0), *(objective.measure(n)[1:] for n in range(1, capacity.raw + 1))])
+        sizes, cut_short = table[lengths], 0
+    useful = sizes[:, 1] > 0  # a single token gives a decoder nothing to predict
+    if objective.unit == "tokens":  # of a document that was cut just before its end, the end alone
+        begins_document = np.isin(starts, corpus.document_ends) | (starts == 0)
+        useful &= (lengths > 1) | begins_document
+    starts, lengths, sizes = starts[useful], lengths[useful], sizes[useful]
+    rows = packing.rows(sizes, capacity[1:])
+    fits = [(sizes <= c[1:]).all(axis=1) for c in lengths_of]
+    bucket = np.argmax(fits, axis=0)  # the first that holds it
+    order = np.lexsort((rows, bucket))
+    tables = {
+        "starts": starts[order],
+        "lengths": lengths[order],
+        "ends": np.cumsum(np.bincount(rows)) if len(rows) else np.zeros(0, np.int64),
+        "buckets": np.bincount(bucket, minlength=len(lengths_of)),
+    }
+    room = len(tables["ends"]) * capacity.inputs
+    return tables, {
+        "fill": float(sizes[:, 0].sum() / room) if room else 0.0,
+        "pairs cut short": cut_short,
+        "pieces without a target": int((~useful).sum()),
+    }
+
+
+def _kept(directory: str, make: Callable) -> str:
+    """The directory, or where the corpus may only be read one in its place, after `make` where it is not there yet."""
+    places = (directory, os.path.join(tempfile.gettempdir(), "pretrainax", os.path.basename(directory)))
+    for place in places:
+        if os.path.isdir(place):
+            return place
+    (tables, figures), reasons = make(), []
+    for place in places:
+        temporary = f"{place}.tmp{os.getpid()}"
+        shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
+        try:
+            os.makedirs(temporary)
+            for name, table in tables.items():
+                np.save(os.path.join(temporary, f"{name}.npy"), table, allow_pickle=False)
+            with open(os.path.join(temporary, _FIGURES), "w", encoding="utf-8") as f:
+                json.dump(figures, f)
+            os.rename(temporary, place)
+        except OSError as e:  # cannot be written, is full, or another process was faster
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not os.path.isdir(place):
+                reasons.append(f"{place}: {e.strerror}")
+                continue
+        return place
+    raise UserError(f"cannot write {'; '.join(reasons)}: set TMPDIR to a folder that can be written")
+
+
+def _load(directory: str, name: str) -> np.ndarray:
+    path = os.path.join(directory, f"{name}.npy")
+    array = np.load(path, mmap_mode="r" if os.path.getsize(path) > 1 << 16 else None, allow_pickle=False)
+    return array.view(np.ndarray)

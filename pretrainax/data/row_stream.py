@@ -1,0 +1,123 @@
+"""The rows of one objective over one corpus."""
+
+from typing import Any
+
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.data.corpus import Corpus
+from pretrainax.data.objectives import Lengths, Objective, Text
+from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
+from pretrainax.data.permutation import Draws, epoch_draws
+from pretrainax.data.row_plan import make_plan
+
+
+def packing_of(objective: Objective) -> Packing:
+    """How the texts of an objective fill rows where the config does not say."""
+    if objective.unit == "tokens":
+        return Windows()
+    return BestFit() if objective.packs else OneEach()
+
+
+class Stream:
+    """`examples(n, …)`: those of row n.
+
+    Args:
+      objective: bound to the tokenizer, and no mixture.
+      number: of this stream among those of a run: it has random numbers of its own.
+      batch_size: rows of a batch over all processes.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        objective: Objective,
+        packing: Packing,
+        vocabulary: Any,
+        *,
+        sequence_length: int,
+        batch_size: int,
+        seed: int,
+        number: int,
+        shuffle: bool,
+    ):
+        self.corpus, self.objective, self.vocabulary = corpus, objective, vocabulary
+        self.seed, self.number, self.shuffle = seed, number, shuffle
+        self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), sequence_length)]
+        self.plan = make_plan(corpus, objective, packing, sequence_length, batch_size, shuffle)
+        # What the weights of a mixture count: pairs, however many share a row; of text, rows.
+        self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
+        self._across_documents = not packing.cuts
+        if objective.pairs_documents and corpus.num_documents < 2:
+            raise UserError(
+                f"{type(objective).__name__} takes text from other documents, and a split of this corpus has one: give "
+                "more in config.data.source, or a larger valid_fraction of it"
+            )
+
+    def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
+        """The pieces (start, length) of row n, and the lengths it is padded to."""
+        epoch, place = divmod(n, self.plan.rows_per_epoch)
+        if self.shuffle:
+            offset, keys = epoch_draws(self.seed, self.number, epoch, self.plan.offsets)
+            if self.objective.static:  # the same windows in each epoch, in another order
+                offset, _ = epoch_draws(self.seed, self.number, 0, self.plan.offsets)
+        else:
+            offset, keys = 0, None
+        pieces, bucket = self.plan.row(place, keys, offset)
+        return pieces, self.lengths[bucket]
+
+    def examples(self, n: int, progress: float, draws: Draws) -> list[dict[str, np.ndarray]]:
+        """Not padded. progress: of the training at this row, from 0 to 1."""
+        pieces, _ = self.row(n)
+        rng = draws.at(2 * self.number, n)
+        found = []
+        for start, length in pieces:
+            if self.objective.static:
+                rng = draws.at(2 * self.number + 1, start)
+            found.append(self.objective.example(self._text(start, length, progress), rng, self.vocabulary))
+        return found
+
+    def _text(self, start: int, length: int, progress: float) -> Text:
+        corpus, unit = self.corpus, self.objective.unit
+        if self._across_documents:
+            return Text(*corpus.window(start, length), progress=progress)
+        if unit == "pairs":
+            return self._pair(start, length, progress)
+        parts = elsewhere = None
+        if unit == "sentences":
+            first, last = corpus.part_ends.searchsorted((start, start + length - 1), "right")
+            parts = np.minimum(corpus.part_ends[first : last + 1] - start, length)
+
+            def elsewhere(rng: np.random.Generator) -> Text:
+                return self._text(*self._another(start, rng), progress)
+
+        return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
+
+    def _pair(self, start: int, length: int, progress: float) -> Text:
+        """Source and target, each cut to its room, its end kept."""
+        tokens = self.corpus.tokens(start, length)
+        middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
+        cut = []
+        for part, room in zip(
+            (tokens[:middle], tokens[middle:]), self.objective.pair_room(self.lengths[-1]), strict=True
+        ):
+            cut.append(part if len(part) <= room else np.append(part[: room - 1], part[-1]))
+        tokens = np.concatenate(cut)
+        return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
+
+    def _another(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
+        """A text of another document than the one around `start`: from a random one of the places where, but for the
+        ends of sentences, rows would begin; long documents come up as often as they are long."""
+        ends, raw = self.corpus.document_ends, self.lengths[-1].raw
+        first, last = _around(ends, start)
+        place = int(rng.integers(self.corpus.num_tokens - (last - first)))  # among the tokens of all others
+        place += last - first if place >= first else 0
+        first, last = _around(ends, place)
+        begin, _ = _around(self.corpus.part_ends, first + (place - first) // raw * raw)
+        return begin, min(last - begin, raw)
+
+
+def _around(ends: np.ndarray, place: int) -> tuple[int, int]:
+    """First token of what ends at one of `ends` and holds `place`, and the one behind its last."""
+    number = int(ends.searchsorted(place, "right"))
+    return int(ends[number - 1]) if number else 0, int(ends[number])

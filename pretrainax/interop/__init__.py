@@ -1,0 +1,1 @@
+"""Weights and tokenizers of other libraries, both ways."""

@@ -1,0 +1,180 @@
+"""A model's safetensors files, read and written tensor by tensor.
+
+The format (https://github.com/huggingface/safetensors) is the length of a header in 8 bytes, the header in JSON
+({name: {dtype, shape, data_offsets}}), and the tensors, row by row. So a tensor is a memory map of its place in the
+file: what is read of it is what is used of it, and a tensor that is written need not be in memory with others.
+
+The format has no checksums. What the header says is checked against the file; a bit that flipped in the data is seen
+only where a manifest.sha256 lies beside the files, which is written with every export here.
+"""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from pretrainax.config import UserError
+from pretrainax.config.json_files import read_object
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+_DTYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")  # weights that are no safetensors, most of them pickles
+
+
+class _Place(NamedTuple):
+    file: str
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    start: int  # byte of the file
+
+
+class Reader:
+    """The tensors of a directory, by name."""
+
+    def __init__(self, directory: str):
+        """Reads and checks all headers; UserError for whatever is not as it must be."""
+        self._places: dict[str, _Place] = {}
+        indexed = _index(directory)
+        for name in sorted(set(indexed.values())) if indexed else [SINGLE]:
+            for tensor, place in _header(os.path.join(directory, name)).items():
+                if tensor in self._places or indexed.get(tensor, name) != name:
+                    raise UserError(f"{directory}: tensor {tensor} is in {name} and in another file too")
+                self._places[tensor] = place
+        lost = sorted(indexed.keys() - self._places.keys())
+        if lost:
+            raise UserError(f"{directory}: {INDEX} names tensors that its files do not hold: {', '.join(lost)}")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: place.shape for name, place in self._places.items()}
+
+    @property
+    def dtypes(self) -> dict[str, np.dtype]:
+        return {name: place.dtype for name, place in self._places.items()}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The tensor, read where it is touched."""
+        return _map(self._places[name], "r")
+
+
+class Writer:
+    """New files of a directory for tensors of known shapes, `shard_bytes` in each at most; all start as zeros."""
+
+    def __init__(self, directory: str, tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]], shard_bytes: int):
+        self._places: dict[str, _Place] = {}
+        shards, size = [[]], 0
+        for name, (dtype, shape) in tensors.items():
+            needed = np.dtype(dtype).itemsize * math.prod(shape)
+            if shards[-1] and size + needed > shard_bytes:
+                shards, size = [*shards, []], 0
+            shards[-1].append(name)
+            size += needed
+        files = (
+            [SINGLE]
+            if len(shards) == 1
+            else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+        )
+        for file, names in zip(files, shards, strict=True):
+            self._create(os.path.join(directory, file), {name: tensors[name] for name in names})
+        if len(files) > 1:
+            total = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in tensors.values())
+            index = {
+                "metadata": {"total_size": total},
+                "weight_map": {name: file for file, names in zip(files, shards, strict=True) for name in names},
+            }
+            with open(os.path.join(directory, INDEX), "w", encoding="utf-8") as f:
+                f.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """The tensor, to be written to."""
+        return _map(self._places[name], "r+")
+
+    def _create(self, path: str, tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
+        header, end = {"__metadata__": {"format": "pt"}}, 0
+        for name, (dtype, shape) in tensors.items():
+            start, end = end, end + np.dtype(dtype).itemsize * math.prod(shape)
+            header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that the data is aligned
+        with open(path, "wb") as f:
+            f.write(len(text).to_bytes(8, "little") + text)
+            f.flush()
+            # in full, now: a disk that fills up under a memory map kills the process without a word
+            os.posix_fallocate(f.fileno(), 0, 8 + len(text) + end)
+        for name, (dtype, shape) in tensors.items():
+            start = 8 + len(text) + header[name]["data_offsets"][0]
+            self._places[name] = _Place(path, np.dtype(dtype), tuple(shape), start)
+
+
+def _map(place: _Place, mode: str) -> np.ndarray:
+    if math.prod(place.shape) == 0:
+        return np.empty(place.shape, place.dtype)
+    return np.memmap(place.file, place.dtype, mode, place.start, place.shape)
+
+
+def _index(directory: str) -> dict[str, str]:
+    """{tensor: file} of a model in several files; empty for one file."""
+    path = os.path.join(directory, INDEX)
+    if not os.path.exists(path):
+        if not os.path.exists(os.path.join(directory, SINGLE)):
+            raise UserError(_no_weights(directory))
+        return {}
+    index = read_object(path).get("weight_map")
+    if not isinstance(index, dict):
+        raise UserError(f"{path} is no index of safetensors files: it has no weight_map")
+    files = {tensor: str(file) for tensor, file in index.items()}
+    for file in set(files.values()):
+        if os.path.basename(file) != file or file.startswith("."):
+            raise UserError(f"{path} names the file {file!r}, it must be one of this directory")
+        if not os.path.exists(os.path.join(directory, file)):
+            raise UserError(f"{path} names {file}, which is missing")
+    return files
+
+
+def _no_weights(directory: str) -> str:
+    names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
+    pickled = [name for name in names if name.endswith(_PICKLED)]
+    if pickled:
+        return (
+            f"{directory} holds {', '.join(pickled)} and no {SINGLE}: files that can run code when they are opened are "
+            'not read. Where you trust them, convert them with transformers: python -c "from transformers import '
+            f"AutoModel as M; M.from_pretrained('{directory}').save_pretrained('converted')\", with the class that "
+            "config.json names under architectures in the place of AutoModel"
+        )
+    return f"{directory} holds neither {SINGLE} nor {INDEX}"
+
+
+def _header(path: str) -> dict[str, _Place]:
+    """Where each tensor of a file is. The library checks that they cover the file without gaps or overlaps."""
+    try:
+        with safe_open(path, framework="np"):
+            pass
+        with open(path, "rb") as f:
+            length = int.from_bytes(f.read(8), "little")
+            header: dict[str, Any] = json.loads(f.read(length))
+    except (SafetensorError, OSError, ValueError) as e:
+        raise UserError(f"{path} is no whole safetensors file ({e}): fetch it again") from e
+    places = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            if entry["dtype"] not in _DTYPES:
+                raise UserError(f"{path}: {name} is {entry['dtype']}, known: {', '.join(_DTYPES)}")
+            dtype = np.dtype(_DTYPES[entry["dtype"]])
+            places[name] = _Place(path, dtype, tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
+    return places

@@ -1,0 +1,245 @@
+"""Optimizers, learning-rate schedules, and the table of the parameters that decay."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from pretrainax.config import Choice, Experiment
+from pretrainax.sharding.param_paths import look_up, parameter_names
+
+Rate = Callable[[Any], jax.Array]  # step (0 is the first) -> learning rate of its update
+
+# The end of a parameter's path -> does weight decay pull it to zero? First match wins. By path and not by rank: the
+# scale of a norm has two axes once layers are stacked. Embeddings decay, as in BERT's and GPT-2's training.
+DECAY = (
+    (r"bias|scale", False),
+    (r"relative_bias/embedding", False),
+    (r"\w+_embedding/embedding", True),
+    (r"kernel", True),
+)
+
+
+def decay_mask(params: Any) -> Any:
+    """`params` (arrays or shapes) with True where weight decay applies; ValueError names what DECAY does not cover."""
+    return look_up(DECAY, params, "optim.DECAY")
+
+
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Schedule(Choice):
+    """A rise from peak / warmup_steps at step 0 (an update with rate 0 would be wasted) to the peak, then a fall.
+
+    Where warmup_steps exceeds train.steps, as in a short trial of a long run, the rate rises until the end.
+    """
+
+    warmup_steps: int = 1000
+
+    def build(self, peak: float, steps: int) -> Rate:
+        """The learning rate of a run of `steps` updates; `self.after` says how it goes on from the peak."""
+
+        def rate(step):
+            step = jnp.asarray(step, jnp.float32)
+            rising = (step + 1.0) / max(self.warmup_steps, 1)
+            return peak * jnp.where(step < self.warmup_steps, rising, self.after(step, steps))
+
+        return rate
+
+    def after(self, step: jax.Array, steps: int) -> jax.Array:
+        """Fraction of the peak at `step`, from warmup_steps on."""
+        raise NotImplementedError
+
+    def progress(self, step: jax.Array, steps: int) -> jax.Array:
+        """0 at the end of the warm-up, 1 at `steps`: the first step that is not taken, so that the last rate is > 0."""
+        return jnp.clip((step - self.warmup_steps) / max(steps - self.warmup_steps, 1), 0.0, 1.0)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        if self.warmup_steps < 0:
+            yield f"config.schedule.warmup_steps is {self.warmup_steps}, it must be at least 0"
+        final = getattr(self, "final_fraction", 0.0)
+        if not 0 <= final <= 1:
+            yield f"config.schedule.final_fraction is {final}, it must be in [0, 1]"
+
+
+@dataclasses.dataclass
+class WarmupCosine(Schedule):
+    """Half a cosine from the peak to final_fraction of it (Loshchilov and Hutter 2016, section 3)."""
+
+    final_fraction: float = 0.1
+
+    def after(self, step, steps):
+        cosine = 0.5 + 0.5 * jnp.cos(jnp.pi * self.progress(step, steps))
+        return self.final_fraction + (1.0 - self.final_fraction) * cosine
+
+
+@dataclasses.dataclass
+class WarmupLinear(Schedule):
+    """A straight line from the peak to final_fraction of it (Devlin et al. 2018, appendix A.2)."""
+
+    final_fraction: float = 0.0
+
+    def after(self, step, steps):
+        return 1.0 - (1.0 - self.final_fraction) * self.progress(step, steps)
+
+
+@dataclasses.dataclass
+class WarmupInverseSquareRoot(Schedule):
+    """peak · sqrt(warmup_steps / (step + 1)) (Vaswani et al. 2017, section 5.3). It does not depend on train.steps.
+
+    NOTE T5 (Raffel et al. 2020, section 3.1.2) holds the peak, 0.01, for its first 10,000 steps instead of rising.
+    """
+
+    warmup_steps: int = 10_000
+
+    def after(self, step, steps):
+        return jnp.sqrt(max(self.warmup_steps, 1) / (step + 1.0))
+
+
+@dataclasses.dataclass
+class WarmupConstant(Schedule):
+    """The peak, after the warm-up."""
+
+    def after(self, step, steps):
+        return jnp.ones_like(step)
+
+
+@dataclasses.dataclass
+class WarmupStableDecay(Schedule):
+    """The peak until decay_steps before the end, then down to final_fraction of it, by 1 - sqrt (Hägele et al. 2024,
+    arXiv 2405.18392, section 4). Runs of several lengths share all but their decay."""
+
+    decay_steps: int = 1000
+    final_fraction: float = 0.0
+
+    def after(self, step, steps):
+        progress = jnp.clip((step - (steps - self.decay_steps)) / max(self.decay_steps, 1), 0.0, 1.0)
+        return 1.0 - (1.0 - self.final_fraction) * jnp.sqrt(progress)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.decay_steps < 0:
+            yield f"config.schedule.decay_steps is {self.decay_steps}, it must be at least 0"
+
+
+# --- optimizers ----------------------------------------------------------------------------------------------------
+
+
+class Optimizer(Choice):
+    """Base of the optimizers: dataclasses with a `learning_rate`, the peak of the schedule, and `build`."""
+
+
+@dataclasses.dataclass
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, algorithm 2), moments in float32.
+
+        m, v = b1 m + (1 - b1) g, b2 v + (1 - b2) g²
+        w -= rate(step) · (m̂ / (sqrt(v̂) + epsilon) + weight_decay · w)
+
+    with g the gradient clipped to clip_norm, m̂ and v̂ corrected for their start at zero, and decay where DECAY says.
+    """
+
+    learning_rate: float = 1e-3  # peak of the schedule
+    b1: float = 0.9  # memory of the mean of gradients
+    b2: float = 0.999  # memory of the mean of their squares
+    epsilon: float = 1e-8
+    weight_decay: float = 0.01
+    clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
+    scale_by_parameter_rms: bool = False  # steps relative to the size of each matrix, for T5's unscaled init
+
+    def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
+        """An optax chain; its `update(gradients, state, params, step=…)` needs the step, from which the rate follows.
+
+        The rate does not come from a counter of the chain's own: an update that is skipped would make it lag behind.
+        """
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity(),
+            optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=jnp.float32),
+            _scale_by_size(_relative_to_the_matrix) if self.scale_by_parameter_rms else optax.identity(),
+            optax.add_decayed_weights(self.weight_decay, decay_mask(params_shape)),
+            _scale_by_rate_of_step(schedule),
+        )
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                yield f"config.optimizer.{name} is {getattr(self, name)}, it must be in [0, 1)"
+        for name in ("learning_rate", "epsilon", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                yield f"config.optimizer.{name} is {value}, it must be above 0"
+        if not self.weight_decay >= 0:
+            yield f"config.optimizer.weight_decay is {self.weight_decay}, it must be at least 0"
+
+
+@dataclasses.dataclass
+class Lamb(Optimizer):
+    """AdamW with the step of each matrix as long as the matrix is, for large batches (You et al. 2019, arXiv
+    1904.00962, algorithm 2).
+
+        u = m̂ / (sqrt(v̂) + epsilon) + weight_decay · w
+        w -= rate(step) · |w| / |u| · u
+
+    NOTE Biases and norms, which do not decay, get Adam's step as it is: so in ALBERT's code, not in the algorithm.
+    """
+
+    learning_rate: float = 1e-3  # peak of the schedule
+    b1: float = 0.9  # memory of the mean of gradients
+    b2: float = 0.999  # memory of the mean of their squares
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
+
+    problems = AdamW.problems
+
+    def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
+        """As AdamW's."""
+        decays = decay_mask(params_shape)
+        return optax.chain(
+            optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity(),
+            optax.scale_by_adam(self.b1, self.b2, self.epsilon, mu_dtype=jnp.float32),
+            optax.add_decayed_weights(self.weight_decay, decays),
+            optax.masked(_scale_by_size(_as_long_as_the_matrix), decays),
+            _scale_by_rate_of_step(schedule),
+        )
+
+
+def _as_long_as_the_matrix(size: jax.Array, update_size: jax.Array) -> jax.Array:
+    """|w| / |u|; 1 where one of them is zero, as a matrix that starts there would stay there."""
+    return jnp.where((size > 0.0) & (update_size > 0.0), size / jnp.maximum(update_size, 1e-30), 1.0)
+
+
+def _relative_to_the_matrix(size: jax.Array, update_size: jax.Array) -> jax.Array:
+    """max(1e-3, RMS(parameter)), as Adafactor's relative steps (Shazeer and Stern 2018, section 8)."""
+    del update_size
+    return jnp.maximum(1e-3, size)
+
+
+def _scale_by_size(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
+    """Update × factor(RMS of the parameter, RMS of the update).
+
+    Layers stacked in one array are matrices of their own: each has its own RMS.
+    """
+
+    def scale(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
+        axes = tuple(range("blocks/" in name, param.ndim))  # [L, …] -> [L, 1, …], or [] -> [1, …]
+        size, update_size = (jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True)) for x in (param, update))
+        return update * factor(size, update_size)
+
+    def update(updates, state, params):
+        names = jax.tree.unflatten(jax.tree.structure(params), parameter_names(params))
+        return jax.tree.map(scale, names, updates, params), state
+
+    return optax.GradientTransformation(optax.init_empty_state, update)
+
+
+def _scale_by_rate_of_step(schedule: Rate) -> optax.GradientTransformationExtraArgs:
+    def update(updates, state, params=None, *, step, **_):
+        rate = schedule(step)
+        return jax.tree.map(lambda u: -rate * u, updates), state
+
+    return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)

@@ -1,0 +1,1 @@
+"""Tables, units and pictures, for a terminal and for files."""

@@ -1,0 +1,72 @@
+"""The process before the first array: the allocator, JAX's compilation cache, the other processes of the run."""
+
+import ctypes
+import os
+import sys
+
+import jax
+from jax._src.clusters import ClusterEnv
+
+from pretrainax.config import Experiment, RunFailed, UserError
+
+# <malloc.h>: parameters of mallopt(3)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+_OWN_NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+
+
+def tune_malloc() -> None:
+    """Keeps freed memory in the process, on Linux with glibc.
+
+    glibc maps and unmaps every block over 32 MB, so a training step on a CPU spends half of its time in page faults.
+    """
+    if sys.platform == "linux":
+        try:
+            mallopt = ctypes.CDLL(None).mallopt
+        except AttributeError:  # musl has none
+            return
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_ARENA_MAX, 1)  # threads share what is free
+        mallopt(_M_TRIM_THRESHOLD, -1)  # never give memory back
+        mallopt(_M_TOP_PAD, 1 << 28)  # bytes asked for beyond what is needed
+
+
+def start_jax(experiment: Experiment) -> None:
+    """Turns the persistent compilation cache on and, in a run of several processes, joins them."""
+    cache = os.path.join(os.path.expanduser(experiment.data.cache_dir), "xla")
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _join_processes()
+
+
+def _join_processes() -> None:
+    """`jax.distributed`, in a run of several processes.
+
+    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say it all. Without them
+    JAX finds out from SLURM, Open MPI, Kubernetes or the TPU.
+    """
+    if not is_one_of_many():
+        return
+    # A signal is for `stop.Stop`; JAX would install a handler of its own.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        if any(name in os.environ for name in _OWN_NUMBERS):
+            # "deactivate": under SLURM, JAX would show each process one GPU of its node
+            count, index = (int(os.environ.get(name, "")) for name in _OWN_NUMBERS)
+            jax.distributed.initialize(num_processes=count, process_id=index, cluster_detection_method="deactivate")
+        else:
+            jax.distributed.initialize()
+    except ValueError as e:
+        names = "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and JAX_PROCESS_ID=0 to N-1"
+        raise UserError(f"a run of several processes needs {names} in the environment: {e}") from e
+    except RuntimeError as e:
+        raise RunFailed(f"the processes of the run did not find each other: {e}") from e
+
+
+def is_one_of_many() -> bool:
+    """Whether this process is to join others: the environment says so, or `jax.distributed.initialize` finds them."""
+    if any(name in os.environ for name in ("JAX_COORDINATOR_ADDRESS", *_OWN_NUMBERS)):
+        return True
+    kinds = [kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method and kind.is_env_present()]
+    return bool(kinds) and kinds[0].get_process_count() > 1

@@ -1,0 +1,1 @@
+"""Where arrays live: the mesh, the rules from parameter paths to PartitionSpecs, batches and activations."""

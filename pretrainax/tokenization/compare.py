@@ -1,0 +1,162 @@
+"""How large a vocabulary, and of which kind: each is learned from the same text and measured on the same other text."""
+
+import contextlib
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pretrainax.config import Experiment, UserError
+from pretrainax.reporting.tables import markdown
+from pretrainax.tokenization.base import unknown_share
+from pretrainax.tokenization.choices import BPE, ByteBPE, Tokenizer, TokenizerConfig, Unigram, WordPiece
+
+KINDS = {"unigram": Unigram, "bpe": BPE, "byte_bpe": ByteBPE, "wordpiece": WordPiece}
+
+
+def compare(
+    experiment: Experiment,
+    training: Sequence[str],
+    held_out: Sequence[str],
+    kinds: Sequence[str],
+    sizes: Sequence[int],
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """The figures of each kind at each size of config.tokenizer.vocab_size, ready for JSON.
+
+    Where `experiment.tokenizer` is of that kind, its other fields hold. A size for which the text is too small is
+    among the `skipped`, with the reason.
+    """
+    rows, skipped = [], []
+    for kind in kinds:
+        for size in sizes:
+            started = time.perf_counter()
+            try:
+                tokenizer = _config(experiment.tokenizer, KINDS[kind], size).build(iter(training))
+            except UserError as e:
+                skipped.append({"kind": kind, "size": size, "reason": str(e)})
+                say(f"{kind} {size:,}: skipped, {e}")
+                continue
+            seconds = time.perf_counter() - started
+            figures = measure(tokenizer, held_out)
+            costs = _costs(experiment, tokenizer, figures["bytes_per_token"])
+            rows.append({"kind": kind, "size": size, **figures, **costs, "training_seconds": seconds})
+            say(f"{kind} {size:,}: {figures['bytes_per_token']:.3f} bytes per token, trained in {seconds:.1f} s")
+    return {
+        "training_bytes": _bytes(training),
+        "held_out_bytes": _bytes(held_out),
+        "held_out_documents": len(held_out),
+        "rows": rows,
+        "skipped": skipped,
+    }
+
+
+def _config(given: Any, kind: type[TokenizerConfig], size: int) -> TokenizerConfig:
+    return dataclasses.replace(given if type(given) is kind else kind(), vocab_size=size, path=None)
+
+
+def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
+    """What a tokenizer makes of texts, and how fast on one core."""
+    with _one_thread():
+        started = time.process_time()  # of this core, whatever else the machine does
+        encoded = tokenizer.encode_batch(list(texts))
+        seconds = time.process_time() - started
+    vocabulary, size = tokenizer.vocabulary, _bytes(texts)
+    counts = np.bincount(np.concatenate(encoded), minlength=vocabulary.size)
+    tokens, pieces = int(counts.sum()), np.delete(counts, sorted(vocabulary.special_ids))
+    restored = [text for text, ids in zip(texts, encoded, strict=True) if tokenizer.decode(ids) == text]
+    return {
+        "vocabulary": vocabulary.size,
+        "tokens": tokens,
+        "bytes_per_token": size / tokens,
+        "tokens_per_word": tokens / max(sum(len(text.split()) for text in texts), 1),
+        "unknown_share": unknown_share(counts, tokenizer),
+        "restored_share": _bytes(restored) / size,  # of the text, in documents that come back as they were
+        "pieces": len(pieces),  # ids that are text
+        "pieces_used": int((pieces > 0).sum()),
+        "pieces_below_10": int((pieces < 10).sum()),  # uses; the unused ones among them
+        "encoded_mb_per_second": size / 1e6 / max(seconds, 1e-9),
+    }
+
+
+def _costs(experiment: Experiment, tokenizer: Tokenizer, bytes_per_token: float) -> dict[str, float]:
+    """Of config.model with as many rows as there are ids: parameters of its tables, and training FLOPs a byte of text.
+
+    More ids make the softmax dearer and the text shorter.
+    """
+    from pretrainax.models.flops import flops_per_step  # here: it imports JAX
+
+    model = dataclasses.replace(experiment.model, vocab_size=tokenizer.vocabulary.size)
+    lengths = experiment.objective.lengths(experiment.data.sequence_length)
+    tables = 1 if model.tie_embeddings else 2
+    return {
+        "embedding_parameters": tables * model.vocab_size * model.embedding_width,
+        "flops_per_byte": flops_per_step(model, 1, lengths.inputs, lengths.targets) / (lengths.raw * bytes_per_token),
+    }
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The figures of `compare` in Markdown, and what they were measured on."""
+    header = [
+        *("tokenizer", "vocab_size", "bytes per token", "tokens per word", "unknown", "restored", "used", "under 10 ×"),
+        *("embedding, M", "MFLOP a byte", "MB/s", "trained in, s"),
+    ]
+    rows = [
+        [
+            row["kind"],
+            f"{row['size']:,}",
+            f"{row['bytes_per_token']:.3f}",
+            f"{row['tokens_per_word']:.3f}",
+            f"{row['unknown_share']:.3%}",
+            f"{row['restored_share']:.0%}",
+            f"{row['pieces_used'] / row['pieces']:.1%}",
+            f"{row['pieces_below_10']:,}",
+            f"{row['embedding_parameters'] / 1e6:.2f}",
+            f"{row['flops_per_byte'] / 1e6:.3g}",
+            f"{row['encoded_mb_per_second']:.1f}",
+            f"{row['training_seconds']:.1f}",
+        ]
+        for row in results["rows"]
+    ]
+    lines = [
+        f"Learned from {results['training_bytes'] / 1e6:.2f} MB, measured on {results['held_out_bytes'] / 1e6:.2f} MB "
+        f"of validation text in {results['held_out_documents']:,} documents.",
+        "",
+        markdown(header, rows),
+        "unknown: of the tokens, unk or bytes of characters that are no piece; restored: text in documents that come "
+        "back exactly; used: of the pieces, by the validation text; under 10 ×: pieces it uses less often or never; "
+        "embedding: parameters of config.model with that many ids, and its training FLOPs a byte of text; MB/s: "
+        "encoding on one core.",
+        "",
+        f"Fewest FLOPs a byte: {', '.join(_cheapest(results['rows'])) or 'none was learned'}.",
+    ]
+    if results["skipped"]:
+        lines += ["", f"Skipped {len(results['skipped'])}:", ""]
+        lines += [f"- {skipped['kind']} {skipped['size']:,}: {skipped['reason']}" for skipped in results["skipped"]]
+    return "\n".join(lines) + "\n"
+
+
+def _cheapest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        best = min((row for row in rows if row["kind"] == kind), key=lambda row: row["flops_per_byte"])
+        yield f"{kind} {best['size']:,}"
+
+
+def _bytes(texts: Sequence[str]) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """The library tokenizers looks at this variable at each call."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        del os.environ["TOKENIZERS_PARALLELISM"]
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before

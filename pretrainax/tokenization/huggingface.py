@@ -1,0 +1,345 @@
+"""Tokenizers of Hugging Face directories, both ways.
+
+`read_tokenizer(directory)` gives a `Tokenizer` with the ids that transformers gives; `write_tokenizer(tokenizer,
+directory, model)` writes the files from which transformers loads one with our ids. Reading back what was written gives
+the same ids, vocabulary and fingerprint.
+
+Only JSON, text and SentencePiece models are read; a repository's own code never is.
+"""
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
+
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.config.json_files import read_object
+from pretrainax.tokenization.base import (
+    DESCRIPTION,
+    SentencePieceTokenizer,
+    SubwordTokenizer,
+    Tokenizer,
+    Vocabulary,
+    byte_character,
+    decisive_part,
+    load_tokenizer,
+)
+from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json, with_template
+
+_MOST_SENTINELS = 1_000_000  # as text, some 100 MB
+_FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+# The special pieces of a directory that names none: the first line whose pieces are all in the vocabulary.
+_CONVENTIONS = (
+    dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # BERT, ELECTRA, DeBERTa
+    dict(pad="<pad>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # ALBERT
+    dict(pad="<pad>", unk="<unk>", bos="<s>", eos="</s>", cls="<s>", sep="</s>", mask="<mask>"),  # RoBERTa, BART
+    dict(pad="<pad>", unk="<unk>", bos="<bos>", eos="<eos>"),  # Gemma
+    dict(unk="<unk>", bos="<s>", eos="</s>"),  # LLaMA
+    dict(pad="<pad>", unk="<unk>", eos="</s>"),  # T5
+    dict(bos="<|begin_of_text|>", eos="<|end_of_text|>"),  # LLaMA 3
+    dict(bos="<|endoftext|>", eos="<|endoftext|>"),  # GPT-2
+    dict(unk="<unk>"),  # GPT-1
+)
+_SENTINEL = re.compile("\u2581?<extra_id_([0-9]+)>")  # with the mark of a space in mT5
+# Files of older models, and the classes of transformers (without "Tokenizer" and "Fast") that do to a text no more than
+# the file says. Others split it or lower its case by their own code, and it takes their tokenizer.json to know how.
+_READERS = {
+    "spiece.model": ("T5", "MT5"),
+    "spm.model": ("DebertaV2",),
+    "tokenizer.model": ("Llama", "CodeLlama", "Gemma"),
+    "vocab.txt": ("Bert", "DistilBert", "Electra"),
+    "merges.txt": ("GPT2", "Roberta", "Bart"),
+}
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+def tokenizer_file(directory: str) -> str:
+    """The name of the file that tells how a directory's tokenizer splits a text; UserError where there is none."""
+    if not os.path.isdir(directory):
+        raise UserError(f"{directory} is no directory")
+    for name in (DESCRIPTION, "tokenizer.json", *_READERS):
+        needs = ("vocab.json", name) if name == "merges.txt" else (name,)
+        if all(os.path.isfile(os.path.join(directory, need)) for need in needs):
+            return name
+    if _class(directory) == "ByT5":
+        return "tokenizer_config.json"
+    shifted = "sentencepiece.bpe.model"  # of XLM-R, mBART, CamemBERT
+    why = f"; the ids in {shifted} are not those of the model" if os.path.exists(f"{directory}/{shifted}") else ""
+    raise UserError(
+        f"{directory} holds no tokenizer that can be read, neither tokenizer.json nor {', '.join(_READERS)}{why}. "
+        "In transformers, AutoTokenizer.from_pretrained(…).save_pretrained(…) writes a tokenizer.json"
+    )
+
+
+def read_tokenizer(directory: str) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory, or of one that `write_tokenizer` or `Tokenizer.save` wrote.
+
+    A SentencePiece model is read by SentencePiece. Raises a UserError where there is no tokenizer, or one whose ids
+    follow from more than its files say.
+    """
+    name = tokenizer_file(directory)
+    try:
+        if name == DESCRIPTION:
+            tokenizer = load_tokenizer(directory)
+            if _is_decisive(tokenizer, directory):
+                return tokenizer
+            name = "tokenizer.json"
+        return _Files(directory).read(name)
+    except OSError as e:
+        raise UserError(f"cannot read {e.filename} ({e.strerror})") from e
+    except UserError:
+        raise
+    except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
+        raise UserError(f"the tokenizer in {directory} is damaged ({type(e).__name__}: {e})") from e
+
+
+class _Files:
+    """What a Hugging Face directory says of its tokenizer."""
+
+    def __init__(self, directory: str):
+        self._directory = directory
+        self._config = self._json("tokenizer_config.json")
+        # special_tokens_map.json is older, tokenizer_config.json has the last word
+        said = self._json("special_tokens_map.json") | self._config
+        self._named = {field: _piece(said.get(f"{field}_token")) for field in _FIELDS}
+        self._named = {field: piece for field, piece in self._named.items() if piece}
+        extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
+        self._extra = [_piece(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
+        self._added = dict(self._json("added_tokens.json"))
+        decoder = self._config.get("added_tokens_decoder") or {}
+        self._added |= {_piece(token): int(i) for i, token in decoder.items()}
+
+    def read(self, name: str) -> Tokenizer:
+        kind = _class(self._directory)
+        if kind and kind not in _READERS.get(name, (kind,)):
+            raise self._error(f"how {kind}Tokenizer splits a text is not in {name}: tokenizer.json is needed")
+        if name.endswith(".model"):
+            return self._sentencepiece(name)
+        kinds = {"tokenizer.json": self._tokenizers, "vocab.txt": self._wordpiece, "merges.txt": self._byte_bpe}
+        return kinds.get(name, self._bytes)()
+
+    def _tokenizers(self) -> SubwordTokenizer:
+        """Any tokenizer.json."""
+        model = self._read("tokenizer.json")
+        try:
+            tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        except Exception as e:  # the library raises nothing more precise
+            raise self._error(f"tokenizer.json is none of tokenizers {tokenizers.__version__} ({e})") from e
+        description = json.loads(model)
+        for key, part, kind, field in (
+            ("do_lower_case", "normalizer", "BertNormalizer", "lowercase"),
+            ("add_prefix_space", "pre_tokenizer", "ByteLevel", "add_prefix_space"),
+        ):  # transformers goes by tokenizer_config.json in these
+            part = description[part] or {}
+            if part.get("type") == kind and self._config.get(key, part[field]) != part[field]:
+                raise self._error(f"tokenizer_config.json has {key} {self._config[key]}, tokenizer.json {part[field]}")
+        if description["model"].get("dropout"):
+            raise self._error(
+                "tokenizer.json draws its pieces at random (BPE dropout): set model.dropout to null in it"
+            )
+        if missing := [piece for piece, i in self._added.items() if tokenizer.token_to_id(piece) != i]:
+            raise self._error(f"tokenizer_config.json or added_tokens.json adds what tokenizer.json lacks: {missing}")
+        return self._subword(tokenizer, model)
+
+    def _wordpiece(self) -> SubwordTokenizer:
+        """BERT's vocab.txt, a piece a line."""
+        vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
+        unk = self._named.get("unk", "[UNK]")
+        tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
+        tokenizer.normalizer = normalizers.BertNormalizer(
+            lowercase=self._config.get("do_lower_case", True),
+            strip_accents=self._config.get("strip_accents"),
+            handle_chinese_chars=self._config.get("tokenize_chinese_chars", True),
+        )
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(prefix="##")
+        return self._subword(self._with_added(tokenizer))
+
+    def _byte_bpe(self) -> SubwordTokenizer:
+        """vocab.json and merges.txt of GPT-2, RoBERTa, BART."""
+        vocabulary = self._json("vocab.json")
+        if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
+            raise self._error("vocab.json is none of bytes, as GPT-2's is: a tokenizer.json is needed")
+        lines = self._lines("merges.txt")
+        merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        try:
+            model = models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
+        except Exception as e:
+            raise self._error(f"vocab.json and merges.txt do not fit ({e})") from e
+        tokenizer = tokenizers.Tokenizer(model)
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self._config.get("add_prefix_space", False))
+        tokenizer.decoder = decoders.ByteLevel()
+        return self._subword(self._with_added(tokenizer))
+
+    def _bytes(self) -> SubwordTokenizer:
+        """ByT5's tokenizer, which has no file: byte b is id b + 3."""
+        names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
+            259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
+        }
+        vocabulary = {byte_character(byte): byte + 3 for byte in range(256)} | {piece: i for i, piece in names.items()}
+        tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return self._subword(self._with_added(tokenizer))
+
+    def _sentencepiece(self, name: str) -> SentencePieceTokenizer:
+        """T5's, LLaMA's and Gemma's, DeBERTa's model file."""
+        model = self._read(name)
+        processor = sentencepiece.SentencePieceProcessor()
+        try:
+            processor.load_from_serialized_proto(model)
+        except RuntimeError as e:
+            raise self._error(f"{name} is no SentencePiece model (of a tiktoken file, tokenizer.json is needed)") from e
+        pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
+        appended = [piece for piece, i in sorted(self._added.items(), key=lambda item: item[1]) if i >= len(pieces)]
+        if name == "spm.model":
+            appended = appended or ["[MASK]"]  # DebertaV2Tokenizer's own
+        elif {"[CLS]", "<cls>"} & set(pieces):
+            raise self._error(
+                f"transformers changes a text before {name} sees it (ALBERT, XLNet): tokenizer.json is needed"
+            )
+        if name == "spiece.model" and not any(map(_SENTINEL.fullmatch, [*pieces, *appended])):
+            appended = [*(f"<extra_id_{n}>" for n in reversed(range(self._num_sentinels(100)))), *appended]
+        vocabulary = {piece: i for i, piece in enumerate([*pieces, *appended])}
+        self._check_added(vocabulary)
+        described, special_pieces = self._special(vocabulary)
+        special_pieces |= {vocabulary[piece]: piece for piece in appended}
+        return SentencePieceTokenizer(model, described, special_pieces)
+
+    # --- what they share
+
+    def _subword(self, tokenizer: tokenizers.Tokenizer, model: Optional[bytes] = None) -> SubwordTokenizer:
+        described, special_pieces = self._special(tokenizer.get_vocab())
+        special_pieces = dict(sorted(special_pieces.items()))
+        if model is None:
+            add_special(tokenizer, special_pieces)
+            model = tokenizer.to_str().encode()
+        return SubwordTokenizer(model, described, special_pieces)
+
+    def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
+        """The special ids among the pieces, and what is written for them."""
+        ids = set(vocabulary.values())
+        if missing := max(ids) + 1 - len(ids):
+            first = next(i for i in itertools.count() if i not in ids)
+            raise self._error(f"the vocabulary has no piece for {missing} of its ids, the first is {first}")
+        named = self._named
+        if not named:
+            fitting = (pieces for pieces in _CONVENTIONS if set(pieces.values()) <= vocabulary.keys())
+            named = next(fitting, {})
+        if lacking := {f"{field}_token {piece!r}" for field, piece in named.items() if piece not in vocabulary}:
+            raise self._error(f"{', '.join(sorted(lacking))} is not in the vocabulary")
+        special = {field: vocabulary[piece] for field, piece in named.items()}
+        if special.get("unk") in (special.get("bos"), special.get("eos")):
+            special.pop("unk", None)  # GPT-2's <|endoftext|>: of bytes, none is unknown
+        numbered = {int(m[1]): i for piece, i in vocabulary.items() if (m := _SENTINEL.fullmatch(piece))}
+        sentinels = tuple(numbered[n] for n in sorted(numbered))
+        piece_of = {i: piece for piece, i in vocabulary.items()}
+        pieces = {i: piece_of[i] for i in (*special.values(), *sentinels)}
+        return Vocabulary(len(ids), **special, sentinels=sentinels), pieces
+
+    def _with_added(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+        """With the pieces of added_tokens.json and added_tokens_decoder."""
+        for piece, _ in sorted(self._added.items(), key=lambda item: item[1]):
+            tokenizer.add_tokens([tokenizers.AddedToken(piece, normalized=False)])
+        self._check_added(tokenizer.get_vocab())
+        return tokenizer
+
+    def _check_added(self, vocabulary: Mapping[str, int]) -> None:
+        if wrong := [f"{piece!r} as {i}" for piece, i in self._added.items() if vocabulary.get(piece) != i]:
+            raise self._error(f"its added tokens do not fit the vocabulary: {', '.join(wrong)}")
+
+    def _num_sentinels(self, default: int) -> int:
+        listed = len([piece for piece in self._extra if _SENTINEL.fullmatch(piece)])
+        number = self._config.get("extra_ids", listed or default)
+        if type(number) is not int or not 0 <= number <= _MOST_SENTINELS:
+            raise self._error(f"extra_ids is {number!r}, which is no number from 0 to {_MOST_SENTINELS:,}")
+        return number
+
+    def _read(self, name: str) -> bytes:
+        with open(os.path.join(self._directory, name), "rb") as f:
+            return f.read()
+
+    def _lines(self, name: str) -> list[str]:
+        with open(os.path.join(self._directory, name), encoding="utf-8") as f:
+            return [line.removesuffix("\n") for line in f]
+
+    def _json(self, name: str) -> dict[str, Any]:
+        return _json(self._directory, name)
+
+    def _error(self, problem: str) -> UserError:
+        return UserError(f"the tokenizer in {self._directory}: {problem}")
+
+
+def _json(directory: str, name: str) -> dict[str, Any]:
+    """{} where there is no such file."""
+    path = os.path.join(directory, name)
+    return read_object(path) if os.path.exists(path) else {}
+
+
+def _class(directory: str) -> str:
+    """The class of transformers, without "Tokenizer" and "Fast"; "" where no file names one."""
+    files = ("tokenizer_config.json", "config.json")
+    name = next(filter(None, (_json(directory, name).get("tokenizer_class") for name in files)), "")
+    return re.sub("Tokenizer(Fast)?$", "", str(name))
+
+
+def _piece(token: Any) -> Any:
+    """The text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+# --- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) -> None:
+    """The files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
+
+    A tokenizer.json that was read is written as it was. One of ours gets the special tokens around a text that are
+    usual for `model`: [CLS] … [SEP] of an encoder, … </s> of an encoder-decoder, <s> … of a decoder. Qwen 2 is the one
+    `model_type` for which AutoTokenizer puts its own rules in the place of those of the file.
+    """
+    os.makedirs(directory, exist_ok=True)
+    pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
+    named = {f"{field}_token": pieces[i] for field in _FIELDS if (i := getattr(vocabulary, field)) is not None}
+    if vocabulary.sentinels:
+        named["additional_special_tokens"] = [pieces[i] for i in vocabulary.sentinels]
+    types = ["token_type_ids"] if model.num_token_types > 1 else []
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # what takes tokenizer.json as it is
+        "model_input_names": ["input_ids", *types, "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **named,
+    }
+    if model.position.max_length is not None:
+        config["model_max_length"] = model.position.max_length
+    if not isinstance(tokenizer, SubwordTokenizer):
+        tokenizer.save(directory)  # `read_tokenizer` gives this back
+    _write(directory, "tokenizer.json", with_template(tokenizer, model))
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
+        _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def _write(directory: str, name: str, content: bytes) -> None:
+    with open(os.path.join(directory, name), "wb") as f:
+        f.write(content)
+
+
+def _is_decisive(tokenizer: Tokenizer, directory: str) -> bool:
+    """Whether a saved `tokenizer` is what the other files of `directory` speak of, too: they may be newer."""
+    try:
+        with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
+            there = f.read()
+    except FileNotFoundError:
+        return True
+    if isinstance(tokenizer, SubwordTokenizer):
+        return not os.path.exists(os.path.join(directory, "tokenizer_config.json"))
+    ours, theirs = (json.loads(decisive_part(m, tokenizer.vocabulary)) for m in (tokenizer_json(tokenizer), there))
+    return ours == theirs

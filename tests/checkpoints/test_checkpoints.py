@@ -1,0 +1,398 @@
+"""A checkpoint comes back bit for bit, or not at all."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from pretrainax.checkpoints.checkpoints import Checkpoints, load_params
+from pretrainax.checkpoints.manifest import MANIFEST
+from pretrainax.config import RunFailed, UserError
+from tests.support.runs import ROOT
+
+
+@flax.struct.dataclass
+class State:
+    step: jax.Array
+    params: dict
+    opt_state: optax.OptState
+
+
+def make_state(step: int, devices: int = 8, width: int = 8) -> State:
+    """Random parameters split over `devices`, with random moments of AdamW; others for each step."""
+    mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
+    split, whole = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec())
+    rng = np.random.default_rng(step)
+    params = {
+        "blocks": {"kernel": jax.device_put(rng.standard_normal((16, width), np.float32), split)},
+        "scale": jax.device_put(rng.standard_normal(3, np.float32), whole),
+    }
+    opt_state = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init(params)
+    moments = [
+        rng.standard_normal(x.shape, np.float32) if x.ndim else np.int32(step) for x in jax.tree.leaves(opt_state)
+    ]
+    shardings = [split if x.ndim == 2 else whole for x in jax.tree.leaves(opt_state)]
+    opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), jax.device_put(moments, shardings))
+    return State(step=jax.device_put(jnp.int32(step), whole), params=params, opt_state=opt_state)
+
+
+def abstract(tree):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
+
+
+def save_all(directory, steps, keep=10, losses=None):
+    checkpoints = Checkpoints(str(directory), keep=keep)
+    for step in steps:
+        metrics = {"loss": losses[step]} if losses else None
+        checkpoints.save(step, make_state(step), {"note": f"from {step}"}, metrics)
+    checkpoints.close()
+
+
+def restore(directory, devices=8):
+    checkpoints = Checkpoints(str(directory), keep=10)
+    restored = checkpoints.restore_newest(abstract(make_state(0, devices)))
+    checkpoints.close()
+    return restored, checkpoints.warnings
+
+
+def kept(directory):
+    return sorted(int(name) for name in os.listdir(directory))
+
+
+def files_of(step_directory):
+    return sorted(os.path.join(d, n) for d, _, names in os.walk(step_directory) for n in names)
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    """Steps 10 and 20, made once; a test that damages them takes a copy."""
+    directory = tmp_path_factory.mktemp("two") / "checkpoints"
+    save_all(directory, [10, 20])
+    return directory
+
+
+@pytest.fixture
+def damaged(two_steps, tmp_path):
+    return shutil.copytree(two_steps, tmp_path / "checkpoints")
+
+
+# --- round trip ----------------------------------------------------------------------------------------------------
+
+
+def test_state_and_extra_come_back_bit_for_bit(tmp_path):
+    extra = {"step": 7, "tokenizer": "abc", "best_loss": None, "config": {"train": {"steps": 3, "rate": 0.1}}}
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    checkpoints.save(7, make_state(7), extra)
+    step, state, restored_extra = checkpoints.restore_newest(abstract(make_state(0)))
+    assert step == 7
+    chex.assert_trees_all_equal(state, make_state(7))
+    assert restored_extra == extra
+    checkpoints.close()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_arrays_saved_on_8_devices_come_back_on_fewer(two_steps, devices):
+    (_, state, _), _ = restore(two_steps, devices)
+    chex.assert_trees_all_equal(state, make_state(20))
+    assert state.params["blocks"]["kernel"].sharding == make_state(0, devices).params["blocks"]["kernel"].sharding
+
+
+def test_arrays_saved_on_1_device_come_back_on_4(tmp_path):
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    checkpoints.save(1, make_state(1, devices=1), {})
+    _, state, _ = checkpoints.restore_newest(abstract(make_state(0, devices=4)))
+    chex.assert_trees_all_equal(state, make_state(1))
+    checkpoints.close()
+
+
+def test_a_state_that_is_donated_right_after_save_is_saved_as_it_was(tmp_path):
+    update = jax.jit(lambda s: jax.tree.map(lambda x: x * 2 + 1, s), donate_argnums=0)
+    state = jax.tree.map(lambda x: jnp.tile(x, (4096,) + (1,) * (x.ndim - 1)) if x.ndim else x, make_state(3))
+    before = jax.tree.map(np.array, state)
+    checkpoints = Checkpoints(str(tmp_path), keep=1)
+    checkpoints.save(3, state, {})
+    for _ in range(3):
+        state = update(state)
+    _, restored, _ = checkpoints.restore_newest(abstract(state))
+    chex.assert_trees_all_equal(restored, before)
+    checkpoints.close()
+
+
+def test_extra_is_saved_as_it_was_at_the_call(tmp_path):
+    checkpoints, extra = Checkpoints(str(tmp_path), keep=1), {"best_loss": 2.5}
+    checkpoints.save(1, make_state(1), extra)
+    extra["best_loss"] = 1.0
+    assert checkpoints.restore_newest(abstract(make_state(0)))[2] == {"best_loss": 2.5}
+    checkpoints.close()
+
+
+def test_no_checkpoint_is_none(tmp_path):
+    assert restore(tmp_path / "checkpoints") == (None, [])
+
+
+def test_the_manifest_is_what_sha256sum_checks(two_steps):
+    subprocess.run(
+        ["sha256sum", "--check", "--strict", MANIFEST], cwd=two_steps / "20", check=True, capture_output=True
+    )
+
+
+def test_a_save_waits_for_the_one_before(tmp_path):
+    save_all(tmp_path, [1, 2, 3])  # without a pause between them
+    assert kept(tmp_path) == [1, 2, 3]
+
+
+# --- damage --------------------------------------------------------------------------------------------------------
+
+
+def flip(path, position):
+    with open(path, "r+b") as f:
+        f.seek(position)
+        byte = f.read(1)[0]
+        f.seek(position)
+        f.write(bytes([byte ^ 1]))
+
+
+def test_a_step_with_one_flipped_bit_is_never_used(damaged):
+    """Every file in turn, the manifest and Orbax's metadata too, at a random position."""
+    rng = random.Random(0)
+    for path in files_of(damaged / "20"):
+        if os.path.getsize(path):
+            position = rng.randrange(os.path.getsize(path))
+            flip(path, position)
+            (step, state, extra), warnings = restore(damaged)
+            assert step == 10 and extra == {"note": "from 10"}, path
+            (warning,) = warnings
+            assert MANIFEST in path or f"{os.path.relpath(path, damaged / '20')} changed" in warning
+            flip(path, position)
+    assert restore(damaged)[0][0] == 20  # nothing but the flips was in the way
+    chex.assert_trees_all_equal(state, make_state(10))
+
+
+def array_file(step_directory):
+    return max(files_of(step_directory), key=os.path.getsize)
+
+
+def truncate(path):
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+@pytest.mark.parametrize("damage", [truncate, lambda path: os.truncate(path, 0), os.remove])
+@pytest.mark.parametrize("name", ["array", MANIFEST, "_CHECKPOINT_METADATA"])
+def test_a_truncated_empty_or_missing_file_is_named_and_the_step_before_is_taken(damaged, damage, name):
+    path = array_file(damaged / "20") if name == "array" else damaged / "20" / name
+    damage(path)
+    (step, _, _), warnings = restore(damaged)
+    assert step == 10
+    assert re.fullmatch(rf"checkpoint 20 is not used: .*{re.escape(os.path.basename(path))}.*", warnings[0])
+
+
+def test_a_file_too_many_is_named_and_the_step_before_is_taken(damaged):
+    (damaged / "20" / "params" / "stray").write_text("?")
+    (step, _, _), warnings = restore(damaged)
+    assert step == 10 and warnings == ["checkpoint 20 is not used: params/stray not in manifest.sha256"]
+
+
+def test_a_manifest_cut_at_the_end_of_a_line_does_not_vouch_for_the_rest(damaged):
+    manifest = damaged / "20" / MANIFEST
+    manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-1]))
+    assert restore(damaged)[0][0] == 10
+
+
+def test_hidden_files_of_file_managers_do_no_harm(damaged):
+    (damaged / "20" / ".DS_Store").write_text("?")
+    assert restore(damaged)[0][0] == 20
+
+
+def test_when_all_are_damaged_the_error_names_each_and_nothing_is_deleted(damaged):
+    for step in ("10", "20"):
+        truncate(array_file(damaged / step))
+    before = files_of(damaged)
+    with pytest.raises(UserError, match=r"step 20: .* changed; step 10: .* changed.*none was deleted") as error:
+        restore(damaged)
+    assert "\n" not in str(error.value)
+    assert files_of(damaged) == before
+
+
+def test_a_damaged_newer_step_is_replaced_when_the_run_gets_there_again(damaged):
+    truncate(array_file(damaged / "20"))
+    checkpoints = Checkpoints(str(damaged), keep=1)
+    assert checkpoints.restore_newest(abstract(make_state(0)))[0] == 10
+    checkpoints.save(15, make_state(15), {})
+    checkpoints.wait()
+    assert kept(damaged) == [15, 20]  # 20 is neither counted as the newest nor deleted
+    checkpoints.save(20, make_state(21), {})
+    step, state, _ = checkpoints.restore_newest(abstract(make_state(0)))
+    assert step == 20 and checkpoints.warnings == []
+    chex.assert_trees_all_equal(state.params, make_state(21).params)
+    checkpoints.close()
+
+
+# --- which are kept ------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    save_all(tmp_path, [1, 2, 3, 4, 5], keep=2, losses={1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 2.2})
+    assert kept(tmp_path) == [2, 4, 5]
+
+
+def test_the_newest_is_kept_however_bad_it_is(tmp_path):
+    save_all(tmp_path, [1, 2, 3], keep=1, losses={1: 1.0, 2: 2.0, 3: float("nan")})
+    assert kept(tmp_path) == [1, 3]
+
+
+def test_steps_without_a_metric_are_kept_by_age_alone(tmp_path):
+    save_all(tmp_path, [1, 2, 3], keep=2)
+    assert kept(tmp_path) == [2, 3]
+
+
+def test_leftovers_of_a_kill_are_cleared_and_a_replaced_step_gets_its_name_back(damaged):
+    shutil.copytree(damaged / "20", damaged / "30.saving.orbax-checkpoint-tmp")
+    shutil.copytree(damaged / "20", damaged / "5.deleted")
+    os.rename(damaged / "20", damaged / "20.replaced")
+    assert restore(damaged)[0][0] == 20
+    assert kept(damaged) == [10, 20]
+
+
+# --- strictness ----------------------------------------------------------------------------------------------------
+
+
+def test_another_shape_is_an_error_that_names_the_parameter(two_steps):
+    checkpoints = Checkpoints(str(two_steps), keep=10)
+    with pytest.raises(UserError, match=r"params/blocks/kernel is float32\[16,8\], wanted float32\[16,4\]"):
+        checkpoints.restore_newest(abstract(make_state(0, width=4)))
+    checkpoints.close()
+
+
+def test_another_optimizer_is_an_error_that_names_its_arrays(two_steps):
+    state = make_state(0)
+    checkpoints = Checkpoints(str(two_steps), keep=10)
+    with pytest.raises(UserError, match=r"optimizer/opt_state/1/0/mu/scale float32\[3\] is not wanted"):
+        checkpoints.restore_newest(abstract(state.replace(opt_state=optax.sgd(1.0).init(state.params))))
+    checkpoints.close()
+
+
+def test_load_params_takes_parameters_alone(two_steps):
+    params = load_params(str(two_steps.parent), abstract(make_state(0, devices=4).params))
+    chex.assert_trees_all_equal(params, make_state(20).params)
+    assert params["blocks"]["kernel"].sharding.mesh.size == 4
+
+
+def test_load_params_names_every_parameter_that_does_not_fit(two_steps):
+    params = abstract(make_state(0).params)
+    params["blocks"]["bias"] = params.pop("scale")
+    params["blocks"]["kernel"] = params["blocks"]["kernel"].update(dtype=jnp.bfloat16)
+    with pytest.raises(UserError) as error:
+        load_params(str(two_steps.parent), params)
+    for part in ("blocks/bias float32[3] is missing", "scale float32[3] is not wanted", "blocks/kernel is float32"):
+        assert f"params/{part}" in str(error.value)
+
+
+def test_load_params_falls_back_to_the_step_before(damaged):
+    truncate(array_file(damaged / "20"))
+    chex.assert_trees_all_equal(load_params(str(damaged.parent), abstract(make_state(0).params)), make_state(10).params)
+
+
+def test_load_params_of_a_folder_without_checkpoints_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        load_params(str(tmp_path), abstract(make_state(0).params))
+
+
+# --- kills and full disks ------------------------------------------------------------------------------------------
+
+SAVING = """
+    import sys
+    from tests.checkpoints.test_checkpoints import Checkpoints, make_state
+
+    checkpoints = Checkpoints(sys.argv[1], keep=2)
+    state = make_state(1, devices=1, width=1 << 15)
+    for step in range(1, 1000):
+        checkpoints.save(step, state.replace(step=state.step * 0 + step), {"step": step})
+        print(step, flush=True)
+"""
+
+
+def start_saving(directory, program=SAVING, **kwargs):
+    command = [sys.executable, "-c", textwrap.dedent(program), str(directory)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, **kwargs)
+
+
+def test_a_kill_while_saving_leaves_a_valid_checkpoint(tmp_path):
+    """One process a trial saves without a pause and is killed at a random moment; the next goes on in its folder."""
+    rng = random.Random(0)
+    want = abstract(make_state(0, devices=1, width=1 << 15))
+    for _ in range(3):
+        process = start_saving(tmp_path)
+        for _ in range(4):  # saves 1 to 3 are on disk when the call for the 4th returns
+            begun = int(process.stdout.readline())
+        time.sleep(rng.uniform(0, 0.3))
+        process.send_signal(signal.SIGKILL)
+        begun = max([begun, *map(int, process.stdout.read().split())])
+        process.wait()
+        checkpoints = Checkpoints(str(tmp_path), keep=2)
+        step, state, extra = checkpoints.restore_newest(want)
+        checkpoints.close()
+        assert step in (begun - 1, begun) and checkpoints.warnings == []
+        assert int(state.step) == extra["step"] == step
+        shutil.rmtree(tmp_path)
+
+
+def test_a_full_disk_is_one_clear_line_and_earlier_steps_stay(tmp_path):
+    """A limit on the size of a file stands in for the disk: writes fail in the same places."""
+    program = """
+        import resource, sys
+        from tests.checkpoints.test_checkpoints import Checkpoints, make_state
+
+        checkpoints = Checkpoints(sys.argv[1], keep=2)
+        checkpoints.save(1, make_state(1, devices=1), {})
+        checkpoints.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
+        try:
+            checkpoints.save(2, make_state(2, devices=1, width=1 << 13), {})
+            checkpoints.wait()
+        except Exception as error:
+            print(type(error).__name__, error)
+    """
+    process = start_saving(tmp_path, program, stderr=subprocess.PIPE)
+    out, err = process.communicate()
+    assert out == "RunFailed could not save step 2: File too large; earlier checkpoints are kept\n", err
+    assert "Traceback" not in err
+    assert kept(tmp_path) == [1]
+    assert restore(tmp_path, devices=1)[0][0] == 1
+
+
+def test_a_save_that_failed_does_not_keep_the_next_from_working(tmp_path, monkeypatch):
+    def fail(path):
+        raise OSError(28, "No space left on device")
+
+    checkpoints = Checkpoints(str(tmp_path), keep=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("pretrainax.checkpoints.manifest.seal", fail)
+        checkpoints.save(1, make_state(1), {})
+        with pytest.raises(RunFailed, match="could not save step 1: No space left on device"):
+            checkpoints.wait()
+    assert os.listdir(tmp_path) == []
+    checkpoints.save(1, make_state(1), {})
+    checkpoints.close()
+    assert kept(tmp_path) == [1]
+
+
+def test_the_notes_are_json_even_where_the_loss_is_not_a_number(tmp_path):
+    save_all(tmp_path, [1], losses={1: float("nan")})
+    notes = json.loads((tmp_path / "1" / "run.json").read_text(), parse_constant=pytest.fail)
+    assert notes["metrics"] == {"loss": None}

@@ -1,0 +1,124 @@
+"""Configs as JSON and from flags, and what validate says of bad ones."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pretrainax import config as config_lib
+from pretrainax.config import Choice, Experiment, RotaryPositions, UserError, validation
+from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
+from tests.support import tiny
+
+
+@pytest.mark.parametrize("variant", ["t5", "bert", "gpt"])
+def test_json_gives_the_same_config_back(variant):
+    experiment = tiny.get_config(variant)
+    assert config_lib.from_json(Experiment, json.loads(config_lib.dump(experiment))) == experiment
+
+
+def test_json_keeps_an_optional_part():
+    experiment = tiny.get_config("gpt")
+    experiment.model.position = RotaryPositions(scaling=config_lib.LongContextScaling(factor=32.0))
+    assert config_lib.from_json(Experiment, config_lib.to_json(experiment)) == experiment
+
+
+def test_json_with_an_unknown_field_names_the_nearest():
+    value = config_lib.to_json(tiny.get_config("t5"))
+    value["train"]["stpes"] = value["train"].pop("steps")
+    with pytest.raises(UserError, match="config.train: unknown field 'stpes', did you mean 'steps'"):
+        config_lib.from_json(Experiment, value)
+
+
+def test_differences_name_only_fields_that_change_the_mathematics():
+    old, new = tiny.get_config("t5"), tiny.get_config("t5")
+    new.train.log_every, new.mesh.fsdp, new.data.workers = 7, 8, 2
+    assert config_lib.differences(old, new) == []
+    new.train.seed, new.objective.noise_density = 3, 0.5
+    assert config_lib.differences(old, new) == ["objective.noise_density: 0.15 -> 0.5", "train.seed: 0 -> 3"]
+
+
+def test_a_flag_gives_a_whole_choice():
+    source = Choice.parse("TextFiles(path='my/books', valid_fraction=0.05)")
+    assert (type(source).__name__, source.path, source.valid_fraction) == ("TextFiles", "my/books", 0.05)
+
+
+def test_a_flag_gives_choices_within_a_choice():
+    source = Choice.parse("SourceMixture(sources=(PythonDocs, TextFiles(path='a')), weights=[1, 2.5])")
+    assert source == SourceMixture(sources=(PythonDocs(), TextFiles(path="a")), weights=(1, 2.5))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("TextFile(path='x')", "did you mean 'TextFiles'"),
+        ("TextFiles(pth='x')", "did you mean 'path'"),
+        ("TextFiles('x')", "cannot read"),
+        ("TextFiles(path=__import__('os').getcwd())", "cannot read"),
+        ("Source", "unknown choice 'Source'"),  # abstract
+        ("Records", "unknown choice 'Records'"),  # what several share
+        ("TextFiles()", "TextFiles needs a value for 'path'"),
+        ("TextFiles(**{'path': 'x'})", "cannot read"),
+        ("SourceMixture(sources=(TextFile(path='x'),))", "did you mean 'TextFiles'"),
+        ("SourceMixture(sources=(TextFiles(pth='x'),))", "TextFiles has no field 'pth', did you mean 'path'"),
+        ("SourceMixture(sources=(TextFiles('x'),))", "cannot read"),
+        ("SourceMixture(sources=[__import__('os')])", "cannot read"),
+        ("TextFiles(path=3)", "TextFiles.path is 3, it must be of type str"),
+        ("MaskedLM(rate='0.15')", "MaskedLM.rate is '0.15', it must be of type"),
+        ("NearDuplicates(ngram=True)", "NearDuplicates.ngram is True, it must be of type int"),
+        ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be of type tuple\[int, ...\]"),
+    ],
+)
+def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
+    with pytest.raises(UserError, match=message):
+        Choice.parse(text)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"model.family": "enc"}, "config.model.family is 'enc', did you mean 'encoder'"),
+        ({"model.num_heads": 5}, "config.model.d_model 32 is not a multiple of config.model.num_heads 5"),
+        ({"model.num_kv_heads": 3}, "config.model.num_heads 4 is not a multiple of config.model.num_kv_heads 3"),
+        ({"model.dropout_rate": 1.0}, "config.model.dropout_rate is 1.0"),
+        ({"train.accumulate": 3}, "config.train.global_batch_size 8 is not a multiple of config.train.accumulate 3"),
+        ({"train.steps": 0}, "config.train.steps is 0, it must be at least 1"),
+        ({"mesh.slices": 0}, "config.mesh.slices is 0"),
+        ({"data.sequence_length": 65}, "65"),  # LearnedPositions(64)
+        ({"model.family": "decoder"}, "encoder_decoder"),  # span corruption's only family
+        ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding
+        ({"schedule": config_lib.MeshConfig()}, "config.schedule is MeshConfig, it must be of kind Schedule"),
+    ],
+)
+def test_validate_names_the_value_and_the_field(change, message):
+    experiment = tiny.get_config("gpt" if "data.sequence_length" in change else "t5")
+    for path, value in change.items():
+        parent, _, name = path.rpartition(".")
+        setattr(validation.get(experiment, parent) if parent else experiment, name, value)
+    with pytest.raises(UserError, match=message):
+        validation.validate(experiment)
+
+
+def test_where_nothing_is_read_files_may_be_missing():
+    experiment = tiny.get_config("gpt")
+    experiment.data.source.path = experiment.tokenizer.path = "/no/such/file"
+    with pytest.raises(UserError, match="config.tokenizer.path is .*config.data.source.path is"):
+        validation.validate(experiment)
+    validation.validate(experiment, files=False)
+
+
+def test_validate_collects_every_problem():
+    experiment = tiny.get_config("t5")
+    experiment.train.steps, experiment.model.norm = 0, "batch"
+    with pytest.raises(UserError, match="config.model.norm is 'batch'.*config.train.steps is 0"):
+        validation.validate(experiment)
+
+
+def test_every_field_of_a_run_has_a_default_in_its_dataclass():
+    without = [
+        f"{cls.__name__}.{f.name}"
+        for cls in (config_lib.ModelConfig, config_lib.TrainConfig, config_lib.MeshConfig, config_lib.CheckpointConfig)
+        for f in dataclasses.fields(cls)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    assert without == []

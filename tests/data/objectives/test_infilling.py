@@ -1,0 +1,227 @@
+"""FillInTheMiddle: documents taken apart at the asked rates, room for their marks, and nothing lost."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
+from pretrainax.data.objectives import CausalLM, FillInTheMiddle, Lengths, Text
+from pretrainax.data.sources import TextFiles
+from pretrainax.tokenization.choices import ByteBPE, Vocabulary
+from pretrainax.training import loop as train
+from tests.data.conftest import CHINESE, ENGLISH, TEXTS
+from tests.support import tiny
+
+EOT, PRE, SUF, MID = 1, 900, 901, 902
+VOCABULARY = Vocabulary(size=903, bos=EOT, eos=EOT, sentinels=(PRE, SUF, MID))
+DOCUMENTS = st.lists(st.lists(st.integers(2, 899), max_size=12), min_size=1, max_size=8)
+RATES = [FillInTheMiddle(), FillInTheMiddle(fim_rate=0.9, spm_rate=0.0), FillInTheMiddle(spm_rate=1.0)]
+
+
+def text_of(documents, is_cut=False):
+    """Documents that end with EOT, the last one perhaps not."""
+    ended = [[*document, EOT] for document in documents]
+    ended[-1] = ended[-1][:-1] if is_cut and documents[-1] else ended[-1]
+    segment_ids = np.repeat(np.arange(1, len(ended) + 1, dtype=np.int32), [len(document) for document in ended])
+    return Text(np.array(sum(ended, []), np.int32), segment_ids)
+
+
+def example(objective, text, seed=0, vocabulary=VOCABULARY):
+    return objective.example(text, np.random.default_rng(seed), vocabulary)
+
+
+def stream(objective, text, seed=0):
+    """What the model reads and predicts, from its first token to its last."""
+    return CausalLM().restore(example(objective, text, seed), VOCABULARY).tolist()
+
+
+def examples(objective, count, mean=400):
+    """Of windows of about 1,000 tokens."""
+    rng, raw = np.random.default_rng(7), objective.lengths(1024).raw
+    for seed in range(count):
+        tokens = rng.integers(2, 900, raw, dtype=np.int32)
+        tokens[rng.random(raw) < 1 / mean] = EOT
+        segment_ids = 1 + np.cumsum(np.append(0, tokens[:-1] == EOT), dtype=np.int32)
+        yield example(objective, Text(tokens, segment_ids), seed)
+
+
+def off(objective, rows):
+    return [s.name for s in objective.statistics(rows, VOCABULARY) if s.is_off]
+
+
+# --- the paper -----------------------------------------------------------------------------------------------------
+
+THE_CAT = "the cat sat on the mat <eot>"
+
+
+@pytest.mark.parametrize(
+    "spm_rate, wanted",
+    [
+        (0.0, "<PRE> the cat <SUF> the mat <MID> sat on <eot>"),  # section 3, equation of PSM
+        (1.0, "<PRE> <SUF> the mat <MID> the cat sat on <eot>"),  # appendix D, SPM of joint training
+    ],
+)
+def test_a_document_is_moved_as_in_the_paper(spm_rate, wanted):
+    words = "<eot> <PRE> <SUF> <MID> the cat sat on mat".split()
+    vocabulary = Vocabulary(size=len(words), eos=0, sentinels=(1, 2, 3))
+    tokens = np.array([words.index(word) for word in THE_CAT.split()], np.int32)
+    text, objective = Text(tokens, np.ones(7, np.int32)), FillInTheMiddle(fim_rate=1.0, spm_rate=spm_rate)
+    seen = set()
+    for seed in range(500):
+        row = example(objective, text, seed, vocabulary)
+        np.testing.assert_array_equal(row["tokens"][1:], row["targets"][:-1])
+        assert (row["loss_weights"] == 1).all()  # all is predicted, the marks too
+        seen.add(" ".join(words[i] for i in [row["tokens"][0], *row["targets"]]))
+    assert wanted in seen
+    assert len(seen) == (7 if spm_rate else 28)  # two places from 0 to 6, in order; SPM shows only the second
+
+
+def test_places_are_drawn_alike():
+    prefixes = []
+    for seed in range(6000):
+        tokens = stream(FillInTheMiddle(fim_rate=1.0, spm_rate=0.0), text_of([range(10, 19)]), seed)
+        prefixes.append((tokens.index(SUF) - 1, tokens.index(MID) - tokens.index(SUF) - 1))
+    first, last = np.array(prefixes).T
+    # The lower of two places among 0 to 9 is k with a chance of (2 (9 - k) + 1) / 100; so is the suffix' length.
+    chances = (2 * (9 - np.arange(10)) + 1) / 100
+    for counts in (np.bincount(first, minlength=10), np.bincount(last, minlength=10)):
+        assert (np.abs(counts - 6000 * chances) < 5 * np.sqrt(6000 * chances)).all()  # 5 standard deviations
+
+
+@pytest.mark.parametrize("objective", RATES, ids=str)
+def test_published_rates_on_a_million_tokens(objective):
+    rows = list(examples(objective, 1000))
+    found = {s.name: s for s in objective.statistics(rows, VOCABULARY)}
+    assert found["documents taken apart"].asked == objective.fim_rate
+    # 5 standard deviations of more than 1,000 documents, and of half as many
+    assert found["documents taken apart"].tolerance < 0.08 and found["suffix first"].tolerance < 0.12
+    assert found["suffix first"].asked == pytest.approx(objective.spm_rate, abs=0.05)  # some prefixes are empty
+    assert off(objective, rows) == []
+
+
+@pytest.mark.parametrize(
+    "wrong, name",
+    [(FillInTheMiddle(fim_rate=0.4), "documents taken apart"), (FillInTheMiddle(spm_rate=0.35), "suffix first")],
+)
+def test_a_wrong_objective_is_found_out_by_its_statistics(wrong, name):
+    assert name in off(FillInTheMiddle(), list(examples(wrong, 1500)))
+
+
+# --- nothing lost --------------------------------------------------------------------------------------------------
+
+
+@given(DOCUMENTS, st.booleans(), st.booleans(), st.integers(2, 20), st.integers(0, 2**32))
+def test_the_text_can_be_restored_and_is_no_longer_than_announced(documents, is_cut, mask_documents, spacing, seed):
+    objective = FillInTheMiddle(mask_documents, fim_rate=0.8, tokens_per_document=spacing)
+    text = text_of(documents, is_cut)
+    assume(len(text.tokens) > 1)
+    row = example(objective, text, seed)
+    np.testing.assert_array_equal(objective.restore(row, VOCABULARY), text.tokens)
+    assert len(row["tokens"]) <= objective.measure(len(text.tokens)).inputs
+
+
+@given(st.integers(4, 3000), st.integers(2, 300))
+def test_the_longest_text_fills_a_row(length, spacing):
+    objective = FillInTheMiddle(tokens_per_document=spacing)
+    lengths = objective.lengths(length)
+    assert lengths[1:] == (length, length) and lengths.raw >= 2
+    assert objective.measure(lengths.raw).inputs <= length < objective.measure(lengths.raw + 1).inputs
+
+
+def test_a_row_of_1024_has_room_for_4_documents():
+    assert FillInTheMiddle().lengths(1024) == Lengths(raw=1013, inputs=1024, targets=1024)  # 1013 + 4 * 3 - 1
+    assert FillInTheMiddle().measure(256).inputs == 258
+
+
+def test_documents_beyond_the_room_stay_as_they_are():
+    objective = FillInTheMiddle(fim_rate=1.0, tokens_per_document=10)
+    text = text_of([[5, 6], [7, 8], [9, 10], [11, 12], [13, 14]])  # 15 tokens
+    taken = [stream(objective, text, seed) for seed in range(50)]
+    assert {tokens.count(PRE) for tokens in taken} == {2}
+    assert len({tokens.index(PRE) for tokens in taken}) > 1  # not always the same ones
+
+
+def test_too_little_room_is_found_out():
+    objective = FillInTheMiddle()
+    text = text_of([range(10, 50)] * 12)
+    assert off(objective, [example(objective, text, seed) for seed in range(300)]) == ["drawn documents without room"]
+
+
+def test_a_single_token_stays_as_it_is():
+    objective = FillInTheMiddle(fim_rate=1.0)
+    assert objective.measure(1) == Lengths(1, 0, 0)
+    assert len(example(objective, text_of([[5]], is_cut=True))["tokens"]) == 0
+
+
+def test_documents_apart_have_their_own_segments():
+    objective = FillInTheMiddle(mask_documents=True, fim_rate=1.0, tokens_per_document=5)
+    row = example(objective, text_of([[5, 6, 7], [8, 9]]))
+    ends = np.flatnonzero(row["tokens"] == EOT)
+    assert row["segment_ids"].tolist() == [1] * 7 + [2] * 5  # 3 + 4, 3 + 3, without the last
+    assert ends[0] == 6 and row["loss_weights"].tolist() == [1] * 6 + [0] + [1] * 5
+
+
+@pytest.mark.parametrize("kind", ["ByteBPE", "Unigram"])
+def test_the_texts_of_real_tokenizers_can_be_restored(kind, tokenizers_of_all_kinds):
+    tokenizer = tokenizers_of_all_kinds[kind]
+    if kind == "ByteBPE":
+        tokenizer = ByteBPE(vocab_size=400, num_sentinels=3).build(iter([ENGLISH, CHINESE] * 4))
+    vocabulary, objective = tokenizer.vocabulary, FillInTheMiddle(fim_rate=1.0)
+    for seed, ids in enumerate(tokenizer.encode_batch(TEXTS)):
+        ids = np.append(ids, np.int32(vocabulary.separator))
+        row = example(objective, Text(ids, np.ones_like(ids)), seed, vocabulary)
+        assert vocabulary.sentinels[0] == row["tokens"][0]
+        np.testing.assert_array_equal(objective.restore(row, vocabulary), ids)
+
+
+def test_the_same_seed_gives_the_same_example_and_another_one_another():
+    text = text_of([range(10, 60)])
+    objective = FillInTheMiddle(fim_rate=1.0)
+    assert stream(objective, text, 0) == stream(objective, text, 0) != stream(objective, text, 1)
+
+
+@pytest.mark.parametrize("fim_rate", [0.0, 1.0])
+def test_dtypes(fim_rate):
+    dtypes = {n: str(a.dtype) for n, a in example(FillInTheMiddle(fim_rate=fim_rate), text_of([[5, 6, 7]])).items()}
+    assert dtypes.pop("loss_weights") == "float32"
+    assert set(dtypes.values()) == {"int32"}
+
+
+# --- what does not fit ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fields, line",
+    [
+        ({"fim_rate": 1.5}, "config.objective.fim_rate is 1.5, it must be in [0, 1]"),
+        ({"spm_rate": -1.0}, "config.objective.spm_rate is -1.0, it must be in [0, 1]"),
+        ({"tokens_per_document": 1}, "config.objective.tokens_per_document is 1, it must be at least 2"),
+    ],
+)
+def test_fields_out_of_range_are_a_line(fields, line):
+    objective = FillInTheMiddle(**fields)
+    model = ModelConfig(family="decoder")
+    assert list(objective.problems(Experiment(model, None, DataConfig(None, 64), objective, None, None))) == [line]
+
+
+def test_too_few_sentinels_are_an_error():
+    line = "the tokenizer has 2 sentinels, FillInTheMiddle needs 3 and an end of text: set config.tokenizer to ByteBPE"
+    with pytest.raises(UserError, match=line):
+        FillInTheMiddle().check_vocabulary(dataclasses.replace(VOCABULARY, sentinels=(8, 9)), 64)
+    FillInTheMiddle().check_vocabulary(VOCABULARY, 64)
+
+
+def test_a_decoder_trains_for_two_steps(text, cache, tmp_path):
+    experiment = tiny.get_config("gpt")
+    experiment.tokenizer = ByteBPE(vocab_size=400, num_sentinels=20)
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
+    experiment.objective, experiment.schedule.warmup_steps, experiment.mesh.data = FillInTheMiddle(), 1, 8
+    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 1
+    assert train.run(experiment, str(tmp_path)) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["split"] == "train"]
+    assert len(losses) == 2 and all(abs(loss - np.log(512)) < 0.5 for loss in losses)  # 512 ids, alike at first

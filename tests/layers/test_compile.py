@@ -1,0 +1,164 @@
+"""Compiles for accelerators that are not there: the attention backends and the loss, forward and backward."""
+
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import UserError
+from pretrainax.layers.attention import Mask, attention
+from pretrainax.models import Outputs
+from pretrainax.planning.topologies import Topology
+from pretrainax.sharding.rules import AXES, BATCH
+from pretrainax.training.losses import loss_sums
+
+pytestmark = pytest.mark.aot
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package around it
+        return False
+
+
+def mesh_of(topology):
+    """4 devices: the batch over 2, heads and vocabulary over 2."""
+    try:
+        devices = np.array(Topology.parse(topology).devices()).reshape(2, 1, 1, 2)
+    except UserError as e:
+        pytest.skip(str(e))
+    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+@pytest.fixture(scope="module")
+def tpu_mesh():
+    return mesh_of("v5e:2x2")
+
+
+@pytest.fixture(scope="module")
+def gpu_mesh():
+    return mesh_of("h100:4")
+
+
+def compile_attention(
+    mesh, implementation, lengths, has_bias=False, causal=True, window=None, mixed=False, cap=None, prefix=False
+):
+    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids. Mixed: as in a scan over layers
+    of which some have the window and some have not."""
+    (t, s), (heads, key_heads, width) = lengths, (8, 4, 64)
+
+    def shape(sizes, dtype, *spec):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    q = shape((16, t, heads, width), jnp.bfloat16, BATCH, None, "tensor")
+    k = shape((16, s, key_heads, width), jnp.bfloat16, BATCH, None, "tensor")
+    bias = shape((1, heads, t, s), jnp.float32, None, "tensor") if has_bias else None
+    ids = shape((16, t), jnp.int32, BATCH), shape((16, s), jnp.int32, BATCH)
+
+    def step(q, k, v, bias, mask):
+        def out(q, k, v, bias):
+            return attention(q, k, v, mask=mask, bias=bias, scale=0.125, logit_cap=cap, implementation=implementation)
+
+        out, backward = jax.vjp(out, q, k, v, bias)
+        return out, backward(out)
+
+    with jax.set_mesh(mesh):
+        mask = Mask(causal, *ids, window, shape((), jnp.bool_) if mixed else None, ids[1] if prefix else None)
+        return jax.jit(step).lower(q, k, k, bias, mask).compile()
+
+
+# GPT's and LLaMA's; T5's encoder, decoder and cross-attention (114 is what 512 tokens leave for the spans)
+SHAPES = {
+    "causal": {"lengths": (1024, 1024), "has_bias": False, "causal": True},
+    "encoder with bias": {"lengths": (512, 512), "has_bias": True, "causal": False},
+    "decoder with bias": {"lengths": (114, 114), "has_bias": True, "causal": True},
+    "cross": {"lengths": (114, 512), "has_bias": False, "causal": False},
+}
+WITHOUT_BIAS = ("causal", "cross")
+# Mistral's; ModernBERT's; Gemma 2's, whose layers of both kinds are one scan
+WINDOWS = {
+    "window": {"lengths": (1024, 1024), "window": 256},
+    "two-sided window": {"lengths": (1024, 1024), "window": 256, "causal": False},
+    "mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True},
+    "mixed with a cap": {"lengths": (1024, 1024), "window": 256, "mixed": True, "cap": 50.0},
+}
+
+
+PREFIXES = {
+    "prefix": {"lengths": (1024, 1024), "prefix": True},
+    "prefix and mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True, "prefix": True},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_xla_compiles_for_tpu(tpu_mesh, shape):
+    assert compile_attention(tpu_mesh, "xla", **SHAPES[shape])
+
+
+@pytest.mark.parametrize(
+    "implementation, shape",
+    [("tpu_splash", shape) for shape in WITHOUT_BIAS] + [("tpu_flash", shape) for shape in SHAPES],
+)
+def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
+    text = compile_attention(tpu_mesh, implementation, **SHAPES[shape]).as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward; gradients of q; gradients of k and v
+
+
+@pytest.mark.parametrize("shape", WINDOWS)
+def test_splash_compiles_with_windows(tpu_mesh, shape):
+    text = compile_attention(tpu_mesh, "tpu_splash", **WINDOWS[shape]).as_text()
+    kinds = 2 if WINDOWS[shape].get("mixed") else 1
+    assert text.count('custom_call_target="tpu_custom_call"') == 3 * kinds
+
+
+@pytest.mark.parametrize("shape", SHAPES | WINDOWS | PREFIXES)
+def test_xla_compiles_for_h100(gpu_mesh, shape):
+    assert compile_attention(gpu_mesh, "xla", **(SHAPES | WINDOWS | PREFIXES)[shape])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES])
+def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
+    if not installed("nvidia.cudnn"):
+        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
+    text = compile_attention(gpu_mesh, "cudnn", **(SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
+    kinds = 2 if "mixed" in shape else 1
+    assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
+
+
+def compile_loss(mesh):
+    """4,096 tokens a device of GPT-2 124M, in chunks of 1,024."""
+    rows, length, width, vocab = 8, 1024, 768, 50304
+
+    def shape(sizes, dtype, *spec):
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+    def step(features, unembedding, targets, weights):
+        def objective(features, unembedding):
+            outputs = Outputs(features, unembedding)
+            return loss_sums(outputs, targets, weights, chunk=1024)["objective"][0]
+
+        return jax.value_and_grad(objective, (0, 1))(features, unembedding)
+
+    with jax.set_mesh(mesh):
+        return (
+            jax.jit(step)
+            .lower(
+                shape((rows, length, width), jnp.bfloat16, BATCH),
+                shape((width, vocab), jnp.float32, "fsdp", "tensor"),
+                shape((rows, length), jnp.int32, BATCH),
+                shape((rows, length), jnp.float32, BATCH),
+            )
+            .compile()
+        )
+
+
+@pytest.mark.parametrize("mesh", ("tpu_mesh", "gpu_mesh"))
+def test_loss_never_holds_a_devices_logits(mesh, request):
+    held = compile_loss(request.getfixturevalue(mesh)).memory_analysis().temp_size_in_bytes
+    assert held < 4096 * 50304 // 2 * 4  # bytes of the device's float32 logits, half of the vocabulary

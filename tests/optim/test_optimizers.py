@@ -1,0 +1,242 @@
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import to_json
+from pretrainax.optim import optimizers as optim
+from tests.support import tables
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+def rates(schedule, steps, peak=1.0):
+    return [float(schedule.build(peak, steps)(jnp.int32(s))) for s in range(steps)]
+
+
+def adamw(**fields):
+    """Powers of two for b1 and b2, so that 1 - b² is exact in float32 (1 - 0.999 is off by 1e-5 of itself)."""
+    return optim.AdamW(b1=0.5, b2=0.75, **fields)
+
+
+def trained(optimizer, params, gradients, schedule=None):
+    """`params` after one update for each tree in `gradients`."""
+    tx = optimizer.build(schedule or optim.WarmupConstant(0).build(optimizer.learning_rate, 100), params)
+    state = tx.init(params)
+    for step, gradient in enumerate(gradients):
+        updates, state = tx.update(gradient, state, params, step=jnp.int32(step))
+        params = jax.tree.map(jnp.add, params, updates)
+    return params, state
+
+
+# --- schedules: figures worked out by hand; float32 arithmetic and the cosine round to about 1e-7 -------------------
+
+
+def test_cosine_rises_by_equal_steps_and_falls_to_its_final_fraction():
+    # rise 1/2, 1; then 0.1 + 0.9 (1 + cos(pi k / 4)) / 2 for k = 0 … 3
+    expected = [0.5, 1.0, 1.0, 0.1 + 0.9 * (2 + 2**0.5) / 4, 0.55, 0.1 + 0.9 * (2 - 2**0.5) / 4]
+    np.testing.assert_allclose(rates(optim.WarmupCosine(2, 0.1), 6), expected, rtol=1e-6)
+
+
+def test_linear_falls_by_equal_steps_and_its_last_rate_is_not_zero():
+    np.testing.assert_allclose(rates(optim.WarmupLinear(2), 6), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25], rtol=1e-6)
+
+
+def test_inverse_square_root_has_half_the_peak_after_four_warmups():
+    values = rates(optim.WarmupInverseSquareRoot(4), 16, peak=2.0)
+    np.testing.assert_allclose([values[0], values[3], values[15]], [0.5, 2.0, 1.0], rtol=1e-6)
+
+
+def test_constant_stays_at_the_peak():
+    np.testing.assert_allclose(rates(optim.WarmupConstant(2), 4, peak=3.0), [1.5, 3.0, 3.0, 3.0], rtol=1e-6)
+
+
+def test_stable_decay_falls_by_one_minus_the_square_root():
+    # rise 1/2, 1; the peak; then 0.2 + 0.8 (1 - sqrt(k / 4)) for k = 0 … 3
+    expected = [0.5, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2 + 0.8 * (1 - 0.5**0.5), 0.2 + 0.8 * (1 - 0.75**0.5)]
+    np.testing.assert_allclose(rates(optim.WarmupStableDecay(2, 4, 0.2), 8), expected, rtol=1e-6)
+
+
+def test_stable_decay_without_a_decay_stays_at_the_peak():
+    assert rates(optim.WarmupStableDecay(0, 0), 4) == [1.0] * 4
+
+
+SCHEDULES = (
+    *(optim.WarmupCosine, optim.WarmupLinear, optim.WarmupInverseSquareRoot, optim.WarmupConstant),
+    optim.WarmupStableDecay,
+)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
+    assert rates(schedule(warmup_steps=0), 2000)[0] == 1.0
+
+
+def test_a_run_shorter_than_its_warmup_only_rises():
+    np.testing.assert_allclose(rates(optim.WarmupCosine(8), 4), [1 / 8, 2 / 8, 3 / 8, 4 / 8], rtol=1e-6)
+
+
+# --- AdamW ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_step_by_hand():
+    # clip 10 -> 1 (norm 5 stays): g = (3, -4); m̂ = g, v̂ = g²; m̂ / (sqrt(v̂) + 1) = (3/4, -4/5)
+    # w - 0.1 (that + 0.5 w) = (2 - 0.1 (0.75 + 1), 1 - 0.1 (-0.8 + 0.5))
+    optimizer = adamw(learning_rate=0.1, epsilon=1.0, weight_decay=0.5, clip_norm=10.0)
+    params, _ = trained(optimizer, {"kernel": jnp.array([2.0, 1.0])}, [{"kernel": jnp.array([3.0, -4.0])}])
+    np.testing.assert_allclose(params["kernel"], [1.825, 1.03], rtol=1e-6)  # float32 rounding
+
+
+def test_a_gradient_above_clip_norm_is_scaled_down_to_it():
+    # norm over all parameters is 5, clipped to 1: g = (0.6, -0.8); g / (|g| + 1) = (0.375, -0.4444)
+    optimizer = adamw(learning_rate=1.0, epsilon=1.0, weight_decay=0.0, clip_norm=1.0)
+    zeros = {"a": {"kernel": jnp.zeros(1)}, "b": {"kernel": jnp.zeros(1)}}
+    gradient = {"a": {"kernel": jnp.array([3.0])}, "b": {"kernel": jnp.array([-4.0])}}
+    params, _ = trained(optimizer, zeros, [gradient])
+    got = [float(params[k]["kernel"][0]) for k in "ab"]
+    np.testing.assert_allclose(got, [-0.6 / 1.6, 0.8 / 1.8], rtol=1e-6)  # float32 rounding
+
+
+def test_only_matrices_and_embeddings_decay():
+    ones = {"mlp": {"up": {"kernel": jnp.ones(1), "bias": jnp.ones(1)}}, "norm": {"scale": jnp.ones(1)}}
+    optimizer = adamw(learning_rate=1.0, weight_decay=0.25)
+    params, _ = trained(optimizer, ones, [jax.tree.map(jnp.zeros_like, ones)])
+    assert jax.tree.map(lambda x: x.item(), params) == {
+        "mlp": {"up": {"kernel": 0.75, "bias": 1.0}},
+        "norm": {"scale": 1.0},
+    }
+
+
+def test_updates_match_torch():
+    torch = pytest.importorskip("torch", reason="torch is the oracle; it comes with the extra `parity`")
+    rng = np.random.default_rng(0)
+    start = rng.normal(size=(4, 3)).astype(np.float32)
+    gradients = rng.normal(size=(5, 4, 3)).astype(np.float32)
+    weight = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    other = torch.optim.AdamW([weight], lr=1e-2, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    for gradient in gradients:
+        weight.grad = torch.from_numpy(gradient.copy())
+        torch.nn.utils.clip_grad_norm_([weight], 1.5)
+        other.step()
+    optimizer = optim.AdamW(learning_rate=1e-2, b1=0.8, b2=0.95, epsilon=1e-6, weight_decay=0.1, clip_norm=1.5)
+    params, _ = trained(optimizer, {"kernel": jnp.asarray(start)}, [{"kernel": jnp.asarray(g)} for g in gradients])
+    # float32 on both sides; torch adds 1e-6 to the norm it clips by, which Adam's division cancels but for epsilon
+    np.testing.assert_allclose(params["kernel"], weight.detach().numpy(), rtol=2e-6, atol=1e-7)
+
+
+def test_rms_scaling_takes_each_stacked_layer_by_itself():
+    # first step: update = g / |g| = 1, times max(1e-3, RMS): layers of 4, of 0.5 and of zeros
+    kernel = jnp.array([4.0, 0.5, 0.0]).reshape(3, 1, 1) * jnp.ones((3, 2, 2))
+    params = {"encoder": {"blocks": {"mlp": {"up": {"kernel": kernel}}}}}
+    optimizer = adamw(learning_rate=0.1, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
+    new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    moved = (kernel - new["encoder"]["blocks"]["mlp"]["up"]["kernel"])[:, 0, 0]
+    # epsilon is 1e-8; 4 - 0.4 in float32 rounds to 2e-7, of a difference of 0.4
+    np.testing.assert_allclose(moved, [0.4, 0.05, 1e-4], rtol=2e-6)
+
+
+def test_rms_scaling_takes_an_unstacked_matrix_whole():
+    params = {"token_embedding": {"embedding": jnp.array([[3.0], [4.0], [0.0], [0.0]])}}  # RMS sqrt(25 / 4) = 2.5
+    optimizer = adamw(learning_rate=1.0, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
+    new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    moved = params["token_embedding"]["embedding"] - new["token_embedding"]["embedding"]
+    np.testing.assert_allclose(moved, np.full((4, 1), 2.5), rtol=1e-6)  # float32 rounding
+
+
+# --- LAMB ----------------------------------------------------------------------------------------------------------
+
+
+def lamb(**fields):
+    return optim.Lamb(b1=0.5, b2=0.75, clip_norm=None, **fields)
+
+
+def test_a_step_of_lamb_by_hand():
+    # g = (3, -4): m̂ / (sqrt(v̂) + 1) = (3/4, -4/5), + 0.5 w = (2.25, 1.2), norm 2.55; |w| = 5; w - 0.1 · 5 / 2.55 · that
+    optimizer = lamb(learning_rate=0.1, epsilon=1.0, weight_decay=0.5)
+    params, _ = trained(optimizer, {"kernel": jnp.array([3.0, 4.0])}, [{"kernel": jnp.array([3.0, -4.0])}])
+    np.testing.assert_allclose(params["kernel"], [3 - 0.5 / 2.55 * 2.25, 4 - 0.5 / 2.55 * 1.2], rtol=1e-6)
+
+
+def test_lamb_takes_each_stacked_layer_for_itself():
+    kernel = jnp.stack([jnp.full((2, 2), 4.0), jnp.full((2, 2), 0.5), jnp.zeros((2, 2))])  # the last one: a plain step
+    params = {"encoder": {"blocks": {"mlp": {"up": {"kernel": kernel}}}}}
+    optimizer = lamb(learning_rate=0.1, weight_decay=0.0)
+    new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    moved = (kernel - new["encoder"]["blocks"]["mlp"]["up"]["kernel"])[:, 0, 0]
+    # epsilon is 1e-6; 4 - 0.4 in float32 rounds to 2e-7, of a difference of 0.4
+    np.testing.assert_allclose(moved, [0.4, 0.05, 0.1], rtol=3e-6)
+
+
+def test_lamb_gives_norms_and_biases_the_step_of_adam():
+    params = {"norm": {"scale": jnp.full(3, 5.0)}, "bias": jnp.full(3, 5.0)}
+    gradients = [params, jax.tree.map(lambda x: -2.0 * x, params)]
+    fields = dict(learning_rate=0.1, epsilon=1e-6, weight_decay=0.5)
+    new, _ = trained(lamb(**fields), params, gradients)
+    expected, _ = trained(adamw(clip_norm=None, **fields), params, gradients)
+    jax.tree.map(np.testing.assert_array_equal, new, expected)
+
+
+@pytest.mark.parametrize("field, value", [("b1", 1.0), ("learning_rate", 0.0), ("weight_decay", -1.0)])
+def test_an_impossible_field_of_lamb_is_named(field, value):
+    (problem,) = dataclasses.replace(optim.Lamb(), **{field: value}).problems(None)
+    assert problem.startswith(f"config.optimizer.{field} is {value}, ")
+
+
+# --- state ---------------------------------------------------------------------------------------------------------
+
+
+def test_moments_are_float32():
+    _, state = trained(optim.AdamW(), {"kernel": jnp.ones(2)}, [{"kernel": jnp.ones(2)}])
+    assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
+
+
+def test_the_rate_follows_the_step_that_is_passed():
+    schedule = optim.WarmupConstant(10).build(1.0, 100)
+    tx = adamw(weight_decay=0.0).build(schedule, {"kernel": shape(1)})
+    params = {"kernel": jnp.ones(1)}
+    updates, _ = tx.update(params, tx.init(params), params, step=jnp.int32(4))
+    np.testing.assert_allclose(updates["kernel"], [-0.5], rtol=1e-6)  # epsilon 1e-8 and float32 rounding
+
+
+# --- which parameters decay ----------------------------------------------------------------------------------------
+
+
+def test_a_parameter_the_decay_table_does_not_know_is_an_error():
+    with pytest.raises(ValueError, match="no row of optim.DECAY matches blocks/gate/alpha"):
+        optim.decay_mask({"blocks": {"gate": {"alpha": shape(2)}}})
+
+
+@pytest.mark.parametrize("preset", tables.PRESETS)
+def test_decay_of_every_parameter_is_the_golden_one(preset):
+    assert tables.decay(preset) == Path(tables.path("decay", preset)).read_text()
+
+
+# --- config --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("b1", 1.0), ("b2", -0.1), ("learning_rate", 0.0), ("epsilon", 0.0), ("clip_norm", 0.0), ("weight_decay", -1.0)],
+)
+def test_an_impossible_optimizer_field_is_named(field, value):
+    (problem,) = dataclasses.replace(optim.AdamW(), **{field: value}).problems(None)
+    assert problem.startswith(f"config.optimizer.{field} is {value}, ")
+
+
+def test_an_impossible_schedule_field_is_named():
+    problems = list(optim.WarmupCosine(warmup_steps=-1, final_fraction=2.0).problems(None))
+    assert [p.split(" is ")[0] for p in problems] == ["config.schedule.warmup_steps", "config.schedule.final_fraction"]
+
+
+def test_an_impossible_decay_is_named():
+    problems = list(optim.WarmupStableDecay(decay_steps=-1, final_fraction=2.0).problems(None))
+    assert [p.split(" is ")[0] for p in problems] == ["config.schedule.final_fraction", "config.schedule.decay_steps"]
+
+
+def test_json_names_an_optimizer_by_its_class():
+    assert to_json(optim.AdamW())["type"] == "AdamW"

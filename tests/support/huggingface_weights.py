@@ -1,0 +1,69 @@
+"""Hugging Face directories with the tiny models of tests/golden, as transformers would save them."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import safetensors.numpy
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from pretrainax import models
+from pretrainax.checkpoints.checkpoints import load_params
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.zoo.convert import to_huggingface
+from tests.golden import CASES
+from tests.golden.case import weights
+
+# DeBERTa as its authors pretrain it has no class in transformers that gives its logits.
+PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
+
+
+def write_tokenizer(directory, pad_id):
+    """A letter a token; enough special ones for every objective."""
+    special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
+    special.insert(pad_id, "<pad>")
+    vocabulary = {piece: i for i, piece in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.add_special_tokens(special)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    names = dict(pad="<pad>", bos="<s>", eos="</s>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="<mask>")
+    named = {f"{name}_token": piece for name, piece in names.items()}
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
+
+
+def write_directory(directory, name="bert", dtype=np.float32):
+    """As transformers would save the tiny model of a case, without needing it."""
+    case, directory = CASES[name], pathlib.Path(directory)
+    directory.mkdir()
+    family = case.family.huggingface
+    state = to_huggingface(family.names(case.config), weights(case.config))
+    state |= {name: np.zeros(shape, np.float32) for name, shape in family.zeros(case.config).items()}
+    state = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in state.items()}
+    safetensors.numpy.save_file(state, directory / "model.safetensors", {"format": "pt"})
+    (directory / "config.json").write_text(json.dumps(family.write_config(case.config)))
+    write_tokenizer(directory, case.pad_id)
+    return directory
+
+
+def stored(directory):
+    """Every tensor of a directory's files."""
+    tensors = {}
+    for file in sorted(pathlib.Path(directory).glob("*.safetensors")):
+        tensors |= safetensors.numpy.load_file(file)
+    return tensors
+
+
+def params_of(workdir, config):
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = models.abstract_params(config)
+    return load_params(
+        str(workdir), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+    )
+
+
+def assert_same(a, b):
+    for path, x, y in zip(parameter_names(a), jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path

@@ -1,0 +1,50 @@
+"""What the tests of masking share: a tokenizer of numbers, and examples made with it."""
+
+import numpy as np
+import pytest
+
+from pretrainax.data.objectives import NGrams, Spans, Text, Tokens, WholeWords
+from pretrainax.tokenization.choices import Vocabulary
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+SPECIAL = {PAD, UNK, CLS, SEP, MASK}
+VOCABULARY = Vocabulary(size=1000, pad=PAD, unk=UNK, cls=CLS, sep=SEP, mask=MASK)
+UNITS = [Tokens(), WholeWords(), NGrams(), Spans()]
+of_each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda unit: type(unit).__name__)
+
+
+class Numbers:
+    """A tokenizer whose tokens are numbers; a multiple of 3 goes on with the word that another number began."""
+
+    vocabulary = VOCABULARY
+    _ids = np.arange(VOCABULARY.size)
+    word_edges = (_ids % 3 > 0) | (_ids < len(SPECIAL)), _ids < len(SPECIAL)
+
+
+def text_of(tokens, progress=1.0):
+    tokens = np.asarray(tokens, np.int32)
+    return Text(tokens, np.ones(len(tokens), np.int32), progress=progress)
+
+
+def example(objective, tokens, seed=0, progress=1.0):
+    """Of an objective that knows of words what `Numbers` does."""
+    return objective.bind(Numbers).example(text_of(tokens, progress), np.random.default_rng(seed), VOCABULARY)
+
+
+def windows(count, length=510):
+    return np.random.default_rng(7).integers(len(SPECIAL), VOCABULARY.size, (count, length), dtype=np.int32)
+
+
+def examples(objective, rows):
+    return [example(objective, row, seed) for seed, row in enumerate(rows)]
+
+
+def statistics(objective, found):
+    return {s.name: s for s in objective.bind(Numbers).statistics(found, VOCABULARY)}
+
+
+def first_with(objective, tokens, places, tokenizer=Numbers, vocabulary=VOCABULARY):
+    """The examples of many seeds that predict exactly these places of the row."""
+    bound, text = objective.bind(tokenizer), text_of(tokens)
+    found = (bound.example(text, np.random.default_rng(seed), vocabulary) for seed in range(20_000))
+    return (row for row in found if row["masked_positions"].tolist() == places)

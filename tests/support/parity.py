@@ -1,0 +1,90 @@
+"""What our models compute with the weights and batches of tests/golden, and how far that is from transformers."""
+
+import functools
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pretrainax
+from pretrainax import models
+from pretrainax.layers.compute import Compute
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.training import losses
+from tests.golden import CASES
+from tests.golden.case import batch, weights
+
+RECORD = Path(pretrainax.__file__).parent / "zoo" / "parity.json"
+
+
+@functools.cache
+def ours(name: str) -> dict[str, np.ndarray]:
+    """The same keys as `tests.golden.make.reference`, and "output <side>", the hidden state after the last norm."""
+    config, arrays = CASES[name].config, batch(CASES[name])
+    model = models.build(config, Compute())
+
+    def objective(params, arrays):
+        outputs, kept = model.apply({"params": params}, arrays, deterministic=True, mutable=["intermediates"])
+        value, _ = losses.objective(outputs, arrays, losses.counts(arrays))
+        return value, (outputs, kept["intermediates"])
+
+    with jax.default_matmul_precision("highest"):
+        step = jax.jit(jax.value_and_grad(objective, has_aux=True))
+        (loss, (outputs, kept)), gradients = step(weights(config), jax.tree.map(jnp.asarray, arrays))
+    found = {"loss": loss, "pair_logits": outputs.pair_logits, "replaced_logits": outputs.replaced_logits}
+    found["logits"] = None if outputs.features is None else outputs.logits()
+    for side in ("encoder", "decoder"):
+        if side in kept:
+            hidden = kept[side]["blocks"]["hidden"][0]
+            found[f"hidden {side}"] = hidden.reshape(-1, *hidden.shape[-3:])  # shared layers: [L, 1, …] -> [L, …]
+            found[f"output {side}"] = kept[side]["output"][0]
+    names = [f"gradient {path}" for path in parameter_names(gradients)]
+    found |= dict(zip(names, jax.tree.leaves(gradients), strict=True))
+    return {key: np.asarray(value) for key, value in found.items() if value is not None}
+
+
+def differences(name: str, reference: dict[str, np.ndarray]) -> dict[str, float]:
+    """The largest difference of each kind: {"logits", "hidden", "gradient", "loss"}.
+
+    Logits and hidden states: absolute, where tokens are real. Loss: relative. Gradients: the norm of the difference
+    over the norm of the parameter's gradient, or over 1e-4 of the whole gradient's, if that is more: the gradient of a
+    key's bias is exactly 0 on paper and what is left of float32's cancellation in both programs.
+    """
+    got, arrays = ours(name), batch(CASES[name])
+    tokens = arrays["segment_ids"] > 0
+    real = {"decoder": tokens, "encoder": arrays["encoder_segment_ids"] > 0 if "encoder_tokens" in arrays else tokens}
+    assert {key for key in got if not key.startswith("output")} == set(reference)
+
+    def largest(a, b, where=None):
+        return float(np.abs(a - b)[... if where is None else where].max())
+
+    masks = {"logits": tokens, "replaced_logits": tokens, "pair_logits": None}
+    logits = [largest(got[key], reference[key], masks[key]) for key in masks if key in got]
+    hidden = []
+    for side, where in real.items():
+        if f"hidden {side}" in got:
+            mine, theirs = got[f"hidden {side}"], reference[f"hidden {side}"]
+            hidden += [largest(a, b, where) for a, b in zip(mine[:-1], theirs[:-1], strict=True)]
+            # transformers gives the last one before or after the last norm, as the family has it
+            hidden += [min(largest(x, theirs[-1], where) for x in (mine[-1], got[f"output {side}"]))]
+    paths = [key for key in reference if key.startswith("gradient")]
+    whole = np.sqrt(sum(np.sum(np.square(reference[key])) for key in paths))
+    gradient = [
+        np.linalg.norm(got[key] - reference[key]) / max(np.linalg.norm(reference[key]), 1e-4 * whole) for key in paths
+    ]
+    loss = abs(got["loss"] / reference["loss"] - 1)
+    return {"logits": max(logits), "hidden": max(hidden), "gradient": float(max(gradient)), "loss": float(loss)}
+
+
+def write_differences() -> None:
+    """The largest of each family to its golden files, for `python -m pretrainax.zoo`."""
+    from tests.golden.make import golden
+
+    largest: dict[str, dict[str, float]] = {}
+    for name, case in CASES.items():
+        family = largest.setdefault(case.family.name, {})
+        for kind, value in differences(name, golden(name)).items():
+            family[kind] = max(family.get(kind, 0.0), float(f"{value:.1g}"))
+    RECORD.write_text(json.dumps(largest, indent=1, sort_keys=True) + "\n")

@@ -1,0 +1,80 @@
+"""Runs of tests/support/tiny.py, one after the other, in this process or in each process of a group.
+
+`python -m tests.several '[{"family": "gpt", "workdir": DIR, "text": DIR, "cache": DIR, "fsdp": 2}, …]'` is one process
+of a group that the environment names, as `pretrainax.main` is. Beside what a run leaves, each process leaves the rows
+it has read: batches-<process>.npz.
+"""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from unittest import mock
+
+import jax
+import numpy as np
+
+from pretrainax.runtime import host
+from pretrainax.training import loop as train
+from tests.support import tiny
+from tests.support.runs import FAST, ROOT
+
+STEPS = 4
+
+
+def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
+    """`fsdp` devices share the parameters, the others are copies."""
+    experiment = tiny.get_config(family)
+    experiment.data.source.path, experiment.data.cache_dir = text, cache
+    experiment.mesh.fsdp = fsdp
+    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = STEPS, 2, 1
+    experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
+    rows = {}
+
+    def observe(step: int, batch: dict[str, np.ndarray]) -> None:
+        rows.update({f"{step} {name}": value for name, value in batch.items()})
+
+    with mock.patch.object(train, "finish"):  # its samples and pictures take as long as the steps
+        code = train.run(experiment, workdir, observe=observe)
+    np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows)
+    return code
+
+
+def environment(index: int, count: int, port: int) -> dict[str, str]:
+    """Of process `index` of `count` on this machine, with 8 fake devices in all."""
+    return os.environ | {
+        "JAX_PLATFORMS": "cpu",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count={8 // count}",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(count),
+        "JAX_PROCESS_ID": str(index),
+    }
+
+
+def start(count: int, *arguments: str, log: pathlib.Path) -> list[subprocess.Popen]:
+    """`count` processes of `python -m ARGUMENTS`, where <process> is the number of each; its lines: `log`-<process>."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", *(argument.replace("<process>", str(i)) for argument in arguments)],
+            cwd=ROOT,
+            env=environment(i, count, port),
+            stdout=open(f"{log}-{i}", "w"),
+            stderr=subprocess.STDOUT,
+        )
+        for i in range(count)
+    ]
+
+
+if __name__ == "__main__":
+    jobs = json.loads(sys.argv[1])
+    experiment = tiny.get_config()
+    experiment.data.cache_dir = jobs[0]["cache"]
+    host.start_jax(experiment)
+    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))  # as in conftest.py
+    sys.exit(max(run(**job) for job in jobs))

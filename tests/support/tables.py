@@ -1,0 +1,64 @@
+"""Golden tables of the published presets: what decays, what is sharded how. `python -m tests.tables` writes them."""
+
+import functools
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax import models, zoo
+from pretrainax.optim import optimizers as optim
+from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.param_paths import parameter_names
+
+PRESETS = (
+    *("bert_base", "albert_base", "electra_base", "deberta_v3_base", "modernbert_base"),
+    *("t5_base", "bart_base", "gpt2_124m", "llama3_8b", "qwen2_7b", "qwen3_8b", "gemma2_2b"),
+)
+
+
+def example_shapes(config, batch_size=8, length=16):
+    """A batch as the Batch table of the design describes it, small."""
+    names = ["tokens", "segment_ids", "positions", "targets", "loss_weights"]
+    if config.family == "encoder":
+        names += ["token_types", "masked_positions"]
+    if config.family == "encoder_decoder":
+        names += ["encoder_tokens", "encoder_segment_ids", "encoder_positions"]
+    masked = length // 4 if config.family == "encoder" else length
+    pair = {"pair_labels": jax.ShapeDtypeStruct((batch_size,), jnp.int32)} if config.pair_head else {}
+    return pair | {
+        name: jax.ShapeDtypeStruct(
+            (batch_size, masked if name in ("targets", "loss_weights", "masked_positions") else length),
+            jnp.float32 if name == "loss_weights" else jnp.int32,
+        )
+        for name in names
+    }
+
+
+@functools.cache
+def params(preset):
+    return models.abstract_params(zoo.preset(preset))
+
+
+def path(table, preset):
+    return Path(__file__).parents[1] / "golden" / f"{table}_{preset}.txt"
+
+
+def _lines(preset, column):
+    shapes = params(preset)
+    rows = zip(parameter_names(shapes), jax.tree.leaves(shapes), column(shapes), strict=True)
+    return "".join(f"{name:<56} {'x'.join(map(str, x.shape)):<20} {value}\n" for name, x, value in rows)
+
+
+def decay(preset):
+    return _lines(preset, lambda shapes: ["decays" if d else "kept" for d in jax.tree.leaves(optim.decay_mask(shapes))])
+
+
+def specs(preset):
+    return _lines(preset, lambda shapes: [str(tuple(s)) for s in jax.tree.leaves(sharding.param_specs(shapes))])
+
+
+if __name__ == "__main__":
+    for preset in PRESETS:
+        path("decay", preset).write_text(decay(preset))
+        path("sharding", preset).write_text(specs(preset))

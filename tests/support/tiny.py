@@ -1,0 +1,40 @@
+"""A config of each family, small enough to train in a test: `tests/support/tiny.py:t5`, `:bert`, `:gpt`."""
+
+from pretrainax.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    Experiment,
+    LearnedPositions,
+    ModelConfig,
+    RelativePositionBuckets,
+    TrainConfig,
+)
+from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.sources import TextFiles
+from pretrainax.optim.optimizers import AdamW, WarmupCosine
+from pretrainax.tokenization.choices import ByteBPE, Unigram, WordPiece
+
+
+def get_config(variant: str = "t5") -> Experiment:
+    model = ModelConfig(vocab_size=512, num_layers=2, d_model=32, d_ff=64, num_heads=4, position=LearnedPositions(64))
+    if variant == "t5":
+        model.family, model.position, model.use_bias = "encoder_decoder", RelativePositionBuckets(), False
+    if variant == "bert":
+        model.family, model.masked_lm_head, model.num_token_types = "encoder", True, 2
+    tokenizer, objective = {
+        "t5": (Unigram(vocab_size=400), SpanCorruption()),
+        "bert": (WordPiece(vocab_size=400), MaskedLM()),
+        "gpt": (ByteBPE(vocab_size=400), CausalLM()),
+    }[variant]
+    return Experiment(
+        model=model,
+        tokenizer=tokenizer,
+        data=DataConfig(source=TextFiles(path="set by the test"), sequence_length=32, prepare_workers=1),
+        objective=objective,
+        optimizer=AdamW(learning_rate=3e-3),
+        schedule=WarmupCosine(warmup_steps=5),
+        train=TrainConfig(steps=40, global_batch_size=8, log_every=1),
+        evaluate=EvaluateConfig(every=10, batches=2),
+        checkpoint=CheckpointConfig(every=5),
+    )

@@ -1,0 +1,255 @@
+"""Tokenizers of Hugging Face directories, as transformers 4 and 5 write them, give the ids that transformers gives."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from tokenizers import pre_tokenizers
+
+from pretrainax.config import Choice, DataConfig, Experiment, ModelConfig, UserError, from_json, to_json
+from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import TextFiles
+from pretrainax.tokenization.choices import PretrainedTokenizer, WordPiece
+from pretrainax.tokenization.huggingface import read_tokenizer
+from tests.support.huggingface_directories import (
+    FIELDS,
+    MADE,
+    NEW,
+    OLD,
+    TEXTS,
+    auto,
+    directory,
+    lines,
+    llama3,
+    new,
+    old,
+    same_ids,
+    spiece,
+    t5_spiece,
+    unigram_scores,
+)
+
+SPECIAL_TEXT = "a <s> </s><pad> <mask> [MASK] [CLS]b<extra_id_0> <|endoftext|> <|begin_of_text|><unk2> z"
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_ids_of_old_files_are_those_of_transformers(name):
+    differs = {
+        "llama": lambda text: text.startswith(" "),  # transformers 5 drops one, SentencePiece and transformers 4 do not
+        "gemma": lambda text: (
+            "\u2581" in text
+        ),  # a space to transformers; three bytes to us, so that the text comes back
+    }.get(name, lambda text: False)
+    texts = [text for text in TEXTS if not differs(text)]
+    scores = unigram_scores(t5_spiece()) if name == "t5" else None
+    same_ids(read_tokenizer(old(name)), auto(old(name)), texts, scores)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_ids_of_new_files_are_those_of_transformers(name):
+    same_ids(read_tokenizer(new(name)), auto(new(name)))
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_special_ids_are_those_of_transformers(name):
+    vocabulary, theirs = read_tokenizer(old(name)).vocabulary, auto(old(name))
+    assert vocabulary.size == len(theirs)
+    unk_is_text = theirs.unk_token_id == theirs.eos_token_id  # GPT-2 has none: it knows all bytes
+    for field in FIELDS:
+        wanted = None if field == "unk" and unk_is_text else getattr(theirs, f"{field}_token_id")
+        assert getattr(vocabulary, field) == wanted, field
+    sentinels = {"t5": 100, "byt5": 125}.get(name, 0)
+    assert list(vocabulary.sentinels) == [theirs.convert_tokens_to_ids(f"<extra_id_{n}>") for n in range(sentinels)]
+
+
+@pytest.mark.parametrize("name", ["bert", "bert_cased", "roberta", "gpt2", "gpt2_padded", "llama3"])
+def test_old_and_new_files_are_one_tokenizer(name):
+    assert read_tokenizer(old(name)).fingerprint == read_tokenizer(new(name)).fingerprint
+    assert read_tokenizer(old(name)).vocabulary == read_tokenizer(new(name)).vocabulary
+
+
+def test_other_ids_are_another_fingerprint():
+    assert read_tokenizer(old("bert")).fingerprint != read_tokenizer(old("bert_cased")).fingerprint
+    assert len({read_tokenizer(old(name)).fingerprint for name in OLD}) == len(OLD)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_text_never_gives_a_special_id(name):
+    tokenizer = read_tokenizer(old(name))
+    ids, vocabulary = tokenizer.encode(SPECIAL_TEXT).tolist(), tokenizer.vocabulary
+    assert not set(ids) & (vocabulary.special_ids - {vocabulary.unk})
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_text_never_gives_a_special_id_of_new_files(name):
+    tokenizer = read_tokenizer(new(name))
+    ids, vocabulary = tokenizer.encode(SPECIAL_TEXT).tolist(), tokenizer.vocabulary
+    assert not set(ids) & (vocabulary.special_ids - {vocabulary.unk})
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_special_ids_of_new_files_are_those_of_transformers(name):
+    vocabulary, theirs = read_tokenizer(new(name)).vocabulary, auto(new(name))
+    for field in FIELDS:
+        wanted = getattr(theirs, f"{field}_token_id")
+        assert getattr(vocabulary, field) == (None if field == "unk" and wanted == vocabulary.eos else wanted), field
+
+
+def test_special_pieces_among_those_of_a_unigram_model_stay_text():
+    tokenizer = read_tokenizer(new("t5"))
+    ids = tokenizer.encode("kon </s>kon <extra_id_0>")
+    assert not set(ids.tolist()) & tokenizer.vocabulary.special_ids - {tokenizer.vocabulary.unk}
+    assert tokenizer.decode(ids[ids != tokenizer.vocabulary.unk]).startswith("kon")
+
+
+def test_sentinels_may_be_in_the_sentencepiece_model(tmp_path):
+    model = t5_spiece(user_defined_symbols="<extra_id_1>,<extra_id_0>")
+    tokenizer = read_tokenizer(directory(tmp_path / "mt5", spiece__model=model))
+    assert tokenizer.vocabulary.size == 500 and tokenizer.vocabulary.sentinels == (4, 3)
+    assert not {3, 4} & set(tokenizer.encode("a <extra_id_0> b").tolist())
+
+
+def test_deberta_has_its_mask_after_the_pieces(tmp_path):
+    pieces = {f"{name}_piece": f"[{name.upper()}]" for name in ("pad", "unk")} | {"bos_piece": "[CLS]"}
+    model = spiece(pad_id=0, bos_id=1, eos_id=2, unk_id=3, eos_piece="[SEP]", **pieces)
+    vocabulary = read_tokenizer(directory(tmp_path / "deberta", spm__model=model)).vocabulary
+    assert (vocabulary.size, vocabulary.mask) == (501, 500)
+    assert (vocabulary.pad, vocabulary.cls, vocabulary.sep, vocabulary.unk) == (0, 1, 2, 3)
+
+
+# --- in a config ---------------------------------------------------------------------------------------------------
+
+
+def experiment(path, source, objective, family, cache):
+    return Experiment(
+        model=ModelConfig(vocab_size=800, family=family),
+        tokenizer=PretrainedTokenizer(path=path),
+        data=DataConfig(TextFiles(path=str(source)), sequence_length=32, cache_dir=str(cache), prepare_workers=1),
+        objective=objective,
+        optimizer=None,
+        schedule=None,
+    )
+
+
+@pytest.mark.parametrize(
+    "name, objective, family",
+    [
+        ("roberta", MaskedLM(), "encoder"),
+        ("t5", SpanCorruption(), "encoder_decoder"),
+        ("llama3", CausalLM(), "decoder"),
+    ],
+    ids=["roberta", "t5", "llama3"],
+)
+def test_a_corpus_is_made_with_it(name, objective, family, text, tmp_path):
+    prepared = prepare(experiment(old(name), text, objective, family, tmp_path), report=lambda line: None)
+    tokenizer = read_tokenizer(old(name))
+    assert prepared.tokenizer.fingerprint == tokenizer.fingerprint
+    document = prepared.train[0].document(0)
+    assert document[-1] == tokenizer.vocabulary.eos
+    np.testing.assert_array_equal(tokenizer.encode(tokenizer.decode(document[:-1])), document[:-1])
+
+
+def test_an_objective_says_what_it_misses(text, tmp_path):
+    with pytest.raises(UserError, match="the tokenizer has no mask and no cls and no sep token, MaskedLM needs"):
+        prepare(experiment(old("gpt2"), text, MaskedLM(), "encoder", tmp_path), report=lambda line: None)
+
+
+def test_it_comes_from_a_flag_and_goes_through_json():
+    choice = Choice.parse("PretrainedTokenizer(path='models/roberta')")
+    assert choice == PretrainedTokenizer(path="models/roberta") == from_json(Choice, to_json(choice))
+
+
+def test_a_saved_tokenizer_is_read(tmp_path):
+    saved = WordPiece(vocab_size=400).build(iter(lines()))
+    saved.save(str(tmp_path))
+    assert PretrainedTokenizer(path=str(tmp_path)).load().fingerprint == saved.fingerprint
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path, line",
+    [
+        (None, "config.tokenizer.path is None, it must be"),
+        ("/no/such", "config.tokenizer.path: /no/such is no directory"),
+    ],
+)
+def test_a_missing_directory_is_a_problem(path, line):
+    (problem,) = PretrainedTokenizer(path=path).problems(None)
+    assert problem.startswith(line)
+
+
+def test_a_directory_without_a_tokenizer_is_a_problem(tmp_path):
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    (tmp_path / "tokenizer.py").write_text("raise SystemExit")
+    (problem,) = PretrainedTokenizer(path=str(tmp_path)).problems(None)
+    assert "holds no tokenizer that can be read, neither tokenizer.json nor spiece.model" in problem
+
+
+def changed(edit) -> str:
+    described = json.loads(llama3())
+    edit(described)
+    return json.dumps(described)
+
+
+BAD = {
+    "broken JSON": ({"tokenizer__json": "{"}, "tokenizer.json is none of tokenizers"),
+    "broken config": ({"tokenizer__json": "{}", "tokenizer_config__json": "{"}, "tokenizer_config.json is no JSON"),
+    "list as config": ({"vocab__txt": "", "tokenizer_config__json": []}, "tokenizer_config.json is no JSON object"),
+    "broken description": ({"vocabulary__json": "{"}, "is damaged"),
+    "bad added tokens": (
+        {"vocab__txt": "a", "tokenizer_config__json": {"added_tokens_decoder": {"x": "y"}}},
+        "is damaged",
+    ),
+    "bytes as vocabulary": ({"vocab__txt": b"\xff\xfe"}, "is damaged"),
+    "hole": ({"vocab__json": "HOLE", "merges__txt": ""}, "has no piece for 1 of its ids, the first is 256"),
+    "hole after added": (
+        {"vocab__txt": "[UNK]\na\n", "added_tokens__json": {"<new>": 7}},
+        "its added tokens do not fit the vocabulary: '<new>' as 7",
+    ),
+    "unknown special": (
+        {"tokenizer__json": "LLAMA3", "tokenizer_config__json": {"pad_token": "<pad>"}},
+        "pad_token '<pad>' is not in the vocabulary",
+    ),
+    "more in the config": (
+        {"tokenizer__json": "LLAMA3", "added_tokens__json": {"<new>": 503}},
+        r"adds what tokenizer.json lacks: \['<new>'\]",
+    ),
+    "merge of nothing": ({"vocab__json": "BYTES", "merges__txt": "zq zz\n"}, "vocab.json and merges.txt do not fit"),
+    "no bytes": ({"vocab__json": {"a</w>": 0}, "merges__txt": ""}, "vocab.json is none of bytes"),
+    "no SentencePiece": ({"tokenizer__model": b"IQ== 0\n"}, "tokenizer.model is no SentencePiece model"),
+    "ALBERT": ({"spiece__model": "ALBERT"}, "changes a text before spiece.model sees it"),
+    "another class": (
+        {"vocab__txt": "a\n", "tokenizer_config__json": {"tokenizer_class": "BertJapaneseTokenizer"}},
+        "how BertJapaneseTokenizer splits a text is not in vocab.txt: tokenizer.json is needed",
+    ),
+    "XLM-R": ({"sentencepiece__bpe__model": b""}, "the ids in sentencepiece.bpe.model are not those of the model"),
+    "random": ({"tokenizer__json": "RANDOM"}, "draws its pieces at random"),
+    "contradiction": (
+        {"tokenizer__json": "UNCASED", "tokenizer_config__json": {"do_lower_case": False}},
+        "tokenizer_config.json has do_lower_case False, tokenizer.json True",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_gives_one_line(name, tmp_path):
+    files, line = BAD[name]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    stand_for = {
+        "HOLE": lambda: {c: i for i, c in enumerate(alphabet)} | {"ab": 257},
+        "BYTES": lambda: {c: i for i, c in enumerate(alphabet)},
+        "LLAMA3": llama3,
+        "ALBERT": lambda: spiece(pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, control_symbols="[CLS],[SEP]"),
+        "RANDOM": lambda: changed(lambda described: described["model"].update(dropout=0.1)),
+        "UNCASED": lambda: WordPiece(vocab_size=400).build(iter(lines())).model,
+    }
+    files = {key: stand_for[c]() if isinstance(c, str) and c in stand_for else c for key, c in files.items()}
+    with pytest.raises(UserError, match=line) as caught:
+        read_tokenizer(directory(tmp_path / "bad", **files))
+    assert re.search(r"/bad\b", str(caught.value))

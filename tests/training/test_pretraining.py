@@ -1,0 +1,170 @@
+"""Every objective, and every way to fill rows, in a real run of two steps on a family that fits."""
+
+import dataclasses
+import json
+import pathlib
+import runpy
+
+import numpy as np
+import pytest
+
+from pretrainax.config import Generator
+from pretrainax.config.validation import validate
+from pretrainax.data.objectives import (
+    UL2R,
+    CausalLM,
+    DecoderOnly,
+    Denoising,
+    FillInTheMiddle,
+    MaskedLM,
+    MixtureOfDenoisers,
+    NextSentencePrediction,
+    NGrams,
+    ObjectiveMixture,
+    PrefixLM,
+    RateChange,
+    ReplacedTokenDetection,
+    SentenceOrderPrediction,
+    SequenceToSequence,
+    SequentialDenoising,
+    SpanCorruption,
+    Spans,
+    TextToText,
+    WholeWords,
+)
+from pretrainax.data.packing import BestFit, FirstFit, OneEach
+from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
+from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.training import loop as train
+
+get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]
+
+MASKED = {
+    "static": MaskedLM(static=True),
+    "whole words": MaskedLM(mask_unit=WholeWords()),
+    "n-grams": MaskedLM(mask_unit=NGrams()),
+    "spans": MaskedLM(mask_unit=Spans()),
+    "a rate that changes": MaskedLM(rate=0.3, rate_change=RateChange(to=0.15)),
+}
+PAIRS = {"next sentence": NextSentencePrediction(), "sentence order": SentenceOrderPrediction()}
+TO_TEXT = {
+    "span corruption": SpanCorruption(),
+    "a mixture of objectives": ObjectiveMixture((SpanCorruption(), SequentialDenoising()), (3.0, 1.0)),
+    "denoisers": MixtureOfDenoisers(),
+    "denoising": Denoising(),
+}
+CAUSAL = {
+    "causal": CausalLM(),
+    "causal, documents apart": CausalLM(mask_documents=True),
+    "prefix": PrefixLM(),
+    "fill in the middle": FillInTheMiddle(),
+    "decoder only": DecoderOnly(SpanCorruption()),
+    "UL2R": DecoderOnly(UL2R()),
+}
+
+
+@pytest.fixture(scope="module")
+def translations(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rng = np.random.default_rng(0)
+    with path.open("w") as f:
+        for _ in range(400):
+            numbers = rng.integers(100, size=rng.integers(1, 8)).tolist()
+            f.write(
+                json.dumps({"text": " ".join(map(str, numbers)), "sorted": " ".join(map(str, sorted(numbers)))}) + "\n"
+            )
+    return str(path)
+
+
+def run(experiment, directory, cache) -> list[dict]:
+    experiment.data.cache_dir = str(cache)
+    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 1
+    experiment.schedule.warmup_steps = 1
+    validate(experiment)
+    assert train.run(experiment, str(directory)) == 0
+    lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
+    assert all(np.isfinite(line["loss"]) for line in lines)
+    return lines
+
+
+def config(variant, objective, text):
+    experiment = get_config(variant)
+    experiment.data.source, experiment.objective = TextFiles(path=str(text)), objective
+    return experiment
+
+
+@pytest.mark.parametrize("objective", MASKED.values(), ids=MASKED)
+def test_masked(objective, text, cache, tmp_path):
+    run(config("bert", objective, text), tmp_path, cache)
+
+
+@pytest.mark.parametrize("objective", PAIRS.values(), ids=PAIRS)
+def test_pairs_of_sentences(objective, text, cache, tmp_path):
+    experiment = config("bert", objective, text)
+    experiment.model.pair_head, experiment.data.sequence_length = True, 64
+    for line in run(experiment, tmp_path, cache):
+        assert 0 < line["pair_loss"] < 5
+
+
+def test_replaced_tokens(text, cache, tmp_path):
+    experiment = config("bert", ReplacedTokenDetection(), text)
+    model = experiment.model
+    model.masked_lm_head, model.replaced_token_head = False, True
+    model.generator = Generator(num_layers=2, d_model=16, d_ff=32, num_heads=2)
+    assert {"replaced_precision", "replaced_recall"} <= run(experiment, tmp_path, cache)[-1].keys()
+
+
+@pytest.mark.parametrize("objective", TO_TEXT.values(), ids=TO_TEXT)
+def test_encoder_decoders(objective, text, cache, tmp_path):
+    experiment = config("t5", objective, text)
+    if isinstance(objective, Denoising):
+        experiment.tokenizer = ByteBPE(vocab_size=400, special_pieces="roberta")
+    run(experiment, tmp_path, cache)
+
+
+@pytest.mark.parametrize("objective", CAUSAL.values(), ids=CAUSAL)
+def test_decoders(objective, text, cache, tmp_path):
+    experiment = config("gpt", objective, text)
+    if isinstance(objective, FillInTheMiddle | DecoderOnly):
+        experiment.tokenizer = Unigram(vocab_size=400)
+    run(experiment, tmp_path, cache)
+
+
+@pytest.mark.parametrize("packing", [FirstFit(), BestFit(), OneEach(), OneEach(buckets=(16,))], ids=repr)
+@pytest.mark.parametrize("variant", ["bert", "t5", "gpt"])
+def test_rows_of_single_documents(variant, packing, translations, cache, tmp_path):
+    experiment = get_config(variant)
+    experiment.data.source, experiment.data.packing = JsonLines(path=translations, valid_fraction=0.2), packing
+    experiment.tokenizer = dataclasses.replace(experiment.tokenizer, vocab_size=260 if variant == "gpt" else 280)
+    if variant == "bert":
+        experiment.tokenizer.vocab_size = 40
+    lines = run(experiment, tmp_path, cache)
+    # Pieces that share a row, or have one of their bucket's length, leave less than half of it empty.
+    assert (lines[0]["padding_fraction"] > 0.5) == (packing == OneEach())
+
+
+def test_sequence_to_sequence(translations, cache, tmp_path):
+    experiment = config("t5", SequenceToSequence(target_length=32), translations)
+    experiment.data.source = JsonLines(path=translations, target_field="sorted", valid_fraction=0.2)
+    experiment.tokenizer.vocab_size = 280
+    run(experiment, tmp_path, cache)
+
+
+def test_supervised_tasks_beside_span_corruption(translations, text, cache, tmp_path):
+    experiment = config("t5", TextToText(target_length=32), text)
+    experiment.data.source = SourceMixture(
+        sources=(
+            TextFiles(path=str(text)),
+            JsonLines(path=translations, target_field="sorted", prefix="sort: ", valid_fraction=0.2),
+        ),
+        weights=(0.5, 0.5),
+    )
+    run(experiment, tmp_path, cache)
+
+
+def test_corpora_whose_weights_change(translations, text, cache, tmp_path):
+    experiment = config("gpt", CausalLM(), text)
+    sources = TextFiles(path=str(text)), JsonLines(path=translations, valid_fraction=0.2)
+    experiment.data.source = SourceMixture(sources=sources, weights=(1.0, 0.0), stages=((0.5, (0.0, 1.0)),))
+    run(experiment, tmp_path, cache)
