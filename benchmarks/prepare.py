@@ -33,7 +33,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import ByteBPE
+from pretrainax.tokenization import ByteBPE
 
 def get_config(variant=""):
     data = DataConfig({source}, cache_dir={cache!r})

@@ -16,7 +16,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import JsonLines
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import ByteBPE
+from pretrainax.tokenization import ByteBPE
 
 def get_config(variant=""):
     source = JsonLines("lines", valid_fraction=0.3)

@@ -128,7 +128,7 @@ def test_only_the_primary_process_writes(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the age of a process")
 def test_the_age_of_a_process_counts_its_imports():
-    code = "import time; time.sleep(0.5); from pretrainax import goodput; print(goodput.process_age())"
+    code = "import time; time.sleep(0.5); from pretrainax.runtime import goodput; print(goodput.process_age())"
     before = time.perf_counter()
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 0.5 <= age <= time.perf_counter() - before + 0.01  # the system counts in hundredths of a second

@@ -14,7 +14,7 @@ from tests.support.runs import FAST, ROOT, command, lines
 
 BUSY = """
 import ctypes, signal, sys, time
-from pretrainax.stop import Stop
+from pretrainax.runtime.signals import Stop
 with Stop() as stop:
     print("ready", flush=True)
     if sys.argv[1] == "in Python":

@@ -176,8 +176,8 @@ import sys, time
 from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import JsonLines
-from pretrainax.prepare import prepare
-from pretrainax.tokenizer import Characters
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.tokenization import Characters
 
 class SlowLines(JsonLines):
     def read(self, shard, skipped):
@@ -352,7 +352,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import JsonLines
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenizer import Characters
+from pretrainax.tokenization import Characters
 
 def get_config(variant=""):
     data = DataConfig(JsonLines("lines", valid_fraction=0.3), sequence_length=16, cache_dir="cache", prepare_workers=2)

@@ -8,8 +8,8 @@ import pytest
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.preparation.prepare import prepare, prepare_share
-from pretrainax.prepare import _share
 from pretrainax.data.sources import JsonLines
+from pretrainax.prepare import _share
 from pretrainax.tokenization.choices import ByteBPE
 
 LINE = (
