@@ -92,22 +92,24 @@ def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitSt
     from pretrainax import models
     from pretrainax.config import MeshConfig
     from pretrainax.layers.compute import compute_for, for_this_machine
-    from pretrainax.optim import optimizers as optim
-    from pretrainax.sharding import rules as sharding
+    from pretrainax.optim.optimizers import AdamW
+    from pretrainax.optim.schedules import WarmupConstant
+    from pretrainax.sharding.arrays import put_batch
+    from pretrainax.sharding.mesh import make_mesh
     from pretrainax.training import train_step
 
     config = config_of(name, size)
     train = for_this_machine(TrainConfig(dtype=dtype, scan_unroll=unroll))
-    mesh = sharding.make_mesh(MeshConfig())
+    mesh = make_mesh(MeshConfig())
     stack.enter_context(jax.set_mesh(mesh))
     model = models.build(config, compute_for(train))
     batch = batch_of(name, size, config.vocab_size)
     shapes = train_step.global_shapes(batch, len(batch["tokens"]))
-    schedule = optim.WarmupConstant(warmup_steps=0).build(1e-4, 1)
-    optimizer = optim.AdamW().build(schedule, train_step.abstract_params(model, shapes))
+    schedule = WarmupConstant(warmup_steps=0).build(1e-4, 1)
+    optimizer = AdamW().build(schedule, train_step.abstract_params(model, shapes))
     state = train_step.init_state(model, optimizer, shapes, mesh, seed=0)
     step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
-    batch = sharding.put_batch(batch, mesh)
+    batch = put_batch(batch, mesh)
 
     def run(steps: int) -> float:
         nonlocal state

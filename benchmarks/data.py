@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption, Text
 from pretrainax.data.packing import BestFit
-from pretrainax.data.permutation import Draws
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.rng import CounterRng
 from pretrainax.data.sources import JsonLines, PythonDocs
-from pretrainax.optim.optimizers import AdamW, WarmupCosine
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.tokenization.choices import ByteBPE, Unigram
 
 ROWS = 32
@@ -94,14 +95,14 @@ def batches(corpus: Any, objective: Any, sequence_length: int, packing: Any = No
 def examples(corpus, objective, sequence_length) -> Callable[[], int]:
     vocabulary, lengths = corpus.tokenizer.vocabulary, objective.lengths(sequence_length)
     windows = [corpus.train[0].window(i * lengths.raw, lengths.raw) for i in range(ROWS)]
-    draws, objective, state = Draws(0), objective.bind(corpus.tokenizer), [0]
+    draws, objective, state = CounterRng(0), objective.bind(corpus.tokenizer), [0]
 
     def make() -> int:
         rows = []
         for i, window in enumerate(windows):
             rows.append([objective.example(Text(*window), draws.at(0, state[0] + i), vocabulary)])
         state[0] += ROWS
-        fill_rows(rows, lengths, 0)
+        collate(rows, lengths, 0)
         return ROWS * lengths.raw
 
     return make

@@ -21,7 +21,8 @@ from matplotlib import figure, ticker
 from pretrainax.config import DataConfig, Experiment, MeshConfig, ModelConfig, RotaryPositions, TrainConfig
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import TextFiles
-from pretrainax.optim.optimizers import AdamW, WarmupCosine
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION

@@ -62,16 +62,16 @@ def measure(experiment) -> dict:
 
     from pretrainax.data.pipeline import check_batch, iterate
     from pretrainax.runtime import host
-    from pretrainax.sharding import rules as sharding
+    from pretrainax.sharding.mesh import make_mesh
     from pretrainax.training.loop import to_device
-    from pretrainax.training.setup import assemble
+    from pretrainax.training.setup import build_run
 
     host.tune_malloc()
     host.start_jax(experiment)
-    mesh = sharding.make_mesh(experiment.mesh)
+    mesh = make_mesh(experiment.mesh)
     warm_up, group = min(STEPS.value, 5), STEPS.value // GROUPS
     with jax.set_mesh(mesh):
-        job = assemble(experiment, prepared(experiment.model.vocab_size), mesh)
+        job = build_run(experiment, prepared(experiment.model.vocab_size), mesh)
         check_batch(
             job.train_batches[0],
             experiment.model,

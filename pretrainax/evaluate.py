@@ -8,15 +8,15 @@ import os
 import jax
 
 from pretrainax import cli, config
-from pretrainax.checkpoints.checkpoints import load_params
+from pretrainax.checkpoints.params import load_params
 from pretrainax.config import UserError
 from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.runtime import host
 from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.samples import samples
-from pretrainax.training.setup import assemble
+from pretrainax.training.setup import build_run
 
 
 def main() -> int:
@@ -28,9 +28,9 @@ def main() -> int:
     with Watchdog() as peers:
         with peers.zero_first():
             prepared = prepare(experiment)
-        mesh = sharding.make_mesh(experiment.mesh)
+        mesh = make_mesh(experiment.mesh)
         with jax.set_mesh(mesh):
-            job = assemble(experiment, prepared, mesh)
+            job = build_run(experiment, prepared, mesh)
             params = load_params(workdir, job.abstract_state.params)
             lines = [f"{name:16} {value:,.4f}" for name, value in job.validate(params).items()]
             first = batches_of(experiment, prepared, "valid")[0]

@@ -13,7 +13,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.inspection import check, page
 from pretrainax.data.inspection.row_view import Piece, View, Words, view
 from pretrainax.data.objectives import ReplacedTokenDetection
@@ -54,7 +54,7 @@ def views_of(batches: Batches, words: Words, count: int) -> list[View]:
     for number in range(count):
         objective, examples = batches.examples(number)
         lengths = batches.lengths_of(number // batches.global_batch_size)
-        row = {name: array[0] for name, array in fill_rows([examples], lengths, batches.vocabulary.pad or 0).items()}
+        row = {name: array[0] for name, array in collate([examples], lengths, batches.vocabulary.pad or 0).items()}
         title = f"row {number} · {type(objective).__name__}"
         if len(examples) > 1:
             title += f" · {len(examples)} examples"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
-from pretrainax.data.preparation import prepare
+from pretrainax.data.preparation.prepare import prepare_tokenizer, sample
 from pretrainax.tokenization import compare as tokenizer_report
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.compare import KINDS
@@ -30,9 +30,9 @@ _MEASURED = 4_000_000  # bytes of validation text, at most
 def train(experiment: Experiment, directory: Optional[str]) -> str:
     """Makes or finds the tokenizer of a config, and saves it; returns a line about it."""
     started = time.perf_counter()
-    tokenizer = prepare.prepare_tokenizer(experiment)
+    tokenizer = prepare_tokenizer(experiment)
     seconds = time.perf_counter() - started
-    text = prepare.sample(experiment, "valid", _MEASURED)
+    text = sample(experiment, "valid", _MEASURED)
     figures = tokenizer_report.measure(tokenizer, text)
     said = (
         f"{type(experiment.tokenizer).__name__} of {tokenizer.vocabulary.size:,} ids: "
@@ -47,8 +47,8 @@ def train(experiment: Experiment, directory: Optional[str]) -> str:
 
 def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], directory: Optional[str]) -> str:
     """Compares kinds and sizes; returns the table."""
-    training = prepare.sample(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
-    held_out = prepare.sample(experiment, "valid", _MEASURED)
+    training = sample(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
+    held_out = sample(experiment, "valid", _MEASURED)
     results = tokenizer_report.compare(experiment, training, held_out, kinds, sizes)
     table = tokenizer_report.table(results)
     if directory is not None:

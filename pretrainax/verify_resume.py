@@ -157,7 +157,8 @@ class Trial:
         return found
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        from pretrainax.checkpoints.checkpoints import newest_step, read_params  # it imports JAX
+        from pretrainax.checkpoints.params import read_params  # it imports JAX
+        from pretrainax.checkpoints.steps import newest_step  # it imports JAX
 
         return read_params(newest_step(self.workdir))
 

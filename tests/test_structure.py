@@ -122,7 +122,7 @@ def model_fields_read() -> set[str]:
     for file in FILES:
         if part_of(file) in ("layers", "models"):
             names |= attributes_read(ast.parse(file.read_text()))
-    config = ast.parse((ROOT / "pretrainax" / "config" / "experiment.py").read_text())
+    config = ast.parse((ROOT / "pretrainax" / "config" / "model.py").read_text())
     for node in ast.walk(config):
         if isinstance(node, ast.FunctionDef) and node.name in names:
             names |= attributes_read(node)

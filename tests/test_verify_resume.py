@@ -49,7 +49,7 @@ def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):
 
             @dataclasses.dataclass
             class Restless(CausalLM):
-                """Draws from a generator that nobody seeds."""
+                """CounterRng from a generator that nobody seeds."""
 
                 def example(self, tokens, *others):
                     example = super().example(tokens, *others)

@@ -8,35 +8,30 @@ Overrides come after construction, so derived values are properties and `validat
 Importing this module imports neither JAX nor NumPy: data loader workers load it.
 """
 
+from pretrainax.config.choice import Choice
+from pretrainax.config.errors import RunFailed, UserError, nearest
 from pretrainax.config.experiment import (
     CheckpointConfig,
-    Choice,
     DataConfig,
-    DisentangledPositions,
     EvaluateConfig,
     Experiment,
+    MeshConfig,
+    TrainConfig,
+)
+from pretrainax.config.model import (
+    DisentangledPositions,
     Generator,
     LearnedPositions,
     LinearScaling,
     LongContextScaling,
-    MeshConfig,
     ModelConfig,
     Position,
     RelativePositionBuckets,
     RotaryPositions,
     RotaryScaling,
-    RunFailed,
     SinusoidalPositions,
-    TrainConfig,
-    UserError,
-    differences,
-    dump,
-    free,
-    from_json,
-    load,
-    nearest,
-    to_json,
 )
+from pretrainax.config.serialization import differences, dump, from_json, load, to_json
 
 __all__ = [
     "CheckpointConfig",
@@ -61,7 +56,6 @@ __all__ = [
     "UserError",
     "differences",
     "dump",
-    "free",
     "from_json",
     "load",
     "nearest",

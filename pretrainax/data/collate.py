@@ -13,7 +13,7 @@ _PREDICTED = ("targets", "loss_weights", "masked_positions")
 _SEGMENTS = ("segment_ids", "encoder_segment_ids")
 
 
-def fill_rows(
+def collate(
     rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int, like: Optional[Example] = None
 ) -> dict[str, np.ndarray]:
     """A batch [b, ...] of rows, each of one or more examples; what the encoder reads, and a text alone, is [b, inputs].

@@ -16,11 +16,12 @@ import numpy as np
 from absl import flags
 
 from pretrainax.config import Experiment, ModelConfig, UserError
-from pretrainax.data.collate import Example, fill_rows
+from pretrainax.data.collate import Example, collate
+from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Lengths, Objective
 from pretrainax.data.packing import Packing
-from pretrainax.data.permutation import Draws, Shares
-from pretrainax.data.row_stream import Stream, packing_of
+from pretrainax.data.rng import CounterRng
+from pretrainax.data.row_stream import RowStream, packing_of
 
 if TYPE_CHECKING:
     from pretrainax.data.corpus import Corpus
@@ -74,7 +75,7 @@ class Batches:
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
-                stream = Stream(
+                stream = RowStream(
                     corpus,
                     component,
                     packing or packing_of(component),
@@ -89,16 +90,16 @@ class Batches:
                 of_corpus.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
-        self.shares = Shares(
+        self.shares = MixtureSchedule(
             [(int(start * self.rows), [weights[c] * weight for c, weight in of_corpus]) for start, weights in rates]
         )
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
-    def examples(self, row: int, draws: Optional[Draws] = None) -> tuple[Objective, list[Example]]:
+    def examples(self, row: int, draws: Optional[CounterRng] = None) -> tuple[Objective, list[Example]]:
         """What row `row` of the run is made of: the examples, not padded, of one objective."""
         stream, n = self._place(row)
-        return stream.objective, stream.examples(n, self.progress(row), draws or Draws(self.seed))
+        return stream.objective, stream.examples(n, self.progress(row), draws or CounterRng(self.seed))
 
     def progress(self, row: int) -> float:
         """Of the training at a row of the run, from 0 to 1."""
@@ -120,17 +121,17 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> dict[str, np.ndarray]:
-        first, draws = step * self.global_batch_size + self.first_row, Draws(self.seed)
+        first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
         rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
-        return fill_rows(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.like)
+        return collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.like)
 
     @functools.cached_property
     def like(self) -> Example:
         """Arrays of all names that batches have: those of each objective of a mixture, also where a batch has none."""
-        draws = Draws(self.seed)
+        draws = CounterRng(self.seed)
         return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
 
-    def _place(self, row: int) -> tuple[Stream, int]:
+    def _place(self, row: int) -> tuple[RowStream, int]:
         number, n = self.shares[row]
         return self.streams[number], n
 

@@ -31,7 +31,7 @@ class Row(NamedTuple):
     bucket: int = 0  # which of the lengths of a OneEach
 
 
-class Plan:
+class RowPlan:
     """The rows of an epoch, in the order that `keys` give."""
 
     rows_per_epoch: int
@@ -43,7 +43,7 @@ class Plan:
         raise NotImplementedError
 
 
-class WindowPlan(Plan):
+class WindowPlan(RowPlan):
     """Windows that do not overlap, each used once an epoch. With `shuffle` the first one starts anywhere in its own
     length; what is left over at either end is less than a window."""
 
@@ -58,7 +58,7 @@ class WindowPlan(Plan):
         return Row([(offset + place * self._raw, self._raw)])
 
 
-class TablePlan(Plan):
+class TablePlan(RowPlan):
     """Pieces sorted by row, and where the pieces of each row end: memory-mapped. Pickles as its path."""
 
     def __init__(self, directory: str):
@@ -109,9 +109,9 @@ class BucketPlan(TablePlan):
         return self._row(self._first_piece[bucket] + place)._replace(bucket=bucket)
 
 
-def make_plan(
+def make_row_plan(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
-) -> Plan:
+) -> RowPlan:
     """The plan of a corpus, from the disk where it was made before.
 
     Raises:

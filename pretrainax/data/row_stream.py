@@ -8,8 +8,9 @@ from pretrainax.config import UserError
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import Lengths, Objective, Text
 from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
-from pretrainax.data.permutation import Draws, epoch_draws
-from pretrainax.data.row_plan import make_plan
+from pretrainax.data.permutation import epoch_draws
+from pretrainax.data.rng import CounterRng
+from pretrainax.data.row_plan import make_row_plan
 
 
 def packing_of(objective: Objective) -> Packing:
@@ -19,7 +20,7 @@ def packing_of(objective: Objective) -> Packing:
     return BestFit() if objective.packs else OneEach()
 
 
-class Stream:
+class RowStream:
     """`examples(n, …)`: those of row n.
 
     Args:
@@ -44,7 +45,7 @@ class Stream:
         self.corpus, self.objective, self.vocabulary = corpus, objective, vocabulary
         self.seed, self.number, self.shuffle = seed, number, shuffle
         self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), sequence_length)]
-        self.plan = make_plan(corpus, objective, packing, sequence_length, batch_size, shuffle)
+        self.plan = make_row_plan(corpus, objective, packing, sequence_length, batch_size, shuffle)
         # What the weights of a mixture count: pairs, however many share a row; of text, rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
@@ -66,7 +67,7 @@ class Stream:
         pieces, bucket = self.plan.row(place, keys, offset)
         return pieces, self.lengths[bucket]
 
-    def examples(self, n: int, progress: float, draws: Draws) -> list[dict[str, np.ndarray]]:
+    def examples(self, n: int, progress: float, draws: CounterRng) -> list[dict[str, np.ndarray]]:
         """Not padded. progress: of the training at this row, from 0 to 1."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)

@@ -12,8 +12,9 @@ import ml_dtypes
 import numpy as np
 
 from pretrainax import config, models
-from pretrainax.checkpoints import checkpoints as checkpoint
 from pretrainax.checkpoints import manifest
+from pretrainax.checkpoints.params import read_params, write_params
+from pretrainax.checkpoints.steps import newest_step, read_notes
 from pretrainax.config import (
     CheckpointConfig,
     DataConfig,
@@ -36,7 +37,8 @@ from pretrainax.data.sources import PythonDocs
 from pretrainax.interop.safetensors_files import Writer
 from pretrainax.interop.weights import Pretrained, families
 from pretrainax.models import electra
-from pretrainax.optim.optimizers import AdamW, WarmupCosine
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import PretrainedTokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer, write_tokenizer
@@ -58,7 +60,7 @@ def import_directory(directory: str, workdir: str) -> str:
     source = Pretrained(directory)
     tokenizer = read_tokenizer(directory)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
-    checkpoint.write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
+    write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
     shutil.copyfile(os.path.join(directory, "config.json"), os.path.join(workdir, ORIGINAL, "config.json"))
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
@@ -112,7 +114,7 @@ def export_workdir(
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, checkpoint.newest_step(workdir, step), part)
+        _fill(files, rows, newest_step(workdir, step), part)
         _write_json(os.path.join(staging, "config.json"), described)
         write_tokenizer(tokenizer, staging, model)
         manifest.seal(staging)
@@ -129,10 +131,10 @@ def export_workdir(
 
 def _fill(files: Writer, rows: Mapping[str, Any], step_directory: str, part: Optional[str]) -> None:
     """Copies each parameter to its places. One `part` of two has paths of its own, as models.electra says."""
-    stored = [name.removeprefix("params/") for name in checkpoint.read_notes(step_directory)["arrays"]]
+    stored = [name.removeprefix("params/") for name in read_notes(step_directory)["arrays"]]
     generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
     disentangled = {path.removeprefix(_DIFFERENCE) for path in stored if path.startswith(_DIFFERENCE)}
-    for path, start, block in checkpoint.read_params(step_directory):
+    for path, start, block in read_params(step_directory):
         if part == "generator" and (path in generated or path.startswith(_DIFFERENCE)):
             continue  # the discriminator's own
         path = path.removeprefix("generator/" if part == "generator" else _DIFFERENCE)

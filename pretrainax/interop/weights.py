@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrainax import models, zoo
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.checkpoints import Index
+from pretrainax.checkpoints.params import Index
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.config.json_files import read_object
 from pretrainax.interop.safetensors_files import Reader

@@ -15,7 +15,7 @@ from pretrainax.config import UserError
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, weighted_sum
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import LANES, tpu_flash, tpu_splash
-from pretrainax.sharding.rules import axis_size
+from pretrainax.sharding.mesh import axis_size
 
 
 def attention(

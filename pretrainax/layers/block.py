@@ -16,7 +16,7 @@ from pretrainax.layers.mlp import MLP
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary
-from pretrainax.sharding.rules import constrain
+from pretrainax.sharding.arrays import constrain
 
 
 @flax.struct.dataclass

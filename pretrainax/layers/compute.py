@@ -3,7 +3,7 @@
 import dataclasses
 
 from pretrainax.config import TrainConfig
-from pretrainax.sharding.rules import platform
+from pretrainax.sharding.mesh import platform
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.config import ModelConfig
 from pretrainax.layers.linear import normal_init
 from pretrainax.layers.norm import Norm
-from pretrainax.sharding.rules import constrain
+from pretrainax.sharding.arrays import constrain
 
 _BLOCK = 128  # queries that share a window of distances
 

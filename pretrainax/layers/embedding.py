@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.sharding.rules import axis_size, batch_spec, constrain, scattered_sum
+from pretrainax.sharding.arrays import batch_spec, constrain, scattered_sum
+from pretrainax.sharding.mesh import axis_size
 
 
 class Embedding(nn.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.sharding.rules import axis_size
+from pretrainax.sharding.mesh import axis_size
 
 
 def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: bool = False) -> Any:

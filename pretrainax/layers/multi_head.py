@@ -12,7 +12,7 @@ from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary, rotate
-from pretrainax.sharding.rules import axis_size, platform
+from pretrainax.sharding.mesh import axis_size, platform
 
 
 class MultiHeadAttention(nn.Module):

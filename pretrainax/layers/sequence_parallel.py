@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
-from pretrainax.sharding.rules import BATCH, axis_size
+from pretrainax.sharding.mesh import BATCH_AXES, axis_size
 
 _AXIS = "sequence"
 
@@ -60,7 +60,7 @@ def ring_attention(
 
 def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
     """The axes that split the rows; a batch that they do not divide is copied."""
-    return BATCH if q.shape[0] % math.prod(map(axis_size, BATCH)) == 0 else None
+    return BATCH_AXES if q.shape[0] % math.prod(map(axis_size, BATCH_AXES)) == 0 else None
 
 
 def _heads(k: jax.Array) -> Optional[str]:

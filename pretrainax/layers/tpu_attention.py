@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
 from pretrainax.layers.sequence_parallel import on_each_device
-from pretrainax.sharding.rules import axis_size
+from pretrainax.sharding.mesh import axis_size
 
 LANES = 128  # lengths are padded to multiples of the width of a TPU's vector registers
 

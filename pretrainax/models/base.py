@@ -16,7 +16,8 @@ from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import sinusoidal
 from pretrainax.models.outputs import Outputs
-from pretrainax.sharding.rules import BATCH, constrain
+from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.mesh import BATCH_AXES
 
 Batch = dict[str, jax.Array]
 
@@ -49,8 +50,8 @@ class PairHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width, init = self.config.d_model, normal_init(self.config, self.config.d_model)
-        x = constrain(x[:, 0], P(BATCH))  # [B, T, D] -> [B, D]
-        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), P(BATCH))
+        x = constrain(x[:, 0], P(BATCH_AXES))  # [B, T, D] -> [B, D]
+        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), P(BATCH_AXES))
         return Linear((2,), ("d_model", "labels"), init, name="output")(x).astype(jnp.float32)
 
 
@@ -78,7 +79,7 @@ def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
     return jnp.einsum("BTS,BSD->BTD", jax.nn.one_hot(first, x.shape[1], dtype=x.dtype), x)
 
 
-class Unembedding(nn.Module):
+class LMHead(nn.Module):
     """The output matrix, tied to the token embedding or its own, and the bias of a masked LM."""
 
     config: ModelConfig
@@ -120,7 +121,7 @@ class Model(nn.Module):
             self.embedding_projection = Linear((config.d_model,), ("embedding_dim", "d_model"), init)
         if config.masked_lm_head:
             self.masked_lm_head = MaskedLMHead(config)
-        self.unembedding = Unembedding(config)
+        self.unembedding = LMHead(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def table(self, rows: int, **split) -> Embedding:

@@ -24,7 +24,8 @@ from pretrainax.layers.compute import Compute
 from pretrainax.models.base import Batch
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.outputs import Outputs
-from pretrainax.sharding.rules import BATCH, constrain
+from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.mesh import BATCH_AXES
 
 # config.model.generator.share_embeddings -> what the two share. ELECTRA's code has one scope for all that makes an
 # embedding; DeBERTa's shares tokens and positions, each plus a difference, and leaves the norm to each.
@@ -205,9 +206,9 @@ def _draw(generated: Outputs, keys: jax.Array, places: jax.Array) -> jax.Array:
         features, places = column  # [B, E], [B]
         logits = generated.replace(features=features[:, None], unembedding=matrix).logits()[:, 0]  # [B, V]
         noise = jax.vmap(lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), logits.shape[1:]))
-        noisy = constrain(logits + noise(keys, places), P(BATCH, "tensor"))
+        noisy = constrain(logits + noise(keys, places), P(BATCH_AXES, "tensor"))
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
 
     # [B, N, E] -> [N, B, E]
-    columns = constrain(generated.features.swapaxes(0, 1), P(None, BATCH)), places.T
+    columns = constrain(generated.features.swapaxes(0, 1), P(None, BATCH_AXES)), places.T
     return jax.lax.map(draw, columns, batch_size=max(1, _AT_ONCE // len(keys))).T

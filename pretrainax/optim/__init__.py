@@ -1,9 +1,7 @@
 """Optimizers and learning-rate schedules, as configs name them."""
 
-from pretrainax.optim.optimizers import (
-    AdamW,
-    Lamb,
-    Optimizer,
+from pretrainax.optim.optimizers import AdamW, Lamb, Optimizer
+from pretrainax.optim.schedules import (
     Schedule,
     WarmupConstant,
     WarmupCosine,

@@ -2,8 +2,8 @@
 
 `jax.vjp` of the real objective is traced, and what it carries to the backward is counted. So every family,
 rematerialisation policy and attention kernel is counted by the code that runs. One device is traced: its rows, and a
-model with its part of the heads, the feed-forward and the vocabulary (as `sharding.TABLE` splits them; Shoeybi et al.
-2019, section 3).
+model with its part of the heads, the feed-forward and the vocabulary (as `PARTITION_RULES` splits them; Shoeybi et
+al. 2019, section 3).
 """
 
 import copy
@@ -24,9 +24,10 @@ from pretrainax.config import Experiment, MeshConfig, TrainConfig
 from pretrainax.data.objectives import Lengths
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import check_batch_divides
+from pretrainax.sharding.mesh import AXES
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.sharding.rules import AXES
+from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
 from pretrainax.training.setup import attentions, program_of
 from pretrainax.training.train_step import TrainState
@@ -73,7 +74,7 @@ def local(experiment: Experiment, tensor: int) -> Experiment:
     return experiment
 
 
-def absent_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
+def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
     """A mesh to trace for. Neither the devices nor their compiler need be there."""
     device = AbstractDevice(platform, None, platform)
     axis_types = (AxisType.Auto,) * len(AXES)
@@ -86,9 +87,9 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     Raises:
       UserError: a mesh that does not divide the batch or the model.
     """
-    mesh = absent_mesh(mesh_sizes, "cpu")
-    sharding.check_batch_divides(experiment, mesh)
-    return sharding.spread(mesh, _state(_key(experiment)))
+    mesh = abstract_mesh(mesh_sizes, "cpu")
+    check_batch_divides(experiment, mesh)
+    return with_shardings(mesh, _state(_key(experiment)))
 
 
 @functools.lru_cache(maxsize=64)
@@ -96,7 +97,7 @@ def _state(key: str) -> TrainState:
     """Of the real model and optimizer. The platform and the batch change nothing of it."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
-    mesh = absent_mesh(dict.fromkeys(AXES, 1), "cpu")
+    mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
     with jax.sharding.use_abstract_mesh(mesh):
         return program_of(experiment, batch_shapes(experiment), mesh).abstract_state
 
@@ -113,7 +114,7 @@ def _shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 def train_on(experiment: Experiment, platform: str) -> TrainConfig:
     """`config.train` with what "auto" stands for on the platform."""
-    with jax.sharding.use_abstract_mesh(absent_mesh(dict.fromkeys(AXES, 1), platform)):
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         return for_this_machine(experiment.train)
 
 
@@ -132,7 +133,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     sizes = dict.fromkeys(AXES, 1)
-    with jax.sharding.use_abstract_mesh(absent_mesh(sizes, platform)):
+    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
         train = for_this_machine(experiment.train)
         compute = compute_for(train)
         chosen = [
@@ -144,7 +145,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
         experiment.train.attention = "auto"
         return _trace(_key(experiment), rows, "tpu")
     train.attention = "xla" if platform == "gpu" else train.attention
-    with jax.sharding.use_abstract_mesh(absent_mesh(sizes, platform)):
+    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
 
 

@@ -14,7 +14,8 @@ from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import batch_sharding
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.setup import program_of
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -68,11 +69,11 @@ def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
 def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
     """The same for any devices, of `available` bytes each."""
     start = time.perf_counter()
-    mesh = sharding.make_mesh(experiment.mesh, devices)
+    mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
         program = program_of(experiment, shapes, mesh)
-        batch = {name: x.update(sharding=sharding.batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
+        batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
         lowered = program.step.lower(program.abstract_state, batch)
         try:
             compiled = lowered.compile()

@@ -16,7 +16,7 @@ import jax
 from pretrainax.config import Experiment
 from pretrainax.planning.activations import (
     Kept,
-    absent_mesh,
+    abstract_mesh,
     abstract_state,
     kept,
     lengths_of,
@@ -25,7 +25,7 @@ from pretrainax.planning.activations import (
     train_on,
 )
 from pretrainax.runtime.chips import Chip
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.param_paths import parameter_names
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
@@ -62,7 +62,7 @@ class Memory:
 
 
 def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
-    """Of a step of `experiment` on a mesh {axis of sharding.AXES: size}.
+    """Of a step of `experiment` on a mesh {axis of AXES: size}.
 
     Args:
       chip: None stands for a CPU, on which everything is float32 and attention is written out.
@@ -71,7 +71,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
       UserError: a mesh that does not divide the batch or the model.
     """
     platform = "cpu" if chip is None else "tpu" if chip.is_tpu else "gpu"
-    mesh = absent_mesh(mesh_sizes, platform)
+    mesh = abstract_mesh(mesh_sizes, platform)
     shapes, train = shapes_of(experiment), train_on(experiment, platform)
     state = abstract_state(experiment, mesh_sizes)
     width = 2 if train.dtype == "bfloat16" else 4
@@ -85,7 +85,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
-        batch=sum(part_bytes(x, sharding.batch_sharding(mesh, x.shape)) for x in shapes.values()),
+        batch=sum(part_bytes(x, batch_sharding(mesh, x.shape)) for x in shapes.values()),
         gradients=parameters * (2 if train.accumulate > 1 else 1),
         activations=round(sum(x.bytes for x in arrays)),
         logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width),

@@ -25,7 +25,7 @@ from pretrainax.planning.activations import kept, lengths_of, micro_rows, shapes
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding.rules import AXES
+from pretrainax.sharding.mesh import AXES
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
 LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products of the backward

@@ -12,7 +12,7 @@ from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import AXES, mesh_sizes
 
 _POLICIES = ("none", "dots", "block")  # of config.train.remat, the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried
@@ -32,7 +32,7 @@ class Candidate:
     def flags(self, before: Experiment) -> str:
         """What turns `before` into this, as flags to add."""
         changed = []
-        for part in ("train.remat", "train.accumulate", *(f"mesh.{axis}" for axis in (*sharding.AXES, "slices"))):
+        for part in ("train.remat", "train.accumulate", *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
             group, field = part.split(".")
             new, old = (getattr(getattr(e, group), field) for e in (self.experiment, before))
             changed += [f"--config.{part}={new}"] if new != old else []
@@ -49,7 +49,7 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
         raise UserError(
             f"config.mesh.slices is {experiment.mesh.slices}, and {topology} has {topology.slices}: set it to that"
         )
-    sizes = sharding.mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
+    sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     needed = memory.estimate(experiment, sizes, topology.chip)
     sent = traffic.collectives(experiment, sizes)
     time = roofline.expect(experiment, sizes, topology, needed, sent)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from pretrainax.config import Experiment
-from pretrainax.data.collate import Example, fill_rows
+from pretrainax.data.collate import Example, collate
 from pretrainax.data.objectives import Lengths, Objective, Text
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
@@ -25,7 +25,7 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
     examples = [_example(kind, kind.lengths(length), tokenizer.vocabulary) for kind in kinds]
     like = {name: array for example in examples for name, array in example.items()}
-    row = fill_rows([examples[:1]], longest, tokenizer.vocabulary.pad, like)
+    row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, like)
     return global_shapes(row, experiment.train.global_batch_size)
 
 

@@ -15,7 +15,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.planning.activations import abstract_state, lengths_of, micro_rows, shapes_of, train_on
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import AXES
 from pretrainax.sharding.param_paths import parameter_names
 
 
@@ -82,7 +82,7 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, widt
         axes = {"data": sizes["data"] // slices, "sequence": sizes["sequence"]}
         axes |= {} if is_split else {"fsdp": fsdp}
         group = math.prod(axes.values())
-        named = "+".join(axis for axis in sharding.AXES if axes.get(axis, 1) > 1)
+        named = "+".join(axis for axis in AXES if axes.get(axis, 1) > 1)
         yield Collective(named, "all-reduce", _sent(part, group, 2), runs, place)
         # Between slices, each device passes on its share of what its slice has summed.
         yield Collective("slices", "all-reduce", _sent(part / group, slices, 2), runs, place)

@@ -8,7 +8,7 @@ import threading
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
 
 
-class Stop:
+class PreemptionHandler:
     """Catches SIGTERM and SIGINT: the first asks the loop to save and leave, a second one leaves at once.
 
     A handler of Python's waits until the main thread is back in Python, which one that waits for a device may never be.

@@ -14,7 +14,7 @@ def parameter_names(tree: Any) -> list[str]:
     ]
 
 
-def look_up(table: Sequence[tuple[str, Any]], tree: Any, table_name: str) -> Any:
+def match_rules(table: Sequence[tuple[str, Any]], tree: Any, table_name: str) -> Any:
     """`tree` with each leaf replaced by the value of the first row whose expression matches the end of its path.
 
     An expression matches whole components: "bias" matches "a/bias" and not "a/b_bias". Moments of an optimizer end in

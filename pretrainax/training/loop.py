@@ -20,15 +20,16 @@ from pretrainax.data.inspection import check
 from pretrainax.data.pipeline import batches_of, check_batch, iterate
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.runtime.goodput import Goodput
-from pretrainax.runtime.signals import PREEMPTED, Stop
+from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.training import loss_spikes as rollback
+from pretrainax.training import loss_spikes
 from pretrainax.training.metrics import Metrics, summarize
-from pretrainax.training.restore import claim, start
+from pretrainax.training.restore import claim_workdir, restore_or_init
 from pretrainax.training.samples import samples
-from pretrainax.training.setup import Job, assemble
+from pretrainax.training.setup import Run, build_run
 from pretrainax.training.train_step import TrainState
 
 Observer = Callable[[int, dict[str, np.ndarray]], None]  # (step, this process's rows of its batch)
@@ -45,15 +46,15 @@ def run(experiment: Experiment, workdir: str, age: float = 0.0, observe: Optiona
         goodput = Goodput(workdir, age, primary)
         with goodput.on("preparing"), peers.zero_first():
             prepared = prepare(experiment)
-            claim(workdir, experiment, prepared)
-        mesh = sharding.make_mesh(experiment.mesh)
+            claim_workdir(workdir, experiment, prepared)
+        mesh = make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))
-        stop = stack.enter_context(Stop())
-        job = assemble(experiment, prepared, mesh)
+        stop = stack.enter_context(PreemptionHandler())
+        job = build_run(experiment, prepared, mesh)
         checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=experiment.checkpoint.keep)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
-            state, notes = start(job, checkpoints)
+            state, notes = restore_or_init(job, checkpoints)
         metrics = Metrics(workdir, experiment.train.steps, notes["step"], primary)
         stack.callback(metrics.close)
         resumed = f", resumed at step {notes['step']}" if notes["step"] else ""
@@ -77,7 +78,7 @@ def to_device(batches: Iterator[dict], mesh: jax.sharding.Mesh) -> Iterator[dict
     """One batch ahead: the next one travels to the devices while they work on this one."""
     ahead = collections.deque()
     for batch in batches:
-        ahead.append(sharding.put_batch(batch, mesh))
+        ahead.append(put_batch(batch, mesh))
         if len(ahead) > 1:
             yield ahead.popleft()
     yield from ahead
@@ -91,11 +92,11 @@ class Loop:
 
     def __init__(
         self,
-        job: Job,
+        job: Run,
         checkpoints: Checkpoints,
         metrics: Metrics,
         goodput: Goodput,
-        stop: Stop,
+        stop: PreemptionHandler,
         peers: Watchdog,
         notes: dict,
         observe: Optional[Observer] = None,
@@ -107,7 +108,7 @@ class Loop:
         self._reset()
 
     def _reset(self) -> None:
-        self.batches = rollback.Skipping(self.job.train_batches, self.notes["rollbacks"])
+        self.batches = loss_spikes.Skipping(self.job.train_batches, self.notes["rollbacks"])
         self.paddings = collections.deque()  # the share of each batch that is made and not yet used
         self.pending = []  # (step, metrics still on the device), not looked at yet
         self.newest = None  # the last of them that was
@@ -120,7 +121,7 @@ class Loop:
         while True:
             try:
                 return self._train(state)
-            except rollback.Spike as found:
+            except loss_spikes.Spike as found:
                 spike = found.with_traceback(None)  # which would hold a state
             state = None  # two do not fit
             state = self._roll_back(spike)
@@ -171,15 +172,15 @@ class Loop:
                     return state, PREEMPTED
         return state, 0
 
-    def _roll_back(self, spike: rollback.Spike) -> TrainState:
+    def _roll_back(self, spike: loss_spikes.Spike) -> TrainState:
         """The state of a checkpoint before the spike; those after it are deleted, and what was logged since.
 
         A kill meanwhile changes nothing: the newest checkpoint, whichever that is then, leads to the same spike.
         """
         rollbacks = self.notes["rollbacks"]
-        decided = rollback.decide(spike, rollbacks, self.job.experiment.train)
+        decided = loss_spikes.plan_rollback(spike, rollbacks, self.job.experiment.train)
         with self.goodput.on("restoring"):
-            state, notes = start(self.job, self.checkpoints, up_to=decided["step"])
+            state, notes = restore_or_init(self.job, self.checkpoints, up_to=decided["step"])
             self.checkpoints.drop_after(notes["step"])
         decided["step"] = max(decided["step"], notes["step"])
         self.notes.update(notes, rollbacks=[*rollbacks, decided])
@@ -236,12 +237,12 @@ class Loop:
         for step, out in zip(steps, outs, strict=True):
             if out["finite"]:
                 loss = summarize(out["sums"])["loss"]
-                rollback.look(self.notes["recent"], step, loss, float(out["gradient_norm"]), train)
+                loss_spikes.observe_step(self.notes["recent"], step, loss, float(out["gradient_norm"]), train)
                 continue
             line = self._where(step, int(out["bad_parameter"]))
             left_out.append(line)
             if train.on_nonfinite == "stop" and train.on_spike == "rollback":
-                raise rollback.Spike(step, line)
+                raise loss_spikes.Spike(step, line)
             if train.on_nonfinite == "stop":
                 raise RunFailed(
                     f"{line}; lower config.optimizer.learning_rate in a new --workdir, or resume with "
@@ -266,7 +267,7 @@ class Loop:
             "learning_rate": float(self.newest["learning_rate"]),
             "gradient_norm": float(self.newest["gradient_norm"]),
             "skipped_updates": self.notes["skipped_updates"],
-            "skipped_batches": rollback.skipped(self.notes["step"] - 1, self.notes["rollbacks"]),
+            "skipped_batches": loss_spikes.skipped(self.notes["step"] - 1, self.notes["rollbacks"]),
             "tokens_per_second": self.tokens / self.seconds,
             "step_seconds": seconds,
             "mfu": self.job.mfu(self.flops, self.seconds),
@@ -305,7 +306,7 @@ class Loop:
         self.resumed = time.perf_counter()
 
 
-def finish(job: Job, state: TrainState, metrics: Metrics, figures: dict) -> None:
+def finish(job: Run, state: TrainState, metrics: Metrics, figures: dict) -> None:
     """The table beside the unigram baseline, a few samples, and the picture."""
     experiment = job.experiment
     train, valid = (batches_of(experiment, job.prepared, split) for split in ("train", "valid"))  # of all processes

@@ -53,7 +53,7 @@ def spike(recent: Sequence[Figures], train: TrainConfig) -> Optional[str]:
     return None
 
 
-def look(recent: list[Figures], step: int, loss: float, gradient_norm: float, train: TrainConfig) -> None:
+def observe_step(recent: list[Figures], step: int, loss: float, gradient_norm: float, train: TrainConfig) -> None:
     """Adds a step to `recent`, which it keeps as long as needed; raises Spike, or RunFailed, as `on_spike` says.
 
     Every process sees the same figures, which are sums over all of them, and so comes to the same end.
@@ -74,7 +74,7 @@ def look(recent: list[Figures], step: int, loss: float, gradient_norm: float, tr
     raise Spike(first, f"step {first}: {what}")
 
 
-def decide(found: Spike, rollbacks: list[dict], train: TrainConfig) -> dict:
+def plan_rollback(found: Spike, rollbacks: list[dict], train: TrainConfig) -> dict:
     """The next rollback: {"spike": first step of it, "step": steps done that stay, "skipped": batches}.
 
     Raises:

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import UserError
-from pretrainax.sharding.rules import BATCH, axis_size, constrain, scattered_sum
+from pretrainax.sharding.arrays import constrain, scattered_sum
+from pretrainax.sharding.mesh import BATCH_AXES, axis_size
 
-_TOKENS = (*BATCH, "sequence")  # the axes that split the tokens of a batch
+_TOKENS = (*BATCH_AXES, "sequence")  # the axes that split the tokens of a batch
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
 
 
@@ -137,7 +138,7 @@ def _by_device(x: jax.Array) -> jax.Array:
     if parts == 1:
         return x
     x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
-    (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH)
+    (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH_AXES)
     # [S, R, n, N/n, …] -> [S, n, R, N/n, …]
     x = x.reshape(shards, batch // shards, parts, length // parts, *x.shape[2:]).swapaxes(1, 2)
     return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), P(_TOKENS))

@@ -6,15 +6,16 @@ from typing import Optional
 import jax
 
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.checkpoints import Checkpoints, load_params
+from pretrainax.checkpoints.checkpoints import Checkpoints
+from pretrainax.checkpoints.params import load_params
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.interop import weights as pretrained
-from pretrainax.training.setup import Job
+from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
 
 
-def claim(workdir: str, experiment: Experiment, prepared: Prepared) -> None:
+def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> None:
     """Writes config.json and the tokenizer, or refuses a workdir where another config has been at work."""
     path = os.path.join(workdir, "config.json")
     if os.path.exists(path):
@@ -39,7 +40,7 @@ def claim(workdir: str, experiment: Experiment, prepared: Prepared) -> None:
         )
 
 
-def start(job: Job, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, dict]:
+def restore_or_init(job: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, dict]:
     """The state to train from, and what the loop remembers beside it.
 
     1. The newest checkpoint of the workdir that verifies (`up_to`: as in `Checkpoints.restore_newest`).
@@ -54,8 +55,8 @@ def start(job: Job, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tu
         "skipped_updates": 0,  # whose loss or gradient was not finite
         "best_loss": None,
         "evaluations_since_best": 0,
-        "rollbacks": [],  # what `rollback.decide` gave, in the order of time
-        "recent": [],  # what `rollback.look` remembers
+        "rollbacks": [],  # what `loss_spikes.plan_rollback` gave, in the order of time
+        "recent": [],  # what `loss_spikes.observe_step` remembers
     }
     restored = checkpoints.restore_newest(job.abstract_state, up_to)
     if restored is not None:

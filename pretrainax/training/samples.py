@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.sharding.rules import constrain
+from pretrainax.sharding.arrays import constrain
 from pretrainax.tokenization.choices import Tokenizer
 
 

@@ -17,13 +17,14 @@ from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.compute import Compute, compute_for, for_this_machine
 from pretrainax.models import flops
 from pretrainax.runtime.chips import peak_flops
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.mesh import platform
 from pretrainax.training import train_step
 from pretrainax.training.metrics import summarize
 
 
 @dataclasses.dataclass
-class Job:
+class Run:
     """Made inside `jax.set_mesh(mesh)`. Nothing is allocated on a device yet."""
 
     experiment: Experiment
@@ -85,7 +86,7 @@ class Job:
             sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
         )
         causal = type(self.experiment.objective) is CausalLM  # the only loss that is a likelihood of the text
-        sums = [self.eval_step(params, sharding.put_batch(batch, self.mesh)) for batch in self.validation_batches()]
+        sums = [self.eval_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
         totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
         return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
 
@@ -123,7 +124,7 @@ def attentions(
     for query_length, key_length, biased in kinds:
         yield choose_implementation(
             compute.attention,
-            sharding.platform(),
+            platform(),
             head_dim=model.dim_per_head,
             query_length=query_length,
             key_length=key_length,
@@ -139,7 +140,7 @@ def attentions(
 
 
 class Program(NamedTuple):
-    """What is compiled of a run: all that no data is needed for. The fields are those of Job."""
+    """What is compiled of a run: all that no data is needed for. The fields are those of Run."""
 
     model: Any
     optimizer: Any
@@ -152,7 +153,7 @@ def program_of(
     experiment: Experiment, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh
 ) -> Program:
     """Made inside `jax.set_mesh(mesh)`, whose devices may be absent."""
-    sharding.check_batch_divides(experiment, mesh)
+    check_batch_divides(experiment, mesh)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
     params = train_step.abstract_params(model, batch_shapes)
@@ -167,13 +168,13 @@ def program_of(
     )
 
 
-def assemble(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh) -> Job:
+def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh) -> Run:
     train_batches, valid_batches = (
         batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
         for split in ("train", "valid")
     )
     batch_shapes = train_step.global_shapes(train_batches[0], experiment.train.global_batch_size)
-    return Job(
+    return Run(
         experiment=experiment,
         prepared=prepared,
         mesh=mesh,

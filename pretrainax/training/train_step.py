@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import TrainConfig
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import batch_sharding
+from pretrainax.sharding.rules import shardings, with_shardings
 from pretrainax.training import losses
 
 Batch = dict[str, jax.Array]
@@ -42,7 +43,7 @@ def abstract_params(model: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct]) -
 def abstract_state(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: Mesh) -> TrainState:
     """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed=0))
-    return sharding.spread(mesh, shapes)
+    return with_shardings(mesh, shapes)
 
 
 def init_state(
@@ -50,9 +51,7 @@ def init_state(
 ) -> TrainState:
     """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed))
-    return jax.jit(
-        lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=sharding.shardings(mesh, shapes)
-    )()
+    return jax.jit(lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=shardings(mesh, shapes))()
 
 
 def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
@@ -62,7 +61,7 @@ def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
         return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
     shapes = jax.eval_shape(make, params)
-    return jax.jit(make, out_shardings=sharding.shardings(mesh, shapes), donate_argnums=0)(params)
+    return jax.jit(make, out_shardings=shardings(mesh, shapes), donate_argnums=0)(params)
 
 
 def _init(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], seed: int) -> TrainState:
@@ -107,7 +106,7 @@ def make_train_step(
     def micro_step(params, batch, counts, keys):
         found, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
         # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
-        return jax.lax.with_sharding_constraint(gradients, sharding.shardings(mesh, gradients)), found
+        return jax.lax.with_sharding_constraint(gradients, shardings(mesh, gradients)), found
 
     def accumulated(params, batch, keys):
         counts = losses.counts(batch)
@@ -144,7 +143,7 @@ def make_train_step(
             "finite": finite,
             "bad_parameter": jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32),
         }
-        return jax.lax.with_sharding_constraint(new, sharding.shardings(mesh, new)), metrics
+        return jax.lax.with_sharding_constraint(new, shardings(mesh, new)), metrics
 
     return jax.jit(step, donate_argnums=0)
 
@@ -174,7 +173,7 @@ def split(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
     def one(x):
         x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]
         x = x.swapaxes(0, 1)  # [B/A, A, …] -> [A, B/A, …]
-        spec = sharding.batch_sharding(mesh, x.shape[1:]).spec
+        spec = batch_sharding(mesh, x.shape[1:]).spec
         return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, *spec)))
 
     return jax.tree.map(one, batch)

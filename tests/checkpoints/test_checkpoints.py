@@ -20,8 +20,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from pretrainax.checkpoints.checkpoints import Checkpoints, load_params
+from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.manifest import MANIFEST
+from pretrainax.checkpoints.params import load_params
 from pretrainax.config import RunFailed, UserError
 from tests.support.runs import ROOT
 

@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.checkpoints import checkpoints as checkpoint
+from pretrainax.checkpoints.params import write_params
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.interop import directories as huggingface
@@ -67,7 +67,7 @@ def test_import_and_export_keep_every_bit(name, tmp_path):
 
 def test_parameters_go_through_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "pretrainax.checkpoints.checkpoints._BLOCK_BYTES", 300
+        "pretrainax.checkpoints.params._BLOCK_BYTES", 300
     )  # of rows, heads and layers, none of which divides
     test_import_and_export_keep_every_bit("t5_1_1", tmp_path)
 
@@ -125,7 +125,7 @@ def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
     write_tokenizer(tmp_path, pad_id=0)
     tokenizer = read_tokenizer(str(tmp_path))
     tokenizer.save(str(tmp_path / "run" / "tokenizer"))
-    checkpoint.write_params(str(tmp_path / "run"), shapes, lambda path, index: by_path[path][index], {})
+    write_params(str(tmp_path / "run"), shapes, lambda path, index: by_path[path][index], {})
     experiment = huggingface._experiment(config, str(tmp_path / "run" / "tokenizer"))
     (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
     huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part=part)

@@ -13,7 +13,8 @@ from pretrainax import models
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.interop import directories as huggingface
 from pretrainax.interop import weights as pretrained
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.rules import shardings
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
@@ -37,8 +38,8 @@ def test_each_device_reads_its_part_of_heads_and_widths(name, tmp_path):
     save(tmp_path, {key: np.ascontiguousarray(x) for key, x in state.items()})
     (tmp_path / "config.json").write_text(json.dumps(family.write_config(config)))
     shapes = models.abstract_params(config)
-    shardings = sharding.shardings(sharding.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), shapes)
-    abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    spread = shardings(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), shapes)
+    abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, spread)
     params = pretrained.load_params(str(tmp_path), config, abstract)
     assert any("tensor" in str(x.sharding.spec) for x in jax.tree.leaves(params))
     assert_same(jax.device_get(params), given)
@@ -48,10 +49,10 @@ def test_each_device_reads_its_part_of_heads_and_widths(name, tmp_path):
 def test_each_device_reads_its_shards(name, tmp_path):
     source = write_directory(tmp_path / "source", name)
     config = CASES[name].config
-    mesh = sharding.make_mesh(MeshConfig(data=2, fsdp=4))
+    mesh = make_mesh(MeshConfig(data=2, fsdp=4))
     shapes = models.abstract_params(config)
     abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, sharding.shardings(mesh, shapes)
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(mesh, shapes)
     )
     params = pretrained.load_params(str(source), config, abstract)
     assert_same(jax.device_get(params), weights(config))

@@ -11,7 +11,7 @@ from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
 from pretrainax.layers.attention import Mask, choose_implementation
 from pretrainax.layers.compute import Compute
-from pretrainax.sharding.rules import make_mesh
+from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import arrays, output_and_gradients, packed_ids, run, segments
 
 # --- the mask ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pretrainax.config import UserError
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.models import Outputs
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding.rules import AXES, BATCH
+from pretrainax.sharding.mesh import AXES, BATCH_AXES
 from pretrainax.training.losses import loss_sums
 
 pytestmark = pytest.mark.aot
@@ -56,10 +56,10 @@ def compile_attention(
     def shape(sizes, dtype, *spec):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
-    q = shape((16, t, heads, width), jnp.bfloat16, BATCH, None, "tensor")
-    k = shape((16, s, key_heads, width), jnp.bfloat16, BATCH, None, "tensor")
+    q = shape((16, t, heads, width), jnp.bfloat16, BATCH_AXES, None, "tensor")
+    k = shape((16, s, key_heads, width), jnp.bfloat16, BATCH_AXES, None, "tensor")
     bias = shape((1, heads, t, s), jnp.float32, None, "tensor") if has_bias else None
-    ids = shape((16, t), jnp.int32, BATCH), shape((16, s), jnp.int32, BATCH)
+    ids = shape((16, t), jnp.int32, BATCH_AXES), shape((16, s), jnp.int32, BATCH_AXES)
 
     def step(q, k, v, bias, mask):
         def out(q, k, v, bias):
@@ -149,10 +149,10 @@ def compile_loss(mesh):
         return (
             jax.jit(step)
             .lower(
-                shape((rows, length, width), jnp.bfloat16, BATCH),
+                shape((rows, length, width), jnp.bfloat16, BATCH_AXES),
                 shape((width, vocab), jnp.float32, "fsdp", "tensor"),
-                shape((rows, length), jnp.int32, BATCH),
-                shape((rows, length), jnp.float32, BATCH),
+                shape((rows, length), jnp.int32, BATCH_AXES),
+                shape((rows, length), jnp.float32, BATCH_AXES),
             )
             .compile()
         )

@@ -9,7 +9,7 @@ import pytest
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.layers.attention import Mask, choose_implementation
-from pretrainax.sharding.rules import make_mesh
+from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import arrays, output_and_gradients, packed_ids, segments
 
 IDS = packed_ids(4, 64)

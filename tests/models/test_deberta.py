@@ -16,9 +16,11 @@ from pretrainax.data.objectives import Lengths
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
 from pretrainax.models.flops import flops_per_step
-from pretrainax.optim import optimizers as optim
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.decay import decay_mask
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.rules import param_specs, shardings
 from pretrainax.training import losses
 from pretrainax.zoo.deberta import FAMILIES, HUGGINGFACE, deberta_v2, deberta_v3
 from tests.golden import make
@@ -118,8 +120,8 @@ def test_presets_have_the_published_number_of_parameters(name, backbone, embeddi
 @pytest.mark.parametrize("name", PRESETS)
 def test_each_parameter_has_a_sharding_and_a_decay(name):
     shapes = models.abstract_params(zoo.preset(name))
-    sharding.param_specs(shapes)
-    decays = dict(zip(parameter_names(shapes), jax.tree.leaves(optim.decay_mask(shapes)), strict=True))
+    param_specs(shapes)
+    decays = dict(zip(parameter_names(shapes), jax.tree.leaves(decay_mask(shapes)), strict=True))
     assert decays["encoder/relative_embedding/embedding"] and not decays["encoder/relative_embedding/norm/scale"]
 
 
@@ -200,10 +202,10 @@ def test_split_over_devices_it_is_the_same(name, mesh):
 
     step, params = jax.value_and_grad(loss), weights(config)
     value, gradient = jax.jit(step)(params, jax.tree.map(jnp.asarray, arrays))
-    mesh = sharding.make_mesh(MeshConfig(**{"data": 1} | mesh))
+    mesh = make_mesh(MeshConfig(**{"data": 1} | mesh))
     with jax.set_mesh(mesh):
-        split = jax.device_put(params, sharding.shardings(mesh, params))
-        got, got_gradient = jax.jit(step)(split, sharding.put_batch(arrays, mesh))
+        split = jax.device_put(params, shardings(mesh, params))
+        got, got_gradient = jax.jit(step)(split, put_batch(arrays, mesh))
     np.testing.assert_allclose(got, value, rtol=1e-5)  # float32 sums in another order
     for path, a, b in zip(
         parameter_names(params), jax.tree.leaves(got_gradient), jax.tree.leaves(gradient), strict=True

@@ -12,9 +12,12 @@ from pretrainax import models
 from pretrainax.config import DisentangledPositions, Generator, MeshConfig, TrainConfig, UserError
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models import Outputs, electra
-from pretrainax.optim.optimizers import AdamW, WarmupConstant
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupConstant
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.rules import shardings
 from pretrainax.training import losses, train_step
 from tests.golden.case import VOCABULARY, weights
 from tests.golden.electra import LENGTH, ROWS, SLOTS, everywhere, joint, masked_batch
@@ -257,7 +260,7 @@ def one_step(sharing, mesh, certain=False, **fields):
     config = joint(sharing, vocab_size=104, dropout_rate=0.0 if certain else 0.1)
     config.generator = Generator(2, 16, 32, 2, share_embeddings=sharing)
     devices = jax.devices()[: int(np.prod(list(mesh.values())))]
-    mesh, batch = sharding.make_mesh(MeshConfig(**mesh), devices), masked_batch()[1]
+    mesh, batch = make_mesh(MeshConfig(**mesh), devices), masked_batch()[1]
     train = for_this_machine(TrainConfig(steps=1, global_batch_size=ROWS, **fields))
     model, schedule = models.build(config, Compute()), WarmupConstant(warmup_steps=1).build(1e-3, 1)
     with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):  # Optax adds integers to floats
@@ -269,7 +272,7 @@ def one_step(sharing, mesh, certain=False, **fields):
             bias = state.params["generator"]["unembedding"]["bias"]
             state.params["generator"]["unembedding"]["bias"] = jax.device_put(bias.at[7].set(1000.0), bias.sharding)
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
-        batch = sharding.put_batch(batch, mesh)
+        batch = put_batch(batch, mesh)
         program = step.lower(state, batch).compile()
         state, metrics = program(state, batch)
     return *jax.device_get((state.params, metrics)), program.as_text()
@@ -302,9 +305,9 @@ def test_eight_devices_draw_and_learn_what_one_does(sharing, mesh):
 
 
 def test_a_generator_that_a_mesh_does_not_divide_is_named():
-    mesh = sharding.make_mesh(MeshConfig(data=1, tensor=8))
+    mesh = make_mesh(MeshConfig(data=1, tensor=8))
     with pytest.raises(UserError, match="config.model.generator.num_heads 2 is not a multiple of config.mesh.tensor 8"):
-        sharding.shardings(mesh, models.abstract_params(joint()))
+        shardings(mesh, models.abstract_params(joint()))
 
 
 def test_micro_batches_change_nothing_but_the_draw():

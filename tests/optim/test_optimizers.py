@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from pretrainax.config import to_json
-from pretrainax.optim import optimizers as optim
+from pretrainax.optim.decay import decay_mask
+from pretrainax.optim.optimizers import AdamW, Lamb
+from pretrainax.optim.schedules import (
+    WarmupConstant,
+    WarmupCosine,
+    WarmupInverseSquareRoot,
+    WarmupLinear,
+    WarmupStableDecay,
+)
 from tests.support import tables
 
 
@@ -21,12 +29,12 @@ def rates(schedule, steps, peak=1.0):
 
 def adamw(**fields):
     """Powers of two for b1 and b2, so that 1 - b² is exact in float32 (1 - 0.999 is off by 1e-5 of itself)."""
-    return optim.AdamW(b1=0.5, b2=0.75, **fields)
+    return AdamW(b1=0.5, b2=0.75, **fields)
 
 
 def trained(optimizer, params, gradients, schedule=None):
     """`params` after one update for each tree in `gradients`."""
-    tx = optimizer.build(schedule or optim.WarmupConstant(0).build(optimizer.learning_rate, 100), params)
+    tx = optimizer.build(schedule or WarmupConstant(0).build(optimizer.learning_rate, 100), params)
     state = tx.init(params)
     for step, gradient in enumerate(gradients):
         updates, state = tx.update(gradient, state, params, step=jnp.int32(step))
@@ -40,35 +48,35 @@ def trained(optimizer, params, gradients, schedule=None):
 def test_cosine_rises_by_equal_steps_and_falls_to_its_final_fraction():
     # rise 1/2, 1; then 0.1 + 0.9 (1 + cos(pi k / 4)) / 2 for k = 0 … 3
     expected = [0.5, 1.0, 1.0, 0.1 + 0.9 * (2 + 2**0.5) / 4, 0.55, 0.1 + 0.9 * (2 - 2**0.5) / 4]
-    np.testing.assert_allclose(rates(optim.WarmupCosine(2, 0.1), 6), expected, rtol=1e-6)
+    np.testing.assert_allclose(rates(WarmupCosine(2, 0.1), 6), expected, rtol=1e-6)
 
 
 def test_linear_falls_by_equal_steps_and_its_last_rate_is_not_zero():
-    np.testing.assert_allclose(rates(optim.WarmupLinear(2), 6), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(rates(WarmupLinear(2), 6), [0.5, 1.0, 1.0, 0.75, 0.5, 0.25], rtol=1e-6)
 
 
 def test_inverse_square_root_has_half_the_peak_after_four_warmups():
-    values = rates(optim.WarmupInverseSquareRoot(4), 16, peak=2.0)
+    values = rates(WarmupInverseSquareRoot(4), 16, peak=2.0)
     np.testing.assert_allclose([values[0], values[3], values[15]], [0.5, 2.0, 1.0], rtol=1e-6)
 
 
 def test_constant_stays_at_the_peak():
-    np.testing.assert_allclose(rates(optim.WarmupConstant(2), 4, peak=3.0), [1.5, 3.0, 3.0, 3.0], rtol=1e-6)
+    np.testing.assert_allclose(rates(WarmupConstant(2), 4, peak=3.0), [1.5, 3.0, 3.0, 3.0], rtol=1e-6)
 
 
 def test_stable_decay_falls_by_one_minus_the_square_root():
     # rise 1/2, 1; the peak; then 0.2 + 0.8 (1 - sqrt(k / 4)) for k = 0 … 3
     expected = [0.5, 1.0, 1.0, 1.0, 1.0, 0.6, 0.2 + 0.8 * (1 - 0.5**0.5), 0.2 + 0.8 * (1 - 0.75**0.5)]
-    np.testing.assert_allclose(rates(optim.WarmupStableDecay(2, 4, 0.2), 8), expected, rtol=1e-6)
+    np.testing.assert_allclose(rates(WarmupStableDecay(2, 4, 0.2), 8), expected, rtol=1e-6)
 
 
 def test_stable_decay_without_a_decay_stays_at_the_peak():
-    assert rates(optim.WarmupStableDecay(0, 0), 4) == [1.0] * 4
+    assert rates(WarmupStableDecay(0, 0), 4) == [1.0] * 4
 
 
 SCHEDULES = (
-    *(optim.WarmupCosine, optim.WarmupLinear, optim.WarmupInverseSquareRoot, optim.WarmupConstant),
-    optim.WarmupStableDecay,
+    *(WarmupCosine, WarmupLinear, WarmupInverseSquareRoot, WarmupConstant),
+    WarmupStableDecay,
 )
 
 
@@ -78,7 +86,7 @@ def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
 
 
 def test_a_run_shorter_than_its_warmup_only_rises():
-    np.testing.assert_allclose(rates(optim.WarmupCosine(8), 4), [1 / 8, 2 / 8, 3 / 8, 4 / 8], rtol=1e-6)
+    np.testing.assert_allclose(rates(WarmupCosine(8), 4), [1 / 8, 2 / 8, 3 / 8, 4 / 8], rtol=1e-6)
 
 
 # --- AdamW ---------------------------------------------------------------------------------------------------------
@@ -123,7 +131,7 @@ def test_updates_match_torch():
         weight.grad = torch.from_numpy(gradient.copy())
         torch.nn.utils.clip_grad_norm_([weight], 1.5)
         other.step()
-    optimizer = optim.AdamW(learning_rate=1e-2, b1=0.8, b2=0.95, epsilon=1e-6, weight_decay=0.1, clip_norm=1.5)
+    optimizer = AdamW(learning_rate=1e-2, b1=0.8, b2=0.95, epsilon=1e-6, weight_decay=0.1, clip_norm=1.5)
     params, _ = trained(optimizer, {"kernel": jnp.asarray(start)}, [{"kernel": jnp.asarray(g)} for g in gradients])
     # float32 on both sides; torch adds 1e-6 to the norm it clips by, which Adam's division cancels but for epsilon
     np.testing.assert_allclose(params["kernel"], weight.detach().numpy(), rtol=2e-6, atol=1e-7)
@@ -152,7 +160,7 @@ def test_rms_scaling_takes_an_unstacked_matrix_whole():
 
 
 def lamb(**fields):
-    return optim.Lamb(b1=0.5, b2=0.75, clip_norm=None, **fields)
+    return Lamb(b1=0.5, b2=0.75, clip_norm=None, **fields)
 
 
 def test_a_step_of_lamb_by_hand():
@@ -183,7 +191,7 @@ def test_lamb_gives_norms_and_biases_the_step_of_adam():
 
 @pytest.mark.parametrize("field, value", [("b1", 1.0), ("learning_rate", 0.0), ("weight_decay", -1.0)])
 def test_an_impossible_field_of_lamb_is_named(field, value):
-    (problem,) = dataclasses.replace(optim.Lamb(), **{field: value}).problems(None)
+    (problem,) = dataclasses.replace(Lamb(), **{field: value}).problems(None)
     assert problem.startswith(f"config.optimizer.{field} is {value}, ")
 
 
@@ -191,12 +199,12 @@ def test_an_impossible_field_of_lamb_is_named(field, value):
 
 
 def test_moments_are_float32():
-    _, state = trained(optim.AdamW(), {"kernel": jnp.ones(2)}, [{"kernel": jnp.ones(2)}])
+    _, state = trained(AdamW(), {"kernel": jnp.ones(2)}, [{"kernel": jnp.ones(2)}])
     assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
 
 
 def test_the_rate_follows_the_step_that_is_passed():
-    schedule = optim.WarmupConstant(10).build(1.0, 100)
+    schedule = WarmupConstant(10).build(1.0, 100)
     tx = adamw(weight_decay=0.0).build(schedule, {"kernel": shape(1)})
     params = {"kernel": jnp.ones(1)}
     updates, _ = tx.update(params, tx.init(params), params, step=jnp.int32(4))
@@ -207,8 +215,8 @@ def test_the_rate_follows_the_step_that_is_passed():
 
 
 def test_a_parameter_the_decay_table_does_not_know_is_an_error():
-    with pytest.raises(ValueError, match="no row of optim.DECAY matches blocks/gate/alpha"):
-        optim.decay_mask({"blocks": {"gate": {"alpha": shape(2)}}})
+    with pytest.raises(ValueError, match="no row of DECAY matches blocks/gate/alpha"):
+        decay_mask({"blocks": {"gate": {"alpha": shape(2)}}})
 
 
 @pytest.mark.parametrize("preset", tables.PRESETS)
@@ -224,19 +232,19 @@ def test_decay_of_every_parameter_is_the_golden_one(preset):
     [("b1", 1.0), ("b2", -0.1), ("learning_rate", 0.0), ("epsilon", 0.0), ("clip_norm", 0.0), ("weight_decay", -1.0)],
 )
 def test_an_impossible_optimizer_field_is_named(field, value):
-    (problem,) = dataclasses.replace(optim.AdamW(), **{field: value}).problems(None)
+    (problem,) = dataclasses.replace(AdamW(), **{field: value}).problems(None)
     assert problem.startswith(f"config.optimizer.{field} is {value}, ")
 
 
 def test_an_impossible_schedule_field_is_named():
-    problems = list(optim.WarmupCosine(warmup_steps=-1, final_fraction=2.0).problems(None))
+    problems = list(WarmupCosine(warmup_steps=-1, final_fraction=2.0).problems(None))
     assert [p.split(" is ")[0] for p in problems] == ["config.schedule.warmup_steps", "config.schedule.final_fraction"]
 
 
 def test_an_impossible_decay_is_named():
-    problems = list(optim.WarmupStableDecay(decay_steps=-1, final_fraction=2.0).problems(None))
+    problems = list(WarmupStableDecay(decay_steps=-1, final_fraction=2.0).problems(None))
     assert [p.split(" is ")[0] for p in problems] == ["config.schedule.final_fraction", "config.schedule.decay_steps"]
 
 
 def test_json_names_an_optimizer_by_its_class():
-    assert to_json(optim.AdamW())["type"] == "AdamW"
+    assert to_json(AdamW())["type"] == "AdamW"

@@ -14,7 +14,7 @@ from pretrainax.planning import topologies
 from pretrainax.planning.compiled import Compiled, compile_for, compile_step, exhausted_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training.setup import program_of
 
@@ -53,7 +53,7 @@ def compiled(variant: str, name: str, **mesh) -> Compiled:
 @pytest.mark.parametrize("variant", ["gpt", "bert", "t5"])
 def test_the_arguments_are_parameters_moments_and_batch(variant):
     experiment = config(variant, fsdp=8)
-    mesh = sharding.make_mesh(experiment.mesh)
+    mesh = make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
         state = program_of(experiment, shapes, mesh).abstract_state
@@ -101,7 +101,7 @@ def test_the_number_is_read_of_an_error(message, needed):
 
 def split_parameters(experiment: Experiment, devices) -> dict[str, int]:
     """Numbers of each parameter of the blocks that fsdp splits."""
-    mesh = sharding.make_mesh(experiment.mesh, devices)
+    mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
         params = program_of(experiment, batch_shapes(experiment), mesh).abstract_state.params
     named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
@@ -132,7 +132,7 @@ def test_a_step_for_a_tpu_runs_in_bfloat16_and_with_its_kernel():
     experiment = config(fsdp=4)
     experiment.data.sequence_length = experiment.model.position.max_length = 128
     experiment.model.num_heads = 2  # of width 64
-    mesh = sharding.make_mesh(experiment.mesh, absent("v5e:2x2").devices())
+    mesh = make_mesh(experiment.mesh, absent("v5e:2x2").devices())
     with jax.set_mesh(mesh):
         assert for_this_machine(experiment.train).dtype == "bfloat16"
         shapes = batch_shapes(experiment)

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.config import MeshConfig
 from pretrainax.planning.hlo import Program, Shape, module_of, replica_groups
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding.rules import AXES, make_mesh
+from pretrainax.sharding.mesh import AXES, make_mesh
 
 MESH = AbstractMesh((2, 2, 1, 2), AXES)
 

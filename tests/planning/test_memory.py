@@ -13,12 +13,13 @@ from pretrainax.planning.activations import kept, local
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import CHIPS
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.arrays import batch_sharding
+from pretrainax.sharding.mesh import AXES, make_mesh
 from pretrainax.training.setup import program_of
 from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
-ONE = dict.fromkeys(sharding.AXES, 1)
+ONE = dict.fromkeys(AXES, 1)
 MESHES = {
     "data": {"data": 8},
     "fsdp": {"fsdp": 8},
@@ -29,10 +30,10 @@ MESHES = {
 
 def program(experiment, sizes):
     """The real program of a run on the 8 fake devices."""
-    mesh = sharding.make_mesh(MeshConfig(**(ONE | sizes)))
+    mesh = make_mesh(MeshConfig(**(ONE | sizes)))
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
-        batch = {name: x.update(sharding=sharding.batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
+        batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
         return program_of(experiment, shapes, mesh), batch, mesh
 
 
@@ -95,7 +96,7 @@ def test_what_is_kept_has_the_name_of_the_module_that_makes_it():
 
 @pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
-    """What `local` says a device of `tensor` computes has the shapes that sharding.TABLE gives it."""
+    """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
     experiment = tiny.get_config(family)
     split = memory.estimate(experiment, ONE | {"tensor": 2})
     alone = memory.estimate(local(experiment, 2), ONE)
@@ -137,12 +138,12 @@ def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
     experiment.model.num_layers, experiment.train.global_batch_size, experiment.train.remat = 4, 32, policy
     topology = Topology.parse("v5e:2x2")
     try:
-        mesh = sharding.make_mesh(experiment.mesh, topology.devices())
+        mesh = make_mesh(experiment.mesh, topology.devices())
     except UserError as e:
         pytest.skip(str(e))
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
-        batch = {name: x.update(sharding=sharding.batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
+        batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
         real = program_of(experiment, shapes, mesh)
         peak = real.step.lower(real.abstract_state, batch).compile().memory_analysis().peak_memory_in_bytes
     estimated = memory.estimate(experiment, ONE | {"data": 4}, topology.chip).total

@@ -14,11 +14,11 @@ from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.runtime.chips import CHIPS, chip_of, peak_flops
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import AXES
 from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
-ONE = dict.fromkeys(sharding.AXES, 1)
+ONE = dict.fromkeys(AXES, 1)
 
 
 @pytest.fixture(scope="module")

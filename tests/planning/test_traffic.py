@@ -3,10 +3,10 @@
 import pytest
 
 from pretrainax.planning.traffic import Collective, collectives
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import AXES
 from tests.support import tiny
 
-ONE = dict.fromkeys(sharding.AXES, 1)
+ONE = dict.fromkeys(AXES, 1)
 D, F, LAYERS, VOCABULARY, LENGTH = 32, 64, 2, 512, 32
 MATRICES = 4 * D * D + 2 * D * F  # of one layer; biases of what is split along tensor are counted with them
 

@@ -14,8 +14,8 @@ from tests.support.runs import FAST, ROOT, command, lines
 
 BUSY = """
 import ctypes, signal, sys, time
-from pretrainax.runtime.signals import Stop
-with Stop() as stop:
+from pretrainax.runtime.signals import PreemptionHandler
+with PreemptionHandler() as stop:
     print("ready", flush=True)
     if sys.argv[1] == "in Python":
         while True:

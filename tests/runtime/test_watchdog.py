@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from pretrainax.checkpoints import checkpoints as checkpoint
+from pretrainax.checkpoints.params import read_params
 from pretrainax.runtime import watchdog as processes
 from tests.support import several
 
@@ -66,7 +66,7 @@ def batches(workdir: pathlib.Path) -> dict[str, np.ndarray]:
 
 def params(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     blocks = {}
-    for path, _, block in checkpoint.read_params(str(workdir / "checkpoints" / str(several.STEPS))):
+    for path, _, block in read_params(str(workdir / "checkpoints" / str(several.STEPS))):
         blocks.setdefault(path, []).append(block)
     return {path: np.concatenate(parts) for path, parts in blocks.items()}
 

@@ -7,13 +7,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Experiment, MeshConfig, TrainConfig, UserError
-from pretrainax.optim.optimizers import AdamW, WarmupConstant
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupConstant
+from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.rules import param_specs, shardings
 from tests.support import tables
 
 
 def mesh(**sizes):
-    return sharding.make_mesh(MeshConfig(**sizes))
+    return make_mesh(MeshConfig(**sizes))
 
 
 def shape(*sizes):
@@ -78,14 +81,14 @@ def chips(count, in_a_process, in_a_slice):
 def test_data_alone_crosses_slices():
     devices = chips(16, in_a_process=4, in_a_slice=8)
     devices = devices[1::2] + devices[::2]  # whatever their order
-    array = sharding.make_mesh(MeshConfig(fsdp=2, tensor=2, slices=2), devices).devices
+    array = make_mesh(MeshConfig(fsdp=2, tensor=2, slices=2), devices).devices
     assert array.shape == (4, 2, 1, 2)
     assert [{chip.slice_index for chip in part.flat} for part in array] == [{0}, {0}, {1}, {1}]
 
 
 def test_devices_that_know_no_slices_are_cut_in_ranges():
     devices = [dataclasses.replace(chip, platform="gpu") for chip in chips(8, in_a_process=4, in_a_slice=1)]
-    array = sharding.make_mesh(MeshConfig(fsdp=4, slices=2), devices).devices
+    array = make_mesh(MeshConfig(fsdp=4, slices=2), devices).devices
     assert [sorted(chip.id for chip in part.flat) for part in array] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -98,13 +101,13 @@ def test_devices_that_know_no_slices_are_cut_in_ranges():
 )
 def test_slices_that_do_not_fit_the_devices_are_named(sizes, message):
     with pytest.raises(UserError, match=message):
-        sharding.make_mesh(MeshConfig(**sizes), chips(8, in_a_process=4, in_a_slice=4))
+        make_mesh(MeshConfig(**sizes), chips(8, in_a_process=4, in_a_slice=4))
 
 
 def test_no_row_is_of_two_processes():
     # Neighbours that are of two hosts each: a row of two devices would be read twice.
     devices = [dataclasses.replace(chip, process_index=chip.id % 2) for chip in chips(8, 8, 8)]
-    array = sharding.make_mesh(MeshConfig(tensor=2), devices).devices
+    array = make_mesh(MeshConfig(tensor=2), devices).devices
     assert all(len({chip.process_index for chip in row.flat}) == 1 for row in array)
 
 
@@ -119,21 +122,21 @@ def test_spec_of_every_parameter_is_the_golden_one(preset):
 def test_moments_lie_where_their_parameter_lies_and_counters_are_copied():
     params = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
     optimizer = AdamW().build(WarmupConstant().build(1.0, 10), params)
-    specs = jax.tree.leaves(sharding.param_specs(jax.eval_shape(optimizer.init, params)))
+    specs = jax.tree.leaves(param_specs(jax.eval_shape(optimizer.init, params)))
     assert specs == [P(), P(None, "fsdp", "tensor"), P(None, "fsdp", "tensor")]  # count, mu, nu
 
 
 def test_a_parameter_the_table_does_not_know_is_an_error():
-    with pytest.raises(ValueError, match="no row of sharding.TABLE matches blocks/gate/alpha"):
-        sharding.param_specs({"blocks": {"gate": {"alpha": shape(2)}}})
+    with pytest.raises(ValueError, match="no row of PARTITION_RULES matches blocks/gate/alpha"):
+        param_specs({"blocks": {"gate": {"alpha": shape(2)}}})
 
 
 def test_a_parameter_of_another_rank_than_its_row_is_an_error():
     with pytest.raises(
         ValueError,
-        match=r"blocks/mlp/up/kernel has shape \(8, 16\), its row of sharding.TABLE says 'layers d_model d_ff'",
+        match=r"blocks/mlp/up/kernel has shape \(8, 16\), its row of PARTITION_RULES says 'layers d_model d_ff'",
     ):
-        sharding.param_specs({"blocks": {"mlp": {"up": {"kernel": shape(8, 16)}}}})
+        param_specs({"blocks": {"mlp": {"up": {"kernel": shape(8, 16)}}}})
 
 
 @pytest.mark.parametrize(
@@ -171,7 +174,7 @@ def test_an_axis_that_the_mesh_does_not_divide_names_the_field(path, sizes, mess
     for name in reversed(path):
         tree = {name: tree}
     with pytest.raises(UserError, match=message):
-        sharding.shardings(mesh(data=1, fsdp=2, tensor=4), tree)
+        shardings(mesh(data=1, fsdp=2, tensor=4), tree)
 
 
 # --- batches -------------------------------------------------------------------------------------------------------
@@ -181,17 +184,17 @@ def test_an_axis_that_the_mesh_does_not_divide_names_the_field(path, sizes, mess
 def test_a_batch_that_the_mesh_does_not_divide_is_named(rows, accumulate):
     message = f"config.train.global_batch_size {rows} is not a multiple of {8 * accumulate}: .*accumulate {accumulate} "
     with pytest.raises(UserError, match=message):
-        sharding.check_batch_divides(experiment(global_batch_size=rows, accumulate=accumulate), mesh(data=4, fsdp=2))
+        check_batch_divides(experiment(global_batch_size=rows, accumulate=accumulate), mesh(data=4, fsdp=2))
 
 
 def test_a_batch_need_not_divide_by_the_tensor_axis():
-    sharding.check_batch_divides(experiment(global_batch_size=2), mesh(data=2, tensor=4))
+    check_batch_divides(experiment(global_batch_size=2), mesh(data=2, tensor=4))
 
 
 def test_the_length_of_a_batch_is_split_where_it_divides():
     lengths = {"tokens": 8, "masked_positions": 3}
     batch = {name: np.arange(8 * n, dtype=np.int32).reshape(8, n) for name, n in lengths.items()}
-    arrays = sharding.put_batch(batch | {"pair_labels": np.arange(8)}, mesh(data=2, sequence=4))
+    arrays = put_batch(batch | {"pair_labels": np.arange(8)}, mesh(data=2, sequence=4))
     parts = {name: {s.data.shape for s in x.addressable_shards} for name, x in arrays.items()}
     assert parts == {"tokens": {(4, 2)}, "masked_positions": {(4, 3)}, "pair_labels": {(4,)}}
     for name, x in batch.items():
@@ -200,6 +203,6 @@ def test_the_length_of_a_batch_is_split_where_it_divides():
 
 def test_rows_of_a_batch_are_spread_over_data_and_fsdp():
     rows = np.arange(16, dtype=np.int32).reshape(8, 2)
-    array = sharding.put_batch({"tokens": rows}, mesh(data=2, fsdp=2, tensor=2))["tokens"]
+    array = put_batch({"tokens": rows}, mesh(data=2, fsdp=2, tensor=2))["tokens"]
     assert {s.data.shape for s in array.addressable_shards} == {(2, 2)}
     np.testing.assert_array_equal(array, rows)

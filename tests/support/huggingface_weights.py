@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from pretrainax import models
-from pretrainax.checkpoints.checkpoints import load_params
+from pretrainax.checkpoints.params import load_params
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax import models, zoo
-from pretrainax.optim import optimizers as optim
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.rules import param_specs
 
 PRESETS = (
     *("bert_base", "albert_base", "electra_base", "deberta_v3_base", "modernbert_base"),
@@ -51,11 +51,11 @@ def _lines(preset, column):
 
 
 def decay(preset):
-    return _lines(preset, lambda shapes: ["decays" if d else "kept" for d in jax.tree.leaves(optim.decay_mask(shapes))])
+    return _lines(preset, lambda shapes: ["decays" if d else "kept" for d in jax.tree.leaves(decay_mask(shapes))])
 
 
 def specs(preset):
-    return _lines(preset, lambda shapes: [str(tuple(s)) for s in jax.tree.leaves(sharding.param_specs(shapes))])
+    return _lines(preset, lambda shapes: [str(tuple(s)) for s in jax.tree.leaves(param_specs(shapes))])
 
 
 if __name__ == "__main__":

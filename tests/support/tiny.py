@@ -12,7 +12,8 @@ from pretrainax.config import (
 )
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.sources import TextFiles
-from pretrainax.optim.optimizers import AdamW, WarmupCosine
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.tokenization.choices import ByteBPE, Unigram, WordPiece
 
 

@@ -10,9 +10,9 @@ from pretrainax.config import RunFailed, UserError
 from pretrainax.data.objectives import Statistic
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources import TextFiles
-from pretrainax.sharding import rules as sharding
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import loop as train
-from pretrainax.training.setup import Job
+from pretrainax.training.setup import Run
 from tests.support import tiny
 
 
@@ -39,7 +39,7 @@ def validating(monkeypatch, losses):
     """Runs whose evaluations give these losses in turn."""
     losses = iter(losses)
     figures = {"perplexity": 1.0, "accuracy": 0.0}
-    monkeypatch.setattr(Job, "validate", lambda job, params: {"loss": next(losses), **figures})
+    monkeypatch.setattr(Run, "validate", lambda job, params: {"loss": next(losses), **figures})
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_an_error(experiment, tmp_path)
 
 def test_validation_batches_are_added_before_they_are_divided(experiment):
     """A batch of 1 token with loss 4 and one of 3 tokens with loss 0: the mean is 1, that of the means would be 2."""
-    mesh = sharding.make_mesh(experiment.mesh)
+    mesh = make_mesh(experiment.mesh)
     batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
     job = SimpleNamespace(
         experiment=experiment,
@@ -130,4 +130,4 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         validation_batches=lambda: iter(batches),
         eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
-    assert Job.validate(job, None)["loss"] == 1.0
+    assert Run.validate(job, None)["loss"] == 1.0

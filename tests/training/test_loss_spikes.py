@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 
-from pretrainax.checkpoints.checkpoints import newest_step, read_notes
+from pretrainax.checkpoints.steps import newest_step, read_notes
 from pretrainax.config import RunFailed, TrainConfig, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.pipeline import Batches, batches_of
@@ -15,8 +15,8 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from pretrainax.runtime.signals import PREEMPTED
 from pretrainax.training import loop as train
-from pretrainax.training import loss_spikes as rollback
-from pretrainax.training.loss_spikes import Skipping, Spike, decide, look, skipped, spike
+from pretrainax.training import loss_spikes
+from pretrainax.training.loss_spikes import Skipping, Spike, observe_step, plan_rollback, skipped, spike
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, steps
 
@@ -75,16 +75,16 @@ def test_nothing_is_judged_before_the_window_is_full():
 
 def test_a_spike_is_dated_from_its_first_step():
     recent = figures(PAST)
-    look(recent, 6, 9.0, 1.0, settings(spike_steps=2))
+    observe_step(recent, 6, 9.0, 1.0, settings(spike_steps=2))
     with pytest.raises(Spike, match=r"step 6: loss 9 is a spike: the median before is 1\.2, the limit 2\.09") as found:
-        look(recent, 7, 9.0, 1.0, settings(spike_steps=2))
+        observe_step(recent, 7, 9.0, 1.0, settings(spike_steps=2))
     assert found.value.step == 6
 
 
 def test_no_more_steps_are_remembered_than_are_judged():
     recent = []
     for step in range(1, 30):
-        look(recent, step, 2.0, 1.0, settings(spike_steps=3))
+        observe_step(recent, step, 2.0, 1.0, settings(spike_steps=3))
     assert len(recent) == 5 + 3
 
 
@@ -105,9 +105,9 @@ def test_a_second_rollback_starts_where_the_first_one_ended(second, at):
 
 
 def test_a_rollback_leaves_out_the_spike_and_the_steps_before_it():
-    decided = decide(Spike(50, ""), [], settings())
+    decided = plan_rollback(Spike(50, ""), [], settings())
     assert decided == {"spike": 50, "step": 46, "skipped": 6}  # batches 46 to 51; that of step 50 is number 49
-    assert decide(Spike(2, ""), [], settings())["step"] == 0
+    assert plan_rollback(Spike(2, ""), [], settings())["step"] == 0
 
 
 @pytest.mark.parametrize(
@@ -246,12 +246,12 @@ def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed
 
 def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, monkeypatch, planted):
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(rollback, "look", killing(at=13))
+        patch.setattr(loss_spikes, "observe_step", killing(at=13))
         train.run(experiment, str(tmp_path))
     (tmp_path / "checkpoints" / "12" / "run.json").write_text("{")
     experiment.checkpoint.every = experiment.evaluate.every = 100  # from 10 on: no save takes its place
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(rollback, "look", killing(at=9))  # after the rollback
+        patch.setattr(loss_spikes, "observe_step", killing(at=9))  # after the rollback
         train.run(experiment, str(tmp_path))
     assert steps(tmp_path) == [8, 12]
 
@@ -281,32 +281,34 @@ class Killed(Exception):
 
 
 def killing(at, time=1):
-    """A `rollback.look` that is killed when it sees a step for the first, second, … time."""
-    whole, calls = rollback.look, []
+    """A `loss_spikes.observe_step` that is killed when it sees a step for the first, second, … time."""
+    whole, calls = loss_spikes.observe_step, []
 
-    def look(recent, step, *figures):
+    def observe_step(recent, step, *figures):
         calls.append(step)
         if calls.count(at) == time:
             raise Killed
         whole(recent, step, *figures)
 
-    return look
+    return observe_step
 
 
 @pytest.mark.parametrize("moment", ["during the rollback", "before the next save", "after the next save"])
 def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp_path, planted, monkeypatch):
     with monkeypatch.context() as patch:
         if moment == "during the rollback":
-            start = train.start
+            restore_or_init = train.restore_or_init
 
             def killed(job, checkpoints, up_to=None):
                 if up_to is not None:
                     raise Killed
-                return start(job, checkpoints)
+                return restore_or_init(job, checkpoints)
 
-            patch.setattr(train, "start", killed)
+            patch.setattr(train, "restore_or_init", killed)
         else:
-            patch.setattr(rollback, "look", killing({"before the next save": 9, "after the next save": 14}[moment], 2))
+            patch.setattr(
+                loss_spikes, "observe_step", killing({"before the next save": 9, "after the next save": 14}[moment], 2)
+            )
         with pytest.raises(Killed):
             train.run(experiment, str(tmp_path))
     assert train.run(experiment, str(tmp_path)) == 0
@@ -314,15 +316,15 @@ def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp
 
 
 def test_a_signal_during_a_rollback_saves_after_it(whole, experiment, tmp_path, planted, monkeypatch):
-    start = train.start
+    restore_or_init = train.restore_or_init
 
     def signalled(job, checkpoints, up_to=None):
         if up_to is not None:
             os.kill(os.getpid(), signal.SIGTERM)
-        return start(job, checkpoints, up_to)
+        return restore_or_init(job, checkpoints, up_to)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "start", signalled)
+        patch.setattr(train, "restore_or_init", signalled)
         assert train.run(experiment, str(tmp_path)) == PREEMPTED
     assert steps(tmp_path) == [8, 9]
     assert train.run(experiment, str(tmp_path)) == 0

@@ -11,20 +11,20 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.models import Outputs
-from pretrainax.sharding.rules import make_mesh
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.losses import check_labels, counts, loss_sums, objective
 
-BATCH, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
+BATCH_AXES, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
 
 
 def example(has_bias=True, dtype=jnp.float32, vocab=VOCAB):
     """Arrays (features, unembedding, bias), targets and unequal weights with a third of them 0."""
     rng = np.random.default_rng(0)
-    features = jnp.asarray(rng.normal(size=(BATCH, LENGTH, WIDTH)), dtype)
+    features = jnp.asarray(rng.normal(size=(BATCH_AXES, LENGTH, WIDTH)), dtype)
     unembedding = jnp.asarray(0.3 * rng.normal(size=(WIDTH, vocab)), jnp.float32)
     bias = jnp.asarray(rng.normal(size=vocab), jnp.float32) if has_bias else None
-    targets = jnp.asarray(rng.integers(0, vocab, (BATCH, LENGTH)), jnp.int32)
-    weights = rng.uniform(0.5, 2.0, (BATCH, LENGTH)) * (rng.random((BATCH, LENGTH)) > 0.3)
+    targets = jnp.asarray(rng.integers(0, vocab, (BATCH_AXES, LENGTH)), jnp.int32)
+    weights = rng.uniform(0.5, 2.0, (BATCH_AXES, LENGTH)) * (rng.random((BATCH_AXES, LENGTH)) > 0.3)
     return (features, unembedding, bias), targets, jnp.asarray(weights, jnp.float32)
 
 
@@ -140,7 +140,7 @@ def test_huge_logits_stay_finite():
 def test_the_logits_of_all_tokens_are_never_held():
     arrays, targets, weights = example(vocab=8192)
     compiled = jax.jit(lambda *args: value_and_gradients(*args, chunk=16)).lower(arrays, targets, weights).compile()
-    all_logits = BATCH * LENGTH * 8192 * 4  # bytes in float32
+    all_logits = BATCH_AXES * LENGTH * 8192 * 4  # bytes in float32
     # two arrays [16, V] at a time, and what holds the gradient [D, V] while it is summed: 3 · 16 · V · 4 bytes
     assert compiled.memory_analysis().temp_size_in_bytes < 0.75 * all_logits
 
@@ -202,7 +202,7 @@ def test_chunks_of_a_split_batch_need_no_communication(config):
         tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", " ".join(re.findall(pattern, outside)))
     ]
     assert all(math.prod(shape) <= WIDTH * 96 for shape in shapes)  # the matrix and its gradient, no [B, N, …]
-    assert all(BATCH not in shape and LENGTH not in shape for shape in shapes)
+    assert all(BATCH_AXES not in shape and LENGTH not in shape for shape in shapes)
 
 
 # --- several heads -------------------------------------------------------------------------------------------------

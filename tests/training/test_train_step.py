@@ -9,8 +9,10 @@ import pytest
 from pretrainax import models
 from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, RelativePositionBuckets, TrainConfig
 from pretrainax.layers.compute import Compute, for_this_machine
-from pretrainax.optim.optimizers import AdamW, WarmupCosine
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupCosine
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
 from tests.support import tables
@@ -53,9 +55,9 @@ def model_config(family, **fields):
     return ModelConfig(family=family, **small, **MODELS[family], **fields)
 
 
-def make_mesh(name):
+def mesh_named(name):
     sizes = MESHES[name]
-    return sharding.make_mesh(MeshConfig(**sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
+    return make_mesh(MeshConfig(**sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
 def make_batch(config, seed=0):
@@ -84,7 +86,7 @@ class Run:
     """A model in training on a mesh; enters the mesh for each call, as main does once."""
 
     def __init__(self, config, mesh="1 device", optimizer=None, **train):
-        self.config, self.train, self.mesh = config, for_this_machine(TrainConfig(**train)), make_mesh(mesh)
+        self.config, self.train, self.mesh = config, for_this_machine(TrainConfig(**train)), mesh_named(mesh)
         self.model = models.build(config, Compute())
         self.shapes = tables.example_shapes(config, ROWS)
         schedule = WarmupCosine(warmup_steps=2).build(1e-3, 10)
@@ -99,7 +101,7 @@ class Run:
             return train_step.init_state(self.model, self.optimizer, self.shapes, self.mesh, self.train.seed)
 
     def batch(self, seed=0):
-        return sharding.put_batch(make_batch(self.config, seed), self.mesh)
+        return put_batch(make_batch(self.config, seed), self.mesh)
 
     @functools.cached_property
     def compiled(self):
@@ -274,8 +276,8 @@ ONES = {name: jnp.ones(x.shape, x.dtype) for name, x in EIGHT.items()}
 
 def toy_steps(toy, batches, monkeypatch, **train):
     """The states and metrics of a step on each batch; the two parameters are copied to the one device."""
-    monkeypatch.setattr(sharding, "TABLE", ((r"[ab]/bias", "d_model"),))
-    mesh, train = make_mesh("1 device"), for_this_machine(TrainConfig(**train))
+    monkeypatch.setattr("pretrainax.sharding.rules.PARTITION_RULES", ((r"[ab]/bias", "d_model"),))
+    mesh, train = mesh_named("1 device"), for_this_machine(TrainConfig(**train))
     with jax.set_mesh(mesh):
         optimizer = AdamW(weight_decay=0.0).build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
         step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh)
@@ -327,14 +329,14 @@ def test_a_batch_without_loss_tokens_gives_no_gradient(monkeypatch):
 
 
 def test_a_micro_batch_takes_rows_of_each_device():
-    mesh = make_mesh("8 data")
-    rows = sharding.put_batch({"tokens": np.arange(32, dtype=np.int32)[:, None]}, mesh)
+    mesh = mesh_named("8 data")
+    rows = put_batch({"tokens": np.arange(32, dtype=np.int32)[:, None]}, mesh)
     micro = jax.jit(lambda batch: train_step.split(batch, 4, mesh))(rows)["tokens"][..., 0]
     assert micro[0].tolist() == [0, 4, 8, 12, 16, 20, 24, 28]
 
 
 def test_cutting_into_micro_batches_moves_no_row():
-    mesh = make_mesh("8 data")
-    rows = sharding.put_batch({"tokens": np.zeros((32, 16), np.int32)}, mesh)
+    mesh = mesh_named("8 data")
+    rows = put_batch({"tokens": np.zeros((32, 16), np.int32)}, mesh)
     text = jax.jit(lambda batch: train_step.split(batch, 4, mesh)).lower(rows).compile().as_text()
     assert not re.search("all-|collective|reduce-scatter", text)

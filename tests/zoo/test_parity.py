@@ -10,8 +10,11 @@ import pytest
 from pretrainax import models
 from pretrainax.config import MeshConfig, TrainConfig
 from pretrainax.layers.compute import Compute, for_this_machine
-from pretrainax.optim.optimizers import AdamW, WarmupConstant, decay_mask
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.decay import decay_mask
+from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim.schedules import WarmupConstant
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
@@ -58,7 +61,7 @@ CLIP = 1.0
 
 def updated(case):
     """Our parameters after three updates of the real training step."""
-    mesh = sharding.make_mesh(MeshConfig(), jax.devices()[:1])
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     model, arrays = models.build(dataclasses.replace(case.config, dropout_rate=0.0), Compute()), batch(case)
     schedule = WarmupConstant(warmup_steps=1).build(LEARNING_RATE, STEPS)
     with jax.set_mesh(mesh):
@@ -68,7 +71,7 @@ def updated(case):
         train = for_this_machine(TrainConfig(steps=STEPS, global_batch_size=3))
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
         for _ in range(STEPS):
-            state, metrics = step(state, sharding.put_batch(arrays, mesh))
+            state, metrics = step(state, put_batch(arrays, mesh))
             assert metrics["finite"]
     return state.params
 

@@ -9,8 +9,8 @@ import pytest
 
 from pretrainax import models, zoo
 from pretrainax.config import UserError
-from pretrainax.optim import optimizers as optim
-from pretrainax.sharding import rules as sharding
+from pretrainax.optim.decay import decay_mask
+from pretrainax.sharding.rules import param_specs
 from pretrainax.zoo import __main__ as table
 from tests.golden import CASES
 
@@ -50,8 +50,8 @@ def test_every_family_that_transformers_has_is_measured():
 @pytest.mark.parametrize("family", zoo.FAMILIES, ids=lambda family: family.name)
 def test_every_parameter_of_a_family_is_sharded_and_decays_by_the_tables(family):
     params = models.abstract_params(family.preset(next(iter(family.sizes))))
-    sharding.param_specs(params)  # both raise for a path that no row covers
-    optim.decay_mask(params)
+    param_specs(params)  # both raise for a path that no row covers
+    decay_mask(params)
 
 
 def test_names_and_rows_are_unique():

@@ -90,7 +90,7 @@ def one_line(measured: Measured) -> str:
 
 
 def number(figure: Statistic) -> str:
-    """Shares of the rows as per cent, counts with commas."""
+    """MixtureSchedule of the rows as per cent, counts with commas."""
     if figure.name.startswith(_SHARES):
         return f"{figure.measured:.2%}"
     return f"{figure.measured:,.0f}" if figure.measured >= 100 else f"{figure.measured:.4g}"

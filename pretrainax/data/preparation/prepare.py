@@ -7,10 +7,9 @@ import errno
 import functools
 import os
 import shutil
-import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -21,14 +20,14 @@ from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
 from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
+from pretrainax.data.preparation.tokenizer import FORMAT, make_tokenizer, sample_texts
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Document
-from pretrainax.tokenization.choices import Tokenizer, TokenizerConfig, check_tokenizer, load_tokenizer
+from pretrainax.tokenization.choices import Tokenizer, check_tokenizer, load_tokenizer
 
-_FORMAT = 2  # of the files in the cache; another number, another cache
-_SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
-_SPLITS = ("train", "valid")
+SPLITS = ("train", "valid")
+
+
 Run = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
 
 
@@ -78,7 +77,7 @@ def prepare(experiment: Experiment, report: Callable[[str], None] = print, elsew
         recipes, tokenizer = _recipes(experiment, cache, workers, report)
         corpora = {
             split: tuple(_corpus(split, recipe, workers, elsewhere or workers.run, report) for recipe in recipes)
-            for split in _SPLITS
+            for split in SPLITS
         }
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
     return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}")
@@ -88,7 +87,7 @@ def prepare_share(experiment: Experiment, index: int, count: int, report: Callab
     """Tokenizes the shards whose number is `index` modulo `count`, and returns a line about them."""
     with _at_work(experiment.data) as (cache, workers):
         recipes, _ = _recipes(experiment, cache, workers, report)
-        for split in _SPLITS:
+        for split in SPLITS:
             for recipe in recipes:
                 if not shards.is_complete(recipe.directory(split)):
                     _tokenize(split, recipe, workers.run, report, index, count)
@@ -100,13 +99,13 @@ def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = pr
     source = experiment.data.source
     with _at_work(experiment.data) as (cache, workers):
         fingerprints = [component.fingerprint() for component in source.components()]
-        return load_tokenizer(_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
+        return load_tokenizer(make_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
 
 
 def sample(experiment: Experiment, split: str, limit: int) -> list[str]:
     """About `limit` bytes of the text of a split, as much from each of the shards of a component."""
     with _at_work(experiment.data) as (_, workers):
-        return list(_sample(experiment.data.source, limit, workers, split))
+        return list(sample_texts(experiment.data.source, limit, workers, split))
 
 
 @contextlib.contextmanager
@@ -121,7 +120,7 @@ def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Calla
     data = experiment.data
     components = data.source.components()
     fingerprints = [source.fingerprint() for source in components]
-    directory = _tokenizer(experiment.tokenizer, data.source, fingerprints, cache, workers, report)
+    directory = make_tokenizer(experiment.tokenizer, data.source, fingerprints, cache, workers, report)
     tokenizer = load_tokenizer(directory)
     check_tokenizer(tokenizer, experiment)
     filters = (data.quality, data.drop_duplicates, data.near_duplicates)
@@ -129,7 +128,7 @@ def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Calla
     recipes = []
     for source, fingerprint in zip(components, fingerprints, strict=True):
         parts = "pairs" if source.pairs else "sentences" if by_sentence else None
-        key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], _FORMAT)
+        key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], FORMAT)
         recipes.append(Recipe(source, fingerprint, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
     return recipes, tokenizer
 
@@ -145,98 +144,6 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
             figures.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
             skipped.update(corpus.skipped)
     return "; ".join([*figures, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
-
-
-# --- tokenizer -----------------------------------------------------------------------------------------------------
-
-
-def _tokenizer(
-    config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
-) -> str:
-    """The directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
-    loaded = None if config.path is None else config.load()
-    weights = _weights(source).tolist()
-    key = digest(fingerprints, weights, to_json(config), _FORMAT) if loaded is None else loaded.fingerprint
-    directory = os.path.join(cache, "tokenizers", key)
-    if not os.path.isdir(directory):
-        with alone(directory, report):
-            if not os.path.isdir(directory):
-                if loaded is None:
-                    report("training the tokenizer")
-                    texts = _sample(source, config.train_bytes, workers)
-                    train = _train if config.train_bytes is None else functools.partial(workers.apart, _train)
-                    train(config, texts, directory)
-                else:
-                    _save(loaded, directory)
-    return directory
-
-
-def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> None:
-    _save(config.build(texts), directory)
-
-
-def _save(tokenizer: Tokenizer, directory: str) -> None:
-    temporary = f"{directory}.tmp-{socket.gethostname()}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    tokenizer.save(temporary)
-    try:
-        os.rename(temporary, directory)
-    except OSError:  # another machine was faster: it is the same one
-        shutil.rmtree(temporary)
-        if not os.path.isdir(directory):
-            raise
-
-
-def _weights(source: Source) -> np.ndarray:
-    """Of each component on average over the training, were all of one size; their sum is 1."""
-    stages = source.rates([1] * len(source.components()))
-    lengths = np.diff([start for start, _ in stages], append=1.0)
-    weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
-    return weights / weights.sum()
-
-
-def _sample(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
-    """`limit` bytes of text (None: all of it), as much from each of the shards of a component."""
-    components = source.components()
-    if limit is None:
-        documents = (
-            document
-            for component in components
-            for shard in component.shards(split)
-            for document in component.read(shard, collections.Counter())
-        )
-        return (piece for document in documents for text in _texts(document) for piece in shards.pieces_of(text))
-    tasks = []
-    for component, weight in zip(components, _weights(source), strict=True):
-        chosen = component.shards(split)
-        chosen = chosen[:: -(-len(chosen) // _SAMPLED_SHARDS) or 1]
-        share = int(np.ceil(limit * weight / max(len(chosen), 1)))
-        tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
-    samples = dict(workers.run(_sample_shard, tasks))
-    texts = [text for i in range(len(tasks)) for text in samples[i]]
-    if not any(map(str.strip, texts)):
-        what = "text to train a tokenizer on" if split == "train" else "validation text"
-        raise UserError(f"config.data.source holds no {what}: {source}")
-    return texts
-
-
-def _sample_shard(i: int, source: Source, shard: Any, limit: int) -> tuple[int, list[str]]:
-    sample = []
-    for document in until_stopped(source.read(shard, collections.Counter())):
-        for text in _texts(document):
-            text = text[:limit] if isinstance(text, bytearray) else text[:limit].encode()[:limit]
-            sample.append(text.decode(errors="ignore"))
-            limit -= len(text)
-        if limit <= 0:
-            break
-    return i, sample
-
-
-def _texts(document: Document) -> tuple:
-    return document if isinstance(document, tuple) else (document,)
-
-
-# --- corpus --------------------------------------------------------------------------------------------------------
 
 
 def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, report: Callable) -> Corpus:

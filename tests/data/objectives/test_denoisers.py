@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import UL2R, Lengths, MixtureOfDenoisers, SequentialDenoising, SpanCorruption, Text
 from pretrainax.tokenization.choices import Vocabulary
 from tests.data.conftest import TEXTS
@@ -90,7 +90,7 @@ def test_rows_have_room_for_all_denoisers():
 
 def test_how_much_of_the_rows_is_padding():
     rows = [[row] for objective in SEVEN for row in examples(objective, 100)]
-    batch = fill_rows(rows, MixtureOfDenoisers().lengths(512), PAD)
+    batch = collate(rows, MixtureOfDenoisers().lengths(512), PAD)
     # Of 507 targets the seven use 113, 99, 506, 507, 91, 507 and on average 127.5, of 512 inputs 507 and S 381.5: the
     # mode is one token here and has room for 6. The rest of S has a deviation of 73, in 100 rows 7.3; 5 of them are
     # 0.01 of 7 * 507 targets.

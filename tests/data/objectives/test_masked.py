@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError, from_json, to_json
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Lengths, MaskedLM, NGrams, RateChange, Spans, Text, Tokens, WholeWords
 from pretrainax.data.packing import FirstFit, Windows
 from pretrainax.training import loop as train
@@ -73,7 +73,7 @@ def test_several_documents_fit_the_slots_of_a_row_and_each_predicts(sizes):
     found = [example(objective, range(10, 10 + size), seed) for seed, size in enumerate(sizes)]
     measured = [objective.measure(size) for size in sizes]
     lengths = Lengths(0, sum(m.inputs for m in measured), sum(m.targets for m in measured))
-    row = {name: array[0] for name, array in fill_rows([found], lengths, PAD).items()}
+    row = {name: array[0] for name, array in collate([found], lengths, PAD).items()}
     real = row["loss_weights"] > 0
     places = row["masked_positions"][real]
     assert set(row["segment_ids"][places].tolist()) == set(range(1, len(sizes) + 1))

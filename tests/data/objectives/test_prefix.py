@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, LearnedPositions, ModelConfig, UserError, from_json, to_json
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import (
     UL2R,
     CausalLM,
@@ -216,7 +216,7 @@ def test_pairs_share_a_row_and_none_sees_another():
     assert objective.unit == "pairs" and objective.packs
     np.testing.assert_array_equal(objective.measure_pairs(np.array([[3, 2], [2, 3]])), [[4, 4], [4, 4]])
     rows = [objective.example(text, rng, VOCABULARY) for text in texts]
-    filled = fill_rows([rows], Lengths(0, 10, 10), pad=0)
+    filled = collate([rows], Lengths(0, 10, 10), pad=0)
     assert {name: array[0].tolist() for name, array in filled.items()} == {
         "tokens": [3, 4, EOS, 5, 6, EOS, 7, 8, 0, 0],
         "targets": [4, EOS, 5, EOS, EOS, 7, 8, EOS, 0, 0],
@@ -250,7 +250,7 @@ DECODER = ModelConfig(family="decoder", vocab_size=1000, position=LearnedPositio
 
 def batch_of(objective, length, **other):
     rows = [[example(objective, range(10, 10 + objective.lengths(length).raw), seed)] for seed in range(2)]
-    return fill_rows(rows, Lengths(0, length, length), 0) | other
+    return collate(rows, Lengths(0, length, length), 0) | other
 
 
 def test_a_batch_with_a_prefix_is_what_a_decoder_takes():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import to_json
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, Text
 from pretrainax.models import electra
 from pretrainax.models.outputs import Outputs
@@ -45,7 +45,7 @@ def test_the_chef_ate_the_meal():
     """Clark et al. 2020, figure 2: the generator says "the" and "ate", and only "ate" is a replacement."""
     row = chef()
     lengths = ReplacedTokenDetection(rate=0.4).measure(len(SENTENCE))
-    batch = {name: jax.numpy.asarray(x) for name, x in fill_rows([[row]], lengths, PAD).items()}
+    batch = {name: jax.numpy.asarray(x) for name, x in collate([[row]], lengths, PAD).items()}
     logits = np.full((1, lengths.targets, VOCABULARY.size), -1e9, np.float32)
     logits[0, 0, THE] = logits[0, 1, ATE] = 0.0
     generated = Outputs(features=jax.numpy.asarray(logits), unembedding=jax.numpy.eye(VOCABULARY.size))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
-from pretrainax.data.collate import fill_rows
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Lengths, SequenceToSequence, Text
 from pretrainax.data.sources import TextFiles
 from pretrainax.tokenization.choices import Vocabulary
@@ -44,7 +44,7 @@ def test_the_example_of_the_docstring():
 
 
 def test_pairs_share_a_row_and_do_not_see_each_other():
-    row = fill_rows([[example([3, 4], [5]), example([6], [7, 8])]], Lengths(14, 7, 7), PAD)
+    row = collate([[example([3, 4], [5]), example([6], [7, 8])]], Lengths(14, 7, 7), PAD)
     assert {name: array[0].tolist() for name, array in row.items()} == {
         "encoder_tokens": [3, 4, EOS, 6, EOS, PAD, PAD],
         "encoder_segment_ids": [1, 1, 1, 2, 2, 0, 0],

@@ -1,0 +1,149 @@
+"""The configuration of an architecture: its fields, its positions, its generator."""
+
+import dataclasses
+from typing import ClassVar, Optional
+
+from pretrainax.config.choice import Choice
+
+
+class Position(Choice):
+    """How a model knows where a token stands. `max_length` is None where any length works."""
+
+    max_length: ClassVar[Optional[int]] = None
+
+
+@dataclasses.dataclass
+class LearnedPositions(Position):
+    """One trained vector a position (Devlin et al. 2018)."""
+
+    max_length: int = 512  # positions there are
+    offset: int = 0  # rows at the start of the table that no position uses (RoBERTa, BART: 2, in fairseq's way)
+
+
+@dataclasses.dataclass
+class SinusoidalPositions(Position):
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5)."""
+
+
+class RotaryScaling(Choice):
+    """How the frequencies of a trained context are stretched to a longer one."""
+
+
+@dataclasses.dataclass
+class LongContextScaling(RotaryScaling):
+    """LLaMA 3.1's stretching of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
+
+    factor: float = 8.0  # how much longer the new context is
+    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are stretched in full
+    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are left alone
+    original_length: int = 8192  # the context before stretching
+
+
+@dataclasses.dataclass
+class LinearScaling(RotaryScaling):
+    """All frequencies divided by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
+
+    factor: float = 8.0
+
+
+@dataclasses.dataclass
+class RotaryPositions(Position):
+    """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
+
+    max_length: int = 2048  # the context the model is made for
+    theta: float = 10_000.0  # base of the geometric sequence of wavelengths
+    scaling: Optional[RotaryScaling] = None
+    local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
+
+
+@dataclasses.dataclass
+class RelativePositionBuckets(Position):
+    """T5's bias on attention logits, one scalar a head and bucket of distance (Raffel et al. 2020, section 2.1)."""
+
+    num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 128  # farther than this, all share the last bucket
+
+
+@dataclasses.dataclass
+class DisentangledPositions(Position):
+    """Relative positions that contents attend to, and that attend to contents (He et al. 2020, section 3.1)."""
+
+    num_buckets: int = 256  # of each direction; half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 512  # from here on, all share the last bucket
+    max_length: int = 512  # the context the model is made for, and the absolute positions that a mask decoder knows
+
+
+@dataclasses.dataclass
+class Generator:
+    """ELECTRA's generator: a masked LM that proposes replacements, built as the model but for these sizes."""
+
+    num_layers: int = 12
+    d_model: int = 256
+    d_ff: int = 1024
+    num_heads: int = 4
+    share_embeddings: str = "all"  # all (ELECTRA) | gradient_disentangled: plus a trained difference (DeBERTa v3)
+    loss_weight: float = 50.0  # of the discriminator's loss (Clark et al. 2020, section 2)
+
+
+@dataclasses.dataclass
+class ModelConfig:
+    """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
+
+    family: str = "decoder"  # encoder | encoder_decoder | decoder
+    vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
+    num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
+    num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
+    share_layers: bool = False  # one block, applied num_layers times (ALBERT)
+    d_model: int = 768  # width of the residual stream
+    d_ff: int = 3072  # width inside the feed-forward
+    num_heads: int = 12
+    num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
+    head_dim: Optional[int] = None  # None: d_model // num_heads
+    embedding_dim: Optional[int] = None  # width of the embeddings, projected to d_model (ALBERT); None: d_model
+    position: Position = dataclasses.field(default_factory=LearnedPositions)
+    layer_pattern: tuple[str, ...] = ("global",)  # attention of each layer, repeated: "global" | "local" (Gemma 2)
+    window: Optional[int] = None  # tokens a local layer sees: itself and those before it; an encoder, half on each side
+    norm: str = "layer"  # layer | rms | rms_plus_one: the scale is 1 + the parameter (Gemma)
+    norm_at: str = "pre"  # pre: x + f(norm(x)), a last norm on top | post: norm(x + f(x)) | both: x + norm(f(norm(x)))
+    norm_epsilon: float = 1e-5
+    norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
+    qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
+    activation: str = "gelu"  # gelu | gelu_tanh | relu | silu
+    gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
+    use_bias: bool = True  # on every linear map of a block and on LayerNorm
+    qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
+    embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
+    scale_embeddings: bool = False  # token embeddings are multiplied by sqrt(d_model) (Transformer, Gemma)
+    num_token_types: int = 0  # rows of the token type table (BERT: 2)
+    tie_embeddings: bool = True  # the output matrix is the token embedding, transposed
+    scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
+    attention_scale: Optional[float] = None  # of attention logits; None: 1/sqrt(head_dim) (T5: 1, it is in the init)
+    attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
+    final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)
+    input_convolution: Optional[int] = None  # width of a convolution beside the first block (DeBERTa v2: 3)
+    masked_lm_head: bool = False  # dense, activation, norm before the output matrix, and an output bias (BERT)
+    enhanced_mask_decoder: bool = False  # absolute positions, which the last block alone sees (DeBERTa)
+    pair_head: bool = False  # how two segments belong together, from the first token (BERT: NSP, ALBERT: SOP)
+    replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
+    replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
+    generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
+    dropout_rate: float = 0.0
+    init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
+    scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
+
+    @property
+    def decoder_layers(self) -> int:
+        """Blocks of an encoder-decoder's second stack."""
+        return self.num_decoder_layers or self.num_layers
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_dim or self.d_model
+
+    @property
+    def dim_per_head(self) -> int:
+        return self.head_dim or self.d_model // self.num_heads

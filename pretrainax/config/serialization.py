@@ -1,0 +1,63 @@
+"""Configs as JSON, both ways, and how two of them differ."""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pretrainax.config.choice import Choice, fits
+from pretrainax.config.errors import UserError, nearest
+from pretrainax.config.experiment import Experiment
+
+
+def to_json(config: Any) -> Any:
+    """A config (or a part of one) as plain dicts and lists; a Choice carries its class name as "type"."""
+    if dataclasses.is_dataclass(config):
+        fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+        return {"type": type(config).__name__, **fields} if isinstance(config, Choice) else fields
+    return [to_json(x) for x in config] if isinstance(config, (tuple, list)) else config
+
+
+def from_json(cls: Any, value: Any, path: str = "config") -> Any:
+    """The inverse of `to_json`: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
+    if isinstance(value, dict):
+        if "type" in value:
+            cls = Choice.named(str(value["type"]))
+        elif typing.get_origin(cls) in (typing.Union, types.UnionType):
+            (cls,) = (t for t in typing.get_args(cls) if t is not type(None))
+        hints = typing.get_type_hints(cls)
+        for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
+            raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
+        items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
+        if wrong := [f"{path}.{k} is {x!r}, it must be {hints[k]}" for k, x in items.items() if not fits(x, hints[k])]:
+            raise UserError("; ".join(wrong))
+        return cls(**items)
+    return tuple(from_json(Any, v, path) for v in value) if isinstance(value, list) else value
+
+
+def differences(old: Experiment, new: Experiment) -> list[str]:
+    """The fields that change the mathematics and differ: "train.seed: 0 -> 1"."""
+    return [f"{path}: {a!r} -> {b!r}" for path, a, b in _compare(old, new, "")]
+
+
+def _compare(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+    if dataclasses.is_dataclass(a) and type(a) is type(b):
+        for f in (f for f in dataclasses.fields(a) if not f.metadata.get("free")):
+            yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
+    elif a != b:
+        yield path, a, b
+
+
+def load(path: str) -> Experiment:
+    """Reads a run's config.json."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            return from_json(Experiment, dict(json.load(f)))
+    except (OSError, ValueError, TypeError, RecursionError) as e:
+        raise UserError(f"{path} is no config of a run ({e})") from e
+
+
+def dump(experiment: Experiment) -> str:
+    return json.dumps(to_json(experiment), indent=2) + "\n"

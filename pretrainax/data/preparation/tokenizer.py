@@ -1,0 +1,110 @@
+"""Finds the tokenizer of a config in the cache, or trains it on a sample of the text."""
+
+import collections
+import functools
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, Optional
+
+import numpy as np
+
+from pretrainax.config import UserError, to_json
+from pretrainax.data.files import digest
+from pretrainax.data.preparation import shards
+from pretrainax.data.preparation.workers import Workers, alone, until_stopped
+from pretrainax.data.sources import Source
+from pretrainax.data.sources.base import Document
+from pretrainax.tokenization.choices import Tokenizer, TokenizerConfig
+
+FORMAT = 2  # of the files in the cache; another number, another cache
+
+
+_SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
+
+
+def make_tokenizer(
+    config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
+) -> str:
+    """The directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
+    loaded = None if config.path is None else config.load()
+    weights = component_weights(source).tolist()
+    key = digest(fingerprints, weights, to_json(config), FORMAT) if loaded is None else loaded.fingerprint
+    directory = os.path.join(cache, "tokenizers", key)
+    if not os.path.isdir(directory):
+        with alone(directory, report):
+            if not os.path.isdir(directory):
+                if loaded is None:
+                    report("training the tokenizer")
+                    texts = sample_texts(source, config.train_bytes, workers)
+                    train = _train if config.train_bytes is None else functools.partial(workers.apart, _train)
+                    train(config, texts, directory)
+                else:
+                    _save(loaded, directory)
+    return directory
+
+
+def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> None:
+    _save(config.build(texts), directory)
+
+
+def _save(tokenizer: Tokenizer, directory: str) -> None:
+    temporary = f"{directory}.tmp-{socket.gethostname()}-{os.getpid()}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    tokenizer.save(temporary)
+    try:
+        os.rename(temporary, directory)
+    except OSError:  # another machine was faster: it is the same one
+        shutil.rmtree(temporary)
+        if not os.path.isdir(directory):
+            raise
+
+
+def component_weights(source: Source) -> np.ndarray:
+    """Of each component on average over the training, were all of one size; their sum is 1."""
+    stages = source.rates([1] * len(source.components()))
+    lengths = np.diff([start for start, _ in stages], append=1.0)
+    weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
+    return weights / weights.sum()
+
+
+def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
+    """`limit` bytes of text (None: all of it), as much from each of the shards of a component."""
+    components = source.components()
+    if limit is None:
+        documents = (
+            document
+            for component in components
+            for shard in component.shards(split)
+            for document in component.read(shard, collections.Counter())
+        )
+        return (piece for document in documents for text in _texts(document) for piece in shards.pieces_of(text))
+    tasks = []
+    for component, weight in zip(components, component_weights(source), strict=True):
+        chosen = component.shards(split)
+        chosen = chosen[:: -(-len(chosen) // _SAMPLED_SHARDS) or 1]
+        share = int(np.ceil(limit * weight / max(len(chosen), 1)))
+        tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
+    samples = dict(workers.run(_sample_shard, tasks))
+    texts = [text for i in range(len(tasks)) for text in samples[i]]
+    if not any(map(str.strip, texts)):
+        what = "text to train a tokenizer on" if split == "train" else "validation text"
+        raise UserError(f"config.data.source holds no {what}: {source}")
+    return texts
+
+
+def _sample_shard(i: int, source: Source, shard: Any, limit: int) -> tuple[int, list[str]]:
+    sample = []
+    for document in until_stopped(source.read(shard, collections.Counter())):
+        for text in _texts(document):
+            text = text[:limit] if isinstance(text, bytearray) else text[:limit].encode()[:limit]
+            sample.append(text.decode(errors="ignore"))
+            limit -= len(text)
+        if limit <= 0:
+            break
+    return i, sample
+
+
+def _texts(document: Document) -> tuple:
+    return document if isinstance(document, tuple) else (document,)

@@ -1,0 +1,19 @@
+"""The parameters that weight decay pulls to zero."""
+
+from typing import Any
+
+from pretrainax.sharding.param_paths import match_rules
+
+# The end of a parameter's path -> does weight decay pull it to zero? First match wins. By path and not by rank: the
+# scale of a norm has two axes once layers are stacked. Embeddings decay, as in BERT's and GPT-2's training.
+DECAY = (
+    (r"bias|scale", False),
+    (r"relative_bias/embedding", False),
+    (r"\w+_embedding/embedding", True),
+    (r"kernel", True),
+)
+
+
+def decay_mask(params: Any) -> Any:
+    """`params` (arrays or shapes) with True where weight decay applies; ValueError names what DECAY does not cover."""
+    return match_rules(DECAY, params, "DECAY")

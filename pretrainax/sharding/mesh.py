@@ -1,0 +1,103 @@
+"""The mesh of devices and its axes.
+
+`data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `sequence` splits the length;
+`tensor` splits heads, feed-forward and vocabulary. Where slices of a TPU, or clusters, are joined by a slow network,
+only `data` crosses it: its first axis is over them.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import MeshConfig, UserError
+
+AXES = ("data", "fsdp", "sequence", "tensor")
+
+
+BATCH_AXES = ("data", "fsdp")  # the axes that split the rows of a batch
+
+
+ACTIVATION_SPEC = P(BATCH_AXES, "sequence")  # of an activation [B, T, …]
+
+
+def make_mesh(config: MeshConfig, devices: Optional[Sequence[jax.Device]] = None) -> Mesh:
+    """The mesh `data × fsdp × sequence × tensor` over all devices.
+
+    Raises:
+      UserError: as `mesh_sizes`, and slices that are not those of the devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = mesh_sizes(config, len(devices), len({device.process_index for device in devices}))
+    return Mesh(_arranged(tuple(sizes.values()), config.slices, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, int]:
+    """Devices along each of AXES; an axis of -1 takes what the others leave.
+
+    Raises:
+      UserError: sizes whose product is not the number of devices, or rows of the batch that would span processes.
+    """
+    sizes = {axis: getattr(config, axis) for axis in AXES}
+    got = ", ".join(f"config.mesh.{axis}={size}" for axis, size in sizes.items())
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise UserError(f"{got}: sizes are at least 1, and at most one of them is -1 (all devices that are left)")
+    if free:
+        sizes[free[0]] = max(devices // math.prod(s for s in sizes.values() if s != -1), 1)
+    if math.prod(sizes.values()) != devices:
+        raise UserError(f"{got}: the product must be the number of devices, which is {devices}")
+    if (sizes["data"] * sizes["fsdp"]) % processes:
+        raise UserError(
+            f"{got}: config.mesh.sequence × config.mesh.tensor must divide the {devices // processes} devices of "
+            "a process, which reads whole rows of the batch"
+        )
+    if sizes["data"] % config.slices:
+        raise UserError(f"{got}: config.mesh.data must be a multiple of config.mesh.slices {config.slices}")
+    return sizes
+
+
+def _arranged(sizes: tuple[int, ...], slices: int, devices: Sequence[Any]) -> np.ndarray:
+    """The devices as an array of `sizes`, slice after slice along the first axis, and as near to each other within a
+    slice as its wires allow.
+
+    A process reads the rows of its own devices. Where that order would give a row to two processes, as it may on a
+    torus whose hosts are smaller than a row's devices are far apart, devices are taken host by host instead.
+    """
+    within = (sizes[0] // slices, *sizes[1:])
+    arrange = functools.partial(mesh_utils.create_device_mesh, within, allow_split_physical_axes=True)
+    parts = [arrange(part) for part in _slices(devices, slices)]
+    if any(len({d.process_index for d in row}) > 1 for part in parts for row in part.reshape(-1, math.prod(sizes[2:]))):
+        parts = [np.array(sorted(p.flat, key=lambda d: (d.process_index, d.id))).reshape(within) for p in parts]
+    return np.concatenate(parts)
+
+
+def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
+    """The devices of each slice. TPUs know theirs; others are cut into equal ranges of processes."""
+    found = {}
+    for device in devices:
+        found.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
+    if len(found) > 1 and len(found) != count:
+        raise UserError(f"config.mesh.slices is {count}, and the devices are of {len(found)} slices: set it to that")
+    if len(found) == count:
+        return [found[index] for index in sorted(found)]
+    size = len(devices) // count
+    return [list(devices[i * size : (i + 1) * size]) for i in range(count)]
+
+
+def axis_size(axis: str) -> int:
+    """Of the mesh of `jax.set_mesh`; 1 without one."""
+    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
+
+
+def platform() -> str:
+    """Of the devices of `jax.set_mesh`, which may be absent ones to compile for; without it, of those of this machine:
+    "cpu", "gpu" or "tpu"."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.default_backend() if device is None else device.platform
