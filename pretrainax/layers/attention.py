@@ -15,6 +15,7 @@ from pretrainax.config import UserError
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, weighted_sum
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import LANES, tpu_flash, tpu_splash
+from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
 
@@ -81,7 +82,7 @@ def choose_implementation(
     """
     shapes = {"head_dim": head_dim, "lengths": (query_length, key_length), "has_bias": has_bias}
     shapes |= {"has_row_bias": has_row_bias, "has_window": has_window, "has_logit_cap": has_logit_cap}
-    shapes |= {"has_prefix": has_prefix, "causal": causal, "sequence": sequence}
+    shapes |= dict(has_prefix=has_prefix, causal=causal, sequence=sequence)
     if requested != "auto":
         obstacle = _obstacle(requested, platform, dtype=dtype, **shapes)
         if obstacle:
@@ -137,7 +138,7 @@ def _obstacle(
         if has_logit_cap:
             return "has no cap of attention logits, and config.model.attention_logit_cap is set"
         if sequence > 1:
-            return f"needs whole lengths, and config.mesh.sequence is {sequence}"
+            return f"needs whole lengths, and config.mesh.{LENGTH_AXIS} is {sequence}"
     if name in ("tpu_flash", "tpu_splash"):
         if platform != "tpu":
             return f"needs a TPU, and this is a {platform.upper()}"
@@ -147,15 +148,15 @@ def _obstacle(
             return "has no bidirectional prefix, and config.objective makes one in each row"
         if sequence > 1 and any(length % (sequence * LANES) for length in lengths):
             return (
-                f"needs lengths that are multiples of {sequence * LANES} with config.mesh.sequence={sequence}, and "
-                f"they are {lengths[0]} and {lengths[1]} (config.data.sequence_length)"
+                f"needs lengths that are multiples of {sequence * LANES} with config.mesh.{LENGTH_AXIS}={sequence}, "
+                f"and they are {lengths[0]} and {lengths[1]} (config.data.sequence_length)"
             )
         if name == "tpu_splash" and has_bias:
             return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
         if name == "tpu_flash" and (has_window or has_logit_cap):
             return "has neither windows nor a cap of attention logits ('tpu_splash' has both)"
         if name == "tpu_flash" and causal and sequence > 1:
-            return f"has no causal mask of a part of a row, and config.mesh.sequence is {sequence}"
+            return f"has no causal mask of a part of a row, and config.mesh.{LENGTH_AXIS} is {sequence}"
     return None
 
 
@@ -163,7 +164,7 @@ def _obstacle(
 
 
 def _xla(q, k, v, mask: Mask, bias, scale, logit_cap):
-    if axis_size("sequence") > 1:
+    if axis_size(LENGTH_AXIS) > 1:
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
     # The softmax divides after the product with v, where there are K and not S numbers a row.

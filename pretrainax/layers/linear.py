@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
 
@@ -31,8 +32,9 @@ def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: b
 class Linear(nn.Module):
     """y = x · kernel + bias over the last axes of x, in x's dtype.
 
-    `axes` names the kernel's axes; those before the features are the ones summed over. So Linear((H, K), ("d_model",
-    "heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,), ("heads", "head_dim", "d_model")) maps back.
+    `axes` names the kernel's axes, as in its row of PARTITION_RULES; those before the features are the ones summed
+    over. So Linear((H, K), ("d_model", "num_heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,),
+    ("num_heads", "head_dim", "d_model")) maps back.
     """
 
     features: tuple[int, ...]
@@ -72,7 +74,7 @@ def _rows(x: jax.Array, last_axes: int) -> jax.Array:
     """[…, last axes] -> [tokens, features]; [B, T, features] where the mesh splits the length, because B · T tokens in
     one axis would not lie in ranges on the devices, and would be gathered."""
     tokens = x.shape[:-last_axes]
-    return x.reshape(*(tokens if axis_size("sequence") > 1 else (math.prod(tokens),)), -1)
+    return x.reshape(*(tokens if axis_size(LENGTH_AXIS) > 1 else (math.prod(tokens),)), -1)
 
 
 def _matrix(kernel: jax.Array, summed: int, dtype: Any) -> jax.Array:

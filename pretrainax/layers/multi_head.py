@@ -12,6 +12,7 @@ from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary, rotate
+from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 
 
@@ -44,7 +45,7 @@ class MultiHeadAttention(nn.Module):
 
         def heads(name, count, gain=1.0):  # [B, T, D] -> [B, T, H, K]
             init = normal_init(config, config.d_model, gain)
-            axes = ("d_model", "heads", "head_dim")
+            axes = ("d_model", "num_heads" if name == "query" else "num_kv_heads", "head_dim")
             return Linear((count, head_dim), axes, init, qkv_bias, name=name)
 
         # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
@@ -72,7 +73,7 @@ class MultiHeadAttention(nn.Module):
             has_logit_cap=config.attention_logit_cap is not None,
             has_prefix=mask.prefix is not None,
             causal=mask.causal,
-            sequence=axis_size("sequence"),
+            sequence=axis_size(LENGTH_AXIS),
             dtype=q.dtype,
         )
         y = attention(
@@ -87,4 +88,4 @@ class MultiHeadAttention(nn.Module):
         )
         init = normal_init(config, config.num_heads * head_dim, residual=True)
         # [B, T, H, K] -> [B, T, D]
-        return Linear((config.d_model,), ("heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
+        return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)

@@ -12,7 +12,6 @@ half of the time of a long row. Orders that even it out (Brandon et al. 2023, "s
 """
 
 import functools
-import math
 from typing import Any, NamedTuple, Optional
 
 import jax
@@ -20,9 +19,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
-from pretrainax.sharding.mesh import BATCH_AXES, axis_size
-
-_AXIS = "sequence"
+from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.mesh import axis_size
 
 
 class _Settings(NamedTuple):
@@ -41,14 +39,14 @@ def ring_attention(
     logit_cap: Optional[float],
 ) -> jax.Array:
     """`attention` of whole arrays under the mesh of `jax.set_mesh`; lengths it does not divide are padded."""
-    parts = axis_size(_AXIS)
+    parts = axis_size(LENGTH_AXIS)
     length, segments = q.shape[1], padded_segments(mask, q, k, parts)
     if segments is not None:
         mask = mask.replace(query_segment_ids=segments[0], key_segment_ids=segments[1])
         mask = mask if mask.prefix is None else mask.replace(prefix=pad(mask.prefix, 1, parts))
         q, k, v = (pad(x, 1, parts) for x in (q, k, v))
         bias = None if bias is None else pad(pad(bias, 2, parts), 3, parts)
-    array, per_token = P(_rows(q), _AXIS, _heads(k)), P(_rows(q), _AXIS)  # [B, T, H, K], [B, T]
+    array, per_token = P(_rows(q), LENGTH_AXIS, _heads(k)), P(_rows(q), LENGTH_AXIS)  # [B, T, H, K], [B, T]
     run = jax.shard_map(
         functools.partial(_ring, _Settings(scale, logit_cap, parts)),
         in_specs=(array, array, array, _bias_spec(bias, q, k), _mask_spec(mask, per_token, per_token)),
@@ -60,16 +58,16 @@ def ring_attention(
 
 def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
     """The axes that split the rows; a batch that they do not divide is copied."""
-    return BATCH_AXES if q.shape[0] % math.prod(map(axis_size, BATCH_AXES)) == 0 else None
+    return BATCH_AXES if q.shape[0] % axis_size(BATCH_AXES) == 0 else None
 
 
 def _heads(k: jax.Array) -> Optional[str]:
-    """The axis that splits the heads; `sharding.shardings` says it of a number that it does not divide."""
-    return "tensor" if k.shape[2] % axis_size("tensor") == 0 else None
+    """The axis that splits the heads; `sharding.rules.tree_shardings` says it of a number that it does not divide."""
+    return TENSOR_AXIS if k.shape[2] % axis_size(TENSOR_AXIS) == 0 else None
 
 
 def _bias_spec(bias: Optional[jax.Array], q: jax.Array, k: jax.Array) -> Optional[P]:
-    return None if bias is None else P(_rows(q) if bias.shape[0] > 1 else None, _heads(k), _AXIS)
+    return None if bias is None else P(_rows(q) if bias.shape[0] > 1 else None, _heads(k), LENGTH_AXIS)
 
 
 def _mask_spec(mask: Mask, query: P, key: P) -> Any:
@@ -169,12 +167,12 @@ def _around(settings: _Settings, attend, carry, guest):
 
 def _next(settings: _Settings, tree):
     pairs = [(i, (i + 1) % settings.parts) for i in range(settings.parts)]
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, _AXIS, pairs), tree)
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, LENGTH_AXIS, pairs), tree)
 
 
 def _origin(settings: _Settings, turn):
     """Whose keys are here at a turn."""
-    return (jax.lax.axis_index(_AXIS) - turn) % settings.parts
+    return (jax.lax.axis_index(LENGTH_AXIS) - turn) % settings.parts
 
 
 def _columns(settings: _Settings, bias, turn):
@@ -188,7 +186,7 @@ def _columns(settings: _Settings, bias, turn):
 def _logits(settings: _Settings, q, guest, columns, mask: Mask, turn):
     """Of this device's queries and the keys that are here."""
     mask = mask.replace(key_segment_ids=guest["ids"], prefix=guest["prefix"])
-    apart = _origin(settings, turn) * guest["k"].shape[1] - jax.lax.axis_index(_AXIS) * q.shape[1]
+    apart = _origin(settings, turn) * guest["k"].shape[1] - jax.lax.axis_index(LENGTH_AXIS) * q.shape[1]
     return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap, apart)
 
 
@@ -205,12 +203,12 @@ def on_each_device(kernel):
             return kernel(q, k, v, mask, bias, scale, logit_cap)
 
         def one_device(q, k, v, mask, bias):
-            if axis_size(_AXIS) > 1:
-                k, v = (jax.lax.all_gather(x, _AXIS, axis=1, tiled=True) for x in (k, v))
+            if axis_size(LENGTH_AXIS) > 1:
+                k, v = (jax.lax.all_gather(x, LENGTH_AXIS, axis=1, tiled=True) for x in (k, v))
             return kernel(q, k, v, mask, bias, scale, logit_cap)
 
-        array = P(_rows(q), _AXIS, _heads(k))  # [B, T, H, K]
-        mask_spec = _mask_spec(mask, P(_rows(q), _AXIS), P(_rows(q)))
+        array = P(_rows(q), LENGTH_AXIS, _heads(k))  # [B, T, H, K]
+        mask_spec = _mask_spec(mask, P(_rows(q), LENGTH_AXIS), P(_rows(q)))
         run = jax.shard_map(
             one_device,
             in_specs=(array, array, array, mask_spec, _bias_spec(bias, q, k)),

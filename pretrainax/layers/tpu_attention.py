@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
 from pretrainax.layers.sequence_parallel import on_each_device
+from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
 LANES = 128  # lengths are padded to multiples of the width of a TPU's vector registers
@@ -29,7 +30,7 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
     # The mask is of whole rows: this device has one part of its queries, and all keys.
-    parts = axis_size("sequence") if mask.causal or mask.window is not None else 1
+    parts = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
     block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
     shape = parts * heads_first[0].shape[2], heads_first[1].shape[2]
     if mask.window is not None:
@@ -64,7 +65,7 @@ def _own_part(kernel: Any, parts: int) -> Any:
         if x is None:
             return None
         size = x.shape[axis] // parts
-        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index("sequence") * size, size, axis)
+        return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(LENGTH_AXIS) * size, size, axis)
 
     def of(info):
         by_block = {name: part(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}

@@ -6,7 +6,6 @@ from typing import Optional
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import LearnedPositions, ModelConfig, SinusoidalPositions
 from pretrainax.layers.compute import Compute
@@ -17,7 +16,7 @@ from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import sinusoidal
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
-from pretrainax.sharding.mesh import BATCH_AXES
+from pretrainax.sharding.axes import logical_spec
 
 Batch = dict[str, jax.Array]
 
@@ -34,7 +33,7 @@ class MaskedLMHead(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         config = self.config
         init = normal_init(config, config.d_model)
-        x = Linear((config.embedding_width,), ("d_model", "features"), init, config.use_bias, name="dense")(x)
+        x = Linear((config.embedding_width,), ("d_model", "embedding_dim"), init, config.use_bias, name="dense")(x)
         return Norm(config, name="norm")(ACTIVATIONS[config.activation](x))
 
 
@@ -50,8 +49,8 @@ class PairHead(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width, init = self.config.d_model, normal_init(self.config, self.config.d_model)
-        x = constrain(x[:, 0], P(BATCH_AXES))  # [B, T, D] -> [B, D]
-        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), P(BATCH_AXES))
+        x = constrain(x[:, 0], logical_spec("batch"))  # [B, T, D] -> [B, D]
+        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), logical_spec("batch"))
         return Linear((2,), ("d_model", "labels"), init, name="output")(x).astype(jnp.float32)
 
 
@@ -107,7 +106,7 @@ class Model(nn.Module):
 
     def setup(self):
         config = self.config
-        self.token_embedding = self.table(config.vocab_size, rows_split_by="tensor")
+        self.token_embedding = self.table(config.vocab_size, axes=("vocab_size", "d_model"))
         if isinstance(config.position, LearnedPositions):
             self.position_embedding = self.table(config.position.max_length + config.position.offset)
         if config.enhanced_mask_decoder:
@@ -118,14 +117,14 @@ class Model(nn.Module):
             self.embedding_norm = Norm(config)
         if config.embedding_dim:
             init = normal_init(config, config.embedding_dim)
-            self.embedding_projection = Linear((config.d_model,), ("embedding_dim", "d_model"), init)
+            self.embedding_projection = Linear((config.d_model,), ("features", "d_model"), init)
         if config.masked_lm_head:
             self.masked_lm_head = MaskedLMHead(config)
         self.unembedding = LMHead(config)
         self.dropout = nn.Dropout(config.dropout_rate)
 
-    def table(self, rows: int, **split) -> Embedding:
-        return Embedding(rows, self.config.embedding_width, normal_init(self.config, fan_in=1), **split)
+    def table(self, rows: int, **axes) -> Embedding:
+        return Embedding(rows, self.config.embedding_width, normal_init(self.config, fan_in=1), **axes)
 
     def embed(
         self,

@@ -17,7 +17,6 @@ from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.layers.compute import Compute
@@ -25,7 +24,7 @@ from pretrainax.models.base import Batch
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
-from pretrainax.sharding.mesh import BATCH_AXES
+from pretrainax.sharding.axes import logical_spec
 
 # config.model.generator.share_embeddings -> what the two share. ELECTRA's code has one scope for all that makes an
 # embedding; DeBERTa's shares tokens and positions, each plus a difference, and leaves the norm to each.
@@ -200,15 +199,15 @@ def _draw(generated: Outputs, keys: jax.Array, places: jax.Array) -> jax.Array:
     their loss costs, and a random number for each; they exist for some tokens at a time, and are the same however many.
     """
     generated = jax.lax.stop_gradient(generated)
-    matrix = constrain(generated.unembedding.astype(generated.features.dtype), P(None, "tensor"))
+    matrix = constrain(generated.unembedding.astype(generated.features.dtype), logical_spec(None, "vocab_size"))
 
     def draw(column):
         features, places = column  # [B, E], [B]
         logits = generated.replace(features=features[:, None], unembedding=matrix).logits()[:, 0]  # [B, V]
         noise = jax.vmap(lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), logits.shape[1:]))
-        noisy = constrain(logits + noise(keys, places), P(BATCH_AXES, "tensor"))
+        noisy = constrain(logits + noise(keys, places), logical_spec("batch", "vocab_size"))
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)
 
     # [B, N, E] -> [N, B, E]
-    columns = constrain(generated.features.swapaxes(0, 1), P(None, BATCH_AXES)), places.T
+    columns = constrain(generated.features.swapaxes(0, 1), logical_spec(None, "batch")), places.T
     return jax.lax.map(draw, columns, batch_size=max(1, _AT_ONCE // len(keys))).T

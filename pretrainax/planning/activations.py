@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import functools
 import json
+import math
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -25,11 +26,11 @@ from pretrainax.data.objectives import Lengths
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_batch_divides
-from pretrainax.sharding.mesh import AXES
+from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import attentions, program_of
+from pretrainax.training.setup import Program, attentions, program_of
 from pretrainax.training.train_step import TrainState
 
 
@@ -45,19 +46,20 @@ class Kept(NamedTuple):
 def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[Kept]:
     """What one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
     rows = micro_rows(experiment, mesh_sizes)
-    part = local(experiment, mesh_sizes["tensor"])
+    part = local(experiment, mesh_sizes[TENSOR_AXIS])
     part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
     key = _key(part)
     # Of each array a part is there once, and a part for each row: two traces give both.
     few, more = (_trace(key, count, platform) for count in (2, 4))
     each = [(b.bytes - a.bytes) / 2 for a, b in zip(few, more, strict=True)]
-    split = mesh_sizes["sequence"]
+    split = mesh_sizes[LENGTH_AXIS]
     return [a._replace(bytes=a.bytes - 2 * row + row * rows / split) for a, row in zip(few, each, strict=True)]
 
 
 def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
     """Rows of a device in one micro-batch."""
-    return experiment.train.global_batch_size / (experiment.train.accumulate * mesh_sizes["data"] * mesh_sizes["fsdp"])
+    parts = math.prod(mesh_sizes[axis] for axis in BATCH_AXES)
+    return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
 
 
 def local(experiment: Experiment, tensor: int) -> Experiment:
@@ -89,17 +91,19 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     """
     mesh = abstract_mesh(mesh_sizes, "cpu")
     check_batch_divides(experiment, mesh)
-    return with_shardings(mesh, _state(_key(experiment)))
+    program = _program(_key(experiment))
+    state = program.abstract_state
+    return with_shardings(state, train_step.state_shardings(mesh, program.optimizer, state.params))
 
 
 @functools.lru_cache(maxsize=64)
-def _state(key: str) -> TrainState:
-    """Of the real model and optimizer. The platform and the batch change nothing of it."""
+def _program(key: str) -> Program:
+    """Returns the real model and optimizer. The platform and the batch change nothing of their state."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
     with jax.sharding.use_abstract_mesh(mesh):
-        return program_of(experiment, batch_shapes(experiment), mesh).abstract_state
+        return program_of(experiment, batch_shapes(experiment), mesh)
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:

@@ -26,6 +26,7 @@ from pretrainax.planning.activations import (
 )
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
+from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import parameter_names
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
@@ -81,7 +82,8 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     }
     parameters = sum(items.values())
     copies = sum(_stacked(state.params).values()) // 2 if width == 2 else 0
-    whole = copies * mesh.shape["fsdp"] / experiment.model.num_layers if mesh.shape["fsdp"] > 1 else 0  # of one layer
+    fsdp = mesh.shape[FSDP_AXIS]
+    whole = copies * fsdp / experiment.model.num_layers if fsdp > 1 else 0  # of one layer
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
@@ -107,8 +109,8 @@ def part_bytes(x: Any, spread: jax.sharding.NamedSharding) -> int:
 def _logits(experiment: Experiment, shapes: Any, mesh_sizes: dict[str, int], chunk: int, width: int) -> int:
     """A chunk in float32 and the output matrix, whole along `fsdp`; the gradient is made inside the products."""
     model = experiment.model
-    predicted = micro_rows(experiment, mesh_sizes) * lengths_of(shapes).targets / mesh_sizes["sequence"]
-    vocabulary = model.vocab_size / mesh_sizes["tensor"]
+    predicted = micro_rows(experiment, mesh_sizes) * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
+    vocabulary = model.vocab_size / mesh_sizes[TENSOR_AXIS]
     return round(vocabulary * (4 * min(chunk, predicted) + width * model.embedding_width))
 
 

@@ -25,7 +25,7 @@ from pretrainax.planning.activations import kept, lengths_of, micro_rows, shapes
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding.mesh import AXES
+from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
 LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products of the backward
@@ -60,7 +60,7 @@ def expect(
     moved = _moved(experiment, mesh_sizes, "tpu" if chip.is_tpu else "gpu", memory) / chip.memory_rate
     links = {True: 0.0, False: 0.0}
     for one in sent:
-        is_hidden = one.axis == "fsdp" and one.kind in ("all-gather", "reduce-scatter")
+        is_hidden = one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter")
         links[is_hidden] += one.total / rate(one.axis, mesh_sizes, topology)
     seconds = max(compute + moved, links[True]) + links[False]
     hours = seconds * train.steps / 3600
@@ -93,8 +93,8 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
     again = sum(x.bytes for x in kept(plain, mesh_sizes, platform)) if train.remat != "none" else 0
     lengths = lengths_of(shapes_of(experiment))
-    predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes["sequence"]
-    logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes["tensor"]
+    predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
+    logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     state = 2 * (memory.parameters + memory.optimizer + memory.gradients)
     return state + train.accumulate * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
 
@@ -104,7 +104,7 @@ def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
     chip = topology.chip
     if axis == "slices":
         return chip.network_rate
-    sizes = dict(mesh_sizes) | {"data": mesh_sizes["data"] // topology.slices}
+    sizes = dict(mesh_sizes) | {DATA_AXIS: mesh_sizes[DATA_AXIS] // topology.slices}
     group = math.prod(sizes[name] for name in axis.split("+"))
     if chip.is_tpu:
         total = math.prod(sizes.values())

@@ -12,7 +12,8 @@ from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding.mesh import AXES, mesh_sizes
+from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.mesh import mesh_sizes
 
 _POLICIES = ("none", "dots", "block")  # of config.train.remat, the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried
@@ -88,7 +89,8 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
     """
     own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
     meshes = list(_meshes(experiment, topology))
-    flat = [mesh for mesh in meshes if mesh.sequence == own.sequence and mesh.tensor == own.tensor]
+    within_rows = [axis for axis in AXES if axis not in BATCH_AXES]
+    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in within_rows)]
     found: list[Candidate] = []
     for choices, accumulations in (([own], [least]), ([own], counts), (flat, counts), (meshes, counts)):
         if choices is meshes and found:
@@ -147,4 +149,5 @@ def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
             continue
         for fsdp in (n for n in range(1, left // topology.slices + 1) if left % n == 0):
             if (left // fsdp) % topology.slices == 0 and math.prod((tensor, sequence)) <= left * most:
-                yield MeshConfig(left // fsdp, fsdp, sequence, tensor, topology.slices)
+                sizes = {DATA_AXIS: left // fsdp, FSDP_AXIS: fsdp, LENGTH_AXIS: sequence, TENSOR_AXIS: tensor}
+                yield MeshConfig(**sizes, slices=topology.slices)

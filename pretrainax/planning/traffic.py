@@ -15,7 +15,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.planning.activations import abstract_state, lengths_of, micro_rows, shapes_of, train_on
-from pretrainax.sharding.mesh import AXES
+from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import parameter_names
 
 
@@ -64,11 +64,11 @@ def _passes(experiment: Experiment) -> int:
 
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, width: int) -> Iterator[Collective]:
     """Of parameters and gradients, a stack of layers at a time."""
-    accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes["fsdp"]
+    accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
     stacks: dict[tuple[str, bool], list[int]] = {}  # (stack, split by fsdp?) -> [layers, numbers of one layer]
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
         stack, inside, _ = name.partition("/blocks")
-        is_split = "fsdp" in jax.tree.leaves(tuple(x.sharding.spec)) or fsdp == 1
+        is_split = FSDP_AXIS in jax.tree.leaves(tuple(x.sharding.spec)) or fsdp == 1
         place, layers = (f"{stack}/blocks", x.shape[0]) if inside else (name.split("/")[0], 1)
         entry = stacks.setdefault((place, is_split), [layers, 0])
         entry[1] += math.prod(x.sharding.shard_shape(x.shape)) * (fsdp if is_split else 1) // layers
@@ -76,11 +76,11 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, widt
         runs = layers * accumulate
         if is_split and fsdp > 1:
             passes = _passes(experiment) if "/blocks" in place else 2
-            yield Collective("fsdp", "all-gather", _sent(numbers * width, fsdp), runs * passes, place)
-            yield Collective("fsdp", "reduce-scatter", _sent(numbers * 4, fsdp), runs, place)
+            yield Collective(FSDP_AXIS, "all-gather", _sent(numbers * width, fsdp), runs * passes, place)
+            yield Collective(FSDP_AXIS, "reduce-scatter", _sent(numbers * 4, fsdp), runs, place)
         part = 4 * numbers / (fsdp if is_split else 1)
-        axes = {"data": sizes["data"] // slices, "sequence": sizes["sequence"]}
-        axes |= {} if is_split else {"fsdp": fsdp}
+        axes = {DATA_AXIS: sizes[DATA_AXIS] // slices, LENGTH_AXIS: sizes[LENGTH_AXIS]}
+        axes |= {} if is_split else {FSDP_AXIS: fsdp}
         group = math.prod(axes.values())
         named = "+".join(axis for axis in AXES if axes.get(axis, 1) > 1)
         yield Collective(named, "all-reduce", _sent(part, group, 2), runs, place)
@@ -103,17 +103,17 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
     """A sum of the stream after each sublayer, and of its gradient before it (Shoeybi et al. 2019, section 3)."""
     rows, accumulate = micro_rows(experiment, sizes), experiment.train.accumulate
     for name, layers, length, sublayers in _stacks(experiment):
-        stream = rows * length / sizes["sequence"] * experiment.model.d_model * width
+        stream = rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
         times = sublayers * _passes(experiment) * layers * accumulate
-        yield Collective("tensor", "all-reduce", _sent(stream, sizes["tensor"], 2), times, f"{name}/blocks")
+        yield Collective(TENSOR_AXIS, "all-reduce", _sent(stream, sizes[TENSOR_AXIS], 2), times, f"{name}/blocks")
 
 
 def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
     """Keys and values of a layer, sent to all devices of the row, and their gradients sent back."""
     model, rows = experiment.model, micro_rows(experiment, sizes)
     for name, layers, length, sublayers in _stacks(experiment):
-        both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes["tensor"] * width
+        both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes[TENSOR_AXIS] * width
         times = (sublayers - 1) * layers * experiment.train.accumulate
-        sent = _sent(both, sizes["sequence"])
-        yield Collective("sequence", "all-gather", sent, times * _passes(experiment), f"{name}/blocks/self_attention")
-        yield Collective("sequence", "reduce-scatter", sent, times, f"{name}/blocks/self_attention")
+        sent = _sent(both, sizes[LENGTH_AXIS])
+        yield Collective(LENGTH_AXIS, "all-gather", sent, times * _passes(experiment), f"{name}/blocks/self_attention")
+        yield Collective(LENGTH_AXIS, "reduce-scatter", sent, times, f"{name}/blocks/self_attention")

@@ -10,30 +10,35 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.sharding.mesh import ACTIVATION_SPEC, BATCH_AXES, axis_size
+from pretrainax.sharding.axes import BATCH_AXES, FSDP_AXIS, LENGTH_AXIS, logical_spec
+from pretrainax.sharding.mesh import axis_size
+
+ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
 
 
 def batch_sharding(mesh: Mesh, shape: Sequence[int]) -> NamedSharding:
-    """Of an array [B, …] or [B, T, …]: rows over `data` and `fsdp`, and the length over `sequence`; a length that it
-    does not divide is whole."""
-    parts = mesh.shape["sequence"]
+    """Returns the sharding of an array [B, …] or [B, T, …]: rows over BATCH_AXES, and the length over LENGTH_AXIS; a
+    length that it does not divide is whole."""
+    parts = mesh.shape[LENGTH_AXIS]
     splits = parts > 1 and len(shape) > 1 and shape[1] % parts == 0
-    return NamedSharding(mesh, ACTIVATION_SPEC if splits else P(BATCH_AXES))
+    return NamedSharding(mesh, ACTIVATION_SPEC if splits else logical_spec("batch"))
 
 
 def check_batch_divides(experiment: Experiment, mesh: Mesh) -> None:
     """Raises UserError unless each device gets the same number of rows of each micro-batch."""
     rows, accumulate = experiment.train.global_batch_size, experiment.train.accumulate
-    data, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
-    if rows % (accumulate * data * fsdp):
+    parts = accumulate * math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    if rows % parts:
+        sizes = " × ".join(f"config.mesh.{axis} {mesh.shape[axis]}" for axis in BATCH_AXES)
         raise UserError(
-            f"config.train.global_batch_size {rows} is not a multiple of {accumulate * data * fsdp}: "
-            f"config.train.accumulate {accumulate} × config.mesh.data {data} × config.mesh.fsdp {fsdp}"
+            f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
+            f"config.train.accumulate {accumulate} × {sizes}"
         )
 
 
 def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows [b, …] of the global batch -> its part of the arrays [B, …], without waiting for the copy."""
+    """Returns the arrays [B, …] of the global batch, of which this process gives its rows [b, …]; does not wait for the
+    copy."""
     return {
         name: jax.make_array_from_process_local_data(batch_sharding(mesh, rows.shape), rows)
         for name, rows in batch.items()
@@ -41,24 +46,25 @@ def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
 
 
 def batch_spec(shape: Sequence[int]) -> Optional[P]:
-    """How an array of a batch lies on the mesh of `jax.set_mesh`; None without one, or for rows it does not divide."""
+    """Returns the PartitionSpec of an array of a batch on the mesh of `jax.set_mesh`; None without one, or for rows it
+    does not divide."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or shape[0] % math.prod(map(axis_size, BATCH_AXES)):
+    if mesh.empty or shape[0] % axis_size(BATCH_AXES):
         return None
     return batch_sharding(mesh, shape).spec
 
 
 def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
-    """Within `jax.shard_map`: the sum of `x` over the devices that `spec` spreads tokens over, of which each keeps the
-    part along `axis` that `fsdp` gives it."""
-    if axis_size("fsdp") > 1:
-        x = jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True)
-    others = [name for name in jax.tree.leaves(tuple(spec)) if name != "fsdp" and axis_size(name) > 1]
+    """Returns, within `jax.shard_map`, the sum of `x` over the devices that `spec` spreads tokens over, of which each
+    keeps the part along `axis` that FSDP_AXIS gives it."""
+    if axis_size(FSDP_AXIS) > 1:
+        x = jax.lax.psum_scatter(x, FSDP_AXIS, scatter_dimension=axis, tiled=True)
+    others = [name for name in jax.tree.leaves(tuple(spec)) if name != FSDP_AXIS and axis_size(name) > 1]
     return jax.lax.psum(x, others) if others else x
 
 
 def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
-    """`x` spread as `spec` says over the mesh of `jax.set_mesh`; without one, `x` as it is.
+    """Returns `x` spread as `spec` says over the mesh of `jax.set_mesh`; without one, `x` as it is.
 
     Parameters are split along axes that activations have too. Left to itself, the compiler lets activations follow
     them: with fsdp every device would hold all rows of the batch, and a part of their width.

@@ -1,45 +1,33 @@
-"""The mesh of devices and its axes.
-
-`data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `sequence` splits the length;
-`tensor` splits heads, feed-forward and vocabulary. Where slices of a TPU, or clusters, are joined by a slow network,
-only `data` crosses it: its first axis is over them.
-"""
+"""The mesh of devices: how many lie along each axis, and which is next to which."""
 
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
-from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig, UserError
-
-AXES = ("data", "fsdp", "sequence", "tensor")
-
-
-BATCH_AXES = ("data", "fsdp")  # the axes that split the rows of a batch
-
-
-ACTIVATION_SPEC = P(BATCH_AXES, "sequence")  # of an activation [B, T, …]
+from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
 
 
 def make_mesh(config: MeshConfig, devices: Optional[Sequence[jax.Device]] = None) -> Mesh:
-    """The mesh `data × fsdp × sequence × tensor` over all devices.
+    """Returns the mesh of AXES over all devices.
 
     Raises:
       UserError: as `mesh_sizes`, and slices that are not those of the devices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = mesh_sizes(config, len(devices), len({device.process_index for device in devices}))
-    return Mesh(_arranged(tuple(sizes.values()), config.slices, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    array = _arrange(tuple(sizes.values()), config.slices, devices)
+    return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, int]:
-    """Devices along each of AXES; an axis of -1 takes what the others leave.
+    """Returns the number of devices along each of AXES; an axis of -1 takes what the others leave.
 
     Raises:
       UserError: sizes whose product is not the number of devices, or rows of the batch that would span processes.
@@ -53,33 +41,35 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
         sizes[free[0]] = max(devices // math.prod(s for s in sizes.values() if s != -1), 1)
     if math.prod(sizes.values()) != devices:
         raise UserError(f"{got}: the product must be the number of devices, which is {devices}")
-    if (sizes["data"] * sizes["fsdp"]) % processes:
+    if math.prod(sizes[axis] for axis in BATCH_AXES) % processes:
+        others = " × ".join(f"config.mesh.{axis}" for axis in AXES if axis not in BATCH_AXES)
         raise UserError(
-            f"{got}: config.mesh.sequence × config.mesh.tensor must divide the {devices // processes} devices of "
-            "a process, which reads whole rows of the batch"
+            f"{got}: {others} must divide the {devices // processes} devices of a process, which reads whole rows of "
+            "the batch"
         )
-    if sizes["data"] % config.slices:
-        raise UserError(f"{got}: config.mesh.data must be a multiple of config.mesh.slices {config.slices}")
+    if sizes[DATA_AXIS] % config.slices:
+        raise UserError(f"{got}: config.mesh.{DATA_AXIS} must be a multiple of config.mesh.slices {config.slices}")
     return sizes
 
 
-def _arranged(sizes: tuple[int, ...], slices: int, devices: Sequence[Any]) -> np.ndarray:
-    """The devices as an array of `sizes`, slice after slice along the first axis, and as near to each other within a
-    slice as its wires allow.
+def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Any]) -> np.ndarray:
+    """Returns the devices as an array of `sizes`, slice after slice along the first axis, and as near to each other
+    within a slice as its wires allow.
 
     A process reads the rows of its own devices. Where that order would give a row to two processes, as it may on a
     torus whose hosts are smaller than a row's devices are far apart, devices are taken host by host instead.
     """
     within = (sizes[0] // slices, *sizes[1:])
     arrange = functools.partial(mesh_utils.create_device_mesh, within, allow_split_physical_axes=True)
-    parts = [arrange(part) for part in _slices(devices, slices)]
-    if any(len({d.process_index for d in row}) > 1 for part in parts for row in part.reshape(-1, math.prod(sizes[2:]))):
+    parts = [arrange(part) for part in _devices_of_slices(devices, slices)]
+    in_a_row = math.prod(sizes[len(BATCH_AXES) :])  # devices that share a row of the batch
+    if any(len({d.process_index for d in row}) > 1 for part in parts for row in part.reshape(-1, in_a_row)):
         parts = [np.array(sorted(p.flat, key=lambda d: (d.process_index, d.id))).reshape(within) for p in parts]
     return np.concatenate(parts)
 
 
-def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
-    """The devices of each slice. TPUs know theirs; others are cut into equal ranges of processes."""
+def _devices_of_slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
+    """Returns the devices of each slice. TPUs know theirs; others are cut into equal ranges of processes."""
     found = {}
     for device in devices:
         found.setdefault(getattr(device, "slice_index", 0) if device.platform == "tpu" else 0, []).append(device)
@@ -91,13 +81,14 @@ def _slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
     return [list(devices[i * size : (i + 1) * size]) for i in range(count)]
 
 
-def axis_size(axis: str) -> int:
-    """Of the mesh of `jax.set_mesh`; 1 without one."""
-    return jax.sharding.get_abstract_mesh().shape.get(axis, 1)
+def axis_size(axes: Union[str, tuple[str, ...]]) -> int:
+    """Returns the size of an axis of the mesh of `jax.set_mesh`, or of several together; 1 without a mesh."""
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return math.prod(sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
 def platform() -> str:
-    """Of the devices of `jax.set_mesh`, which may be absent ones to compile for; without it, of those of this machine:
-    "cpu", "gpu" or "tpu"."""
+    """Returns "cpu", "gpu" or "tpu": the platform of the devices of `jax.set_mesh`, which may be absent ones to compile
+    for; without it, that of this machine."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     return jax.default_backend() if device is None else device.platform

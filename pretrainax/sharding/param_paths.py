@@ -8,17 +8,16 @@ import jax
 
 
 def parameter_names(tree: Any) -> list[str]:
-    """The path of each leaf in tree order: ["decoder/blocks/mlp/down/kernel", …]."""
+    """Returns the path of each leaf in tree order: ["decoder/blocks/mlp/down/kernel", …]."""
     return [
         jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
 
 
 def match_rules(table: Sequence[tuple[str, Any]], tree: Any, table_name: str) -> Any:
-    """`tree` with each leaf replaced by the value of the first row whose expression matches the end of its path.
+    """Returns `tree` with the value of the first row whose expression matches the end of a leaf's path for each leaf.
 
-    An expression matches whole components: "bias" matches "a/bias" and not "a/b_bias". Moments of an optimizer end in
-    the path of their parameter, so that they find its row.
+    An expression matches whole components: "bias" matches "a/bias" and not "a/b_bias".
 
     Raises:
       ValueError: a leaf matches no row; names all such leaves.

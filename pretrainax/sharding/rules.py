@@ -1,6 +1,5 @@
-"""Where parameters and optimizer states live: the one table from parameter paths to PartitionSpecs."""
+"""Where parameters live: the one table from their paths to their axes, and the PartitionSpecs that follow from it."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -8,108 +7,94 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Generator, UserError
+from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import match_rules, parameter_names
 
-# The end of a parameter's path -> its axes, each with the mesh axis that splits it, if one does. Where one does, the
-# name is the field of config.model that has to divide. First match wins. Vectors [D] are copied: they are small.
+# The end of a parameter's path -> its axes, as AXIS_RULES names them, which says what splits each. First match wins.
+# Vectors of width D have one of "features": they are small, and copied. The names of a kernel are those that its Linear
+# is given, after "layers" in a stack.
 PARTITION_RULES = (
-    (r"token_embedding/embedding", "vocab_size:tensor d_model:fsdp"),
-    (r"((decoder_)?position|token_type|relative)_embedding/embedding", "rows d_model:fsdp"),
-    (r"embedding_projection/kernel", "embedding_dim d_model:fsdp"),
-    (r"relative_bias/embedding", "buckets num_heads:tensor"),
-    (r"blocks/\w+_attention/query/kernel", "layers d_model:fsdp num_heads:tensor head_dim"),
-    (r"blocks/\w+_attention/query/bias", "layers num_heads:tensor head_dim"),
-    (r"blocks/\w+_attention/(key|value)/kernel", "layers d_model:fsdp num_kv_heads:tensor head_dim"),
-    (r"blocks/\w+_attention/(key|value)/bias", "layers num_kv_heads:tensor head_dim"),
-    (r"blocks/\w+_attention/out/kernel", "layers num_heads:tensor head_dim d_model:fsdp"),
-    (r"blocks/mlp/(gate|up)/kernel", "layers d_model:fsdp d_ff:tensor"),
-    (r"blocks/mlp/(gate|up)/bias", "layers d_ff:tensor"),
-    (r"blocks/mlp/down/kernel", "layers d_ff:tensor d_model:fsdp"),
-    (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers d_model"),
+    (r"token_embedding/embedding", "vocab_size d_model"),
+    (r"((decoder_)?position|token_type|relative)_embedding/embedding", "rows d_model"),
+    (r"embedding_projection/kernel", "features d_model"),
+    (r"relative_bias/embedding", "buckets num_heads"),
+    (r"blocks/\w+_attention/query/kernel", "layers d_model num_heads head_dim"),
+    (r"blocks/\w+_attention/query/bias", "layers num_heads head_dim"),
+    (r"blocks/\w+_attention/(key|value)/kernel", "layers d_model num_kv_heads head_dim"),
+    (r"blocks/\w+_attention/(key|value)/bias", "layers num_kv_heads head_dim"),
+    (r"blocks/\w+_attention/out/kernel", "layers num_heads head_dim d_model"),
+    (r"blocks/mlp/(gate|up)/kernel", "layers d_model d_ff"),
+    (r"blocks/mlp/(gate|up)/bias", "layers d_ff"),
+    (r"blocks/mlp/down/kernel", "layers d_ff d_model"),
+    (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers features"),
     (r"blocks/self_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
-    (r"blocks/\w+_norm/(scale|bias)", "layers d_model"),
-    (r"((decoder_)?embedding_norm|final_norm|(relative_embedding|masked_lm_head)/norm)/(scale|bias)", "d_model"),
-    (r"convolution/kernel", "tokens d_model:fsdp d_model"),
-    (r"convolution/(bias|norm/scale|norm/bias)", "d_model"),
-    (r"replaced_token_head/norm/(scale|bias)", "d_model"),
-    (r"(pair|replaced_token)_head/dense/kernel", "d_model:fsdp d_model"),
-    (r"(pair|replaced_token)_head/output/kernel", "d_model:fsdp labels"),
+    (r"blocks/\w+_norm/(scale|bias)", "layers features"),
+    (r"((decoder_)?embedding_norm|final_norm|(relative_embedding|masked_lm_head)/norm)/(scale|bias)", "features"),
+    (r"convolution/kernel", "offsets d_model features"),
+    (r"convolution/(bias|norm/scale|norm/bias)", "features"),
+    (r"replaced_token_head/norm/(scale|bias)", "features"),
+    (r"(pair|replaced_token)_head/dense/kernel", "d_model features"),
+    (r"(pair|replaced_token)_head/output/kernel", "d_model labels"),
     (r"(pair|replaced_token)_head/(dense|output)/bias", "features"),
-    (r"embedding_projection/bias", "d_model"),
-    (r"masked_lm_head/dense/kernel", "d_model:fsdp embedding_dim:tensor"),
-    (r"masked_lm_head/dense/bias", "d_model"),
-    (r"unembedding/kernel", "d_model:fsdp vocab_size:tensor"),
-    (r"unembedding/bias", "vocab_size:tensor"),
+    (r"embedding_projection/bias", "features"),
+    (r"masked_lm_head/dense/kernel", "d_model embedding_dim"),
+    (r"masked_lm_head/dense/bias", "features"),
+    (r"unembedding/kernel", "d_model vocab_size"),
+    (r"unembedding/bias", "vocab_size"),
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """A parsed row of PARTITION_RULES."""
-
-    fields: tuple[str, ...]  # of config.model, one an axis
-    spec: P
-
-    @classmethod
-    def parse(cls, text: str) -> "_Row":
-        fields, _, axes = zip(*(axis.partition(":") for axis in text.split()), strict=True)
-        return cls(fields, P(*(axis or None for axis in axes)))
-
-
-def param_specs(tree: Any) -> Any:
-    """A PartitionSpec for each leaf of `tree`: parameters, or a whole TrainState, whose moments follow them.
+def param_specs(params: Any) -> Any:
+    """Returns a PartitionSpec for each leaf of `params` (arrays or shapes).
 
     Raises:
-      ValueError: a leaf that PARTITION_RULES does not cover, or of another rank than its row.
+      ValueError: a parameter that PARTITION_RULES does not cover, or of another rank than its row.
     """
-    return jax.tree.map(lambda row: row.spec, _rows(tree))
+    specs = [logical_spec(*axes) for axes in _axes_of_leaves(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), specs)
 
 
-def shardings(mesh: Mesh, tree: Any) -> Any:
-    """A NamedSharding for each leaf of `tree` (arrays or shapes), written as the compiler writes those of its results.
+def tree_shardings(mesh: Mesh, params: Any) -> Any:
+    """Returns a NamedSharding for each leaf of `params` (arrays or shapes), written as the compiler writes those of its
+    results.
 
     Raises:
       UserError: an axis that the mesh does not divide; lists every field of config.model at fault.
+      ValueError: as `param_specs`.
     """
     problems = {}
-    for path, leaf, row in zip(parameter_names(tree), *map(jax.tree.leaves, (tree, _rows(tree))), strict=True):
-        for size, field, axis in zip(leaf.shape, row.fields, row.spec, strict=True):
-            parts = mesh.shape[axis] if axis else 1
+    for path, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), _axes_of_leaves(params), strict=True):
+        for size, field, mesh_axis in zip(leaf.shape, axes, logical_spec(*axes), strict=True):
+            parts = mesh.shape[mesh_axis] if mesh_axis else 1
             if size % parts:
                 field = f"generator.{field}" if "generator/" in path and hasattr(Generator, field) else field
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
-                problems[field, axis] = (
-                    f"config.model.{field} {size} is not a multiple of config.mesh.{axis} {parts}{hint}"
+                problems[field, mesh_axis] = (
+                    f"config.model.{field} {size} is not a multiple of config.mesh.{mesh_axis} {parts}{hint}"
                 )
     if problems:
         raise UserError("; ".join(problems.values()))
-    return jax.tree.map(lambda spec: NamedSharding(mesh, _shortest(spec, mesh)), param_specs(tree))
+    return jax.tree.map(lambda spec: named_sharding(mesh, spec), param_specs(params))
 
 
-def with_shardings(mesh: Mesh, shapes: Any) -> Any:
-    """Shapes and dtypes, each with its sharding; raises as `shardings`."""
-    return jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(mesh, shapes)
-    )
+def with_shardings(tree: Any, shardings: Any) -> Any:
+    """Returns the shapes and dtypes of `tree` (arrays or shapes), each with its sharding."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
 
-def _shortest(spec: P, mesh: Mesh) -> P:
-    """Without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a state that lies as
-    before but says so differently, and the state it returns says it like this."""
+def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
+    """Returns the sharding without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a
+    state that lies as before but says so differently, and the state it returns says it like this."""
     axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in spec]
     while axes and axes[-1] is None:
         axes.pop()
-    return P(*axes)
+    return NamedSharding(mesh, P(*axes))
 
 
-def _rows(tree: Any) -> Any:
-    """The row of each leaf; an empty one for scalars (steps, counters), which are copied."""
-    names, (leaves, structure) = parameter_names(tree), jax.tree.flatten(tree)
-    texts = match_rules(
-        PARTITION_RULES, {name: x for name, x in zip(names, leaves, strict=True) if x.ndim}, "PARTITION_RULES"
-    )
-    rows = [_Row.parse(texts[name]) if x.ndim else _Row((), P()) for name, x in zip(names, leaves, strict=True)]
-    for name, leaf, row in zip(names, leaves, rows, strict=True):
-        if leaf.ndim != len(row.fields):
-            raise ValueError(f"{name} has shape {leaf.shape}, its row of PARTITION_RULES says {' '.join(row.fields)!r}")
-    return jax.tree.unflatten(structure, rows)
+def _axes_of_leaves(params: Any) -> list[tuple[str, ...]]:
+    """Returns the names of the axes of each leaf, in tree order."""
+    rows = [tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))]
+    for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), rows, strict=True):
+        if leaf.ndim != len(axes):
+            raise ValueError(f"{name} has shape {leaf.shape}, its row of PARTITION_RULES says {' '.join(axes)!r}")
+    return rows

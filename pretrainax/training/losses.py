@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import UserError
 from pretrainax.sharding.arrays import constrain, scattered_sum
-from pretrainax.sharding.mesh import BATCH_AXES, axis_size
+from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
+from pretrainax.sharding.mesh import axis_size
 
-_TOKENS = (*BATCH_AXES, "sequence")  # the axes that split the tokens of a batch
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
 
 
@@ -134,14 +134,14 @@ def loss_sums(
 def _by_device(x: jax.Array) -> jax.Array:
     """[B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of the next;
     what is added to a length that does not divide has weight 0."""
-    parts = axis_size("sequence")
+    parts = axis_size(LENGTH_AXIS)
     if parts == 1:
         return x
     x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
     (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH_AXES)
     # [S, R, n, N/n, …] -> [S, n, R, N/n, …]
     x = x.reshape(shards, batch // shards, parts, length // parts, *x.shape[2:]).swapaxes(1, 2)
-    return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), P(_TOKENS))
+    return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), logical_spec("tokens"))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -169,7 +169,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
     batch, length, width = features.shape
     # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
     # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
-    shards = _shards(batch, _TOKENS)
+    shards = _shards(batch, TOKEN_AXES)
     pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
     step = math.ceil(length / pieces)
     # [B, N, …] -> [S, R, N', …]
@@ -179,7 +179,8 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         )
         for x in (features, targets, weights)
     ]
-    matrix = _constrain(unembedding.astype(features.dtype), P(None, "tensor"))  # gathered once, for all chunks
+    # gathered once, for all chunks
+    matrix = _constrain(unembedding.astype(features.dtype), logical_spec(None, "vocab_size"))
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
@@ -190,7 +191,8 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
         d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
-        totals = (sums, _constrain(d_matrix, P(_TOKENS, None, "tensor")), _constrain(d_bias, P(_TOKENS, "tensor")))
+        d_matrix = _constrain(d_matrix, logical_spec("tokens", None, "vocab_size"))
+        totals = (sums, d_matrix, _constrain(d_bias, logical_spec("tokens", "vocab_size")))
         return totals, d_x.reshape(shards, -1, step, width)
 
     def add_chunk(totals, start):
@@ -220,7 +222,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
         logits += bias.astype(jnp.float32)[None, None]
     if settings.logit_cap is not None:
         logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
-    logits = _constrain(logits, P(_TOKENS, None, "tensor"))
+    logits = _constrain(logits, logical_spec("tokens", None, "vocab_size"))
     hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     largest = logits.max(-1)
     exponentials = jnp.exp(logits - largest[..., None])
@@ -257,18 +259,18 @@ def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
     like this too."""
     if d_matrix is None or len(d_matrix) == 1:
         return None if d_matrix is None else d_matrix[0]
-    spec = P(_TOKENS)
+    spec = logical_spec("tokens")
     return jax.shard_map(
         lambda x: scattered_sum(x[0], spec, axis=0),
-        in_specs=P(_TOKENS, None, "tensor"),
-        out_specs=P("fsdp", "tensor"),
+        in_specs=logical_spec("tokens", None, "vocab_size"),
+        out_specs=logical_spec("d_model", "vocab_size"),
         check_vma=False,
     )(d_matrix)
 
 
 def _shards(rows: int, axes: tuple[str, ...]) -> int:
     """Parts that the mesh of `jax.set_mesh` cuts rows into; 1 without a mesh, or for rows it does not divide."""
-    shards = math.prod(map(axis_size, axes))
+    shards = axis_size(axes)
     return shards if rows % shards == 0 else 1
 
 

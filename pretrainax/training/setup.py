@@ -18,6 +18,7 @@ from pretrainax.layers.compute import Compute, compute_for, for_this_machine
 from pretrainax.models import flops
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import platform
 from pretrainax.training import train_step
 from pretrainax.training.metrics import summarize
@@ -97,7 +98,7 @@ class Run:
         shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
         device = jax.devices()[0].device_kind
-        has_prefix, sequence = "prefix_mask" in self.batch_shapes, self.mesh.shape["sequence"]
+        has_prefix, sequence = "prefix_mask" in self.batch_shapes, self.mesh.shape[LENGTH_AXIS]
         attention = dict(attentions(model, self.model.compute, self.lengths, has_prefix, sequence))
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import TrainConfig
 from pretrainax.sharding.arrays import batch_sharding
-from pretrainax.sharding.rules import shardings, with_shardings
+from pretrainax.sharding.optimizer_state import opt_state_shardings
+from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses
 
 Batch = dict[str, jax.Array]
@@ -41,17 +42,26 @@ def abstract_params(model: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct]) -
 
 
 def abstract_state(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
+    """Returns shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed=0))
-    return with_shardings(mesh, shapes)
+    return with_shardings(shapes, state_shardings(mesh, optimizer, shapes.params))
+
+
+def state_shardings(mesh: Mesh, optimizer: Any, params: Any) -> TrainState:
+    """Returns where each array of a state of `params` (arrays or shapes) lives."""
+    return TrainState(
+        step=NamedSharding(mesh, P()),
+        params=tree_shardings(mesh, params),
+        opt_state=opt_state_shardings(mesh, optimizer, params),
+    )
 
 
 def init_state(
     model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: Mesh, seed: int
 ) -> TrainState:
     """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
-    shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed))
-    return jax.jit(lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=shardings(mesh, shapes))()
+    shardings = state_shardings(mesh, optimizer, abstract_params(model, batch_shapes))
+    return jax.jit(lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=shardings)()
 
 
 def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
@@ -60,8 +70,7 @@ def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
     def make(params):
         return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
-    shapes = jax.eval_shape(make, params)
-    return jax.jit(make, out_shardings=shardings(mesh, shapes), donate_argnums=0)(params)
+    return jax.jit(make, out_shardings=state_shardings(mesh, optimizer, params), donate_argnums=0)(params)
 
 
 def _init(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], seed: int) -> TrainState:
@@ -106,7 +115,7 @@ def make_train_step(
     def micro_step(params, batch, counts, keys):
         found, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
         # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
-        return jax.lax.with_sharding_constraint(gradients, shardings(mesh, gradients)), found
+        return jax.lax.with_sharding_constraint(gradients, tree_shardings(mesh, gradients)), found
 
     def accumulated(params, batch, keys):
         counts = losses.counts(batch)
@@ -143,7 +152,7 @@ def make_train_step(
             "finite": finite,
             "bad_parameter": jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32),
         }
-        return jax.lax.with_sharding_constraint(new, shardings(mesh, new)), metrics
+        return jax.lax.with_sharding_constraint(new, state_shardings(mesh, optimizer, new.params)), metrics
 
     return jax.jit(step, donate_argnums=0)
 

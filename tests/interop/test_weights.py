@@ -14,7 +14,7 @@ from pretrainax.config import MeshConfig, UserError
 from pretrainax.interop import directories as huggingface
 from pretrainax.interop import weights as pretrained
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.sharding.rules import shardings
+from pretrainax.sharding.rules import tree_shardings
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
@@ -38,7 +38,7 @@ def test_each_device_reads_its_part_of_heads_and_widths(name, tmp_path):
     save(tmp_path, {key: np.ascontiguousarray(x) for key, x in state.items()})
     (tmp_path / "config.json").write_text(json.dumps(family.write_config(config)))
     shapes = models.abstract_params(config)
-    spread = shardings(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), shapes)
+    spread = tree_shardings(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), shapes)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, spread)
     params = pretrained.load_params(str(tmp_path), config, abstract)
     assert any("tensor" in str(x.sharding.spec) for x in jax.tree.leaves(params))
@@ -52,7 +52,7 @@ def test_each_device_reads_its_shards(name, tmp_path):
     mesh = make_mesh(MeshConfig(data=2, fsdp=4))
     shapes = models.abstract_params(config)
     abstract = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings(mesh, shapes)
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, tree_shardings(mesh, shapes)
     )
     params = pretrained.load_params(str(source), config, abstract)
     assert_same(jax.device_get(params), weights(config))

@@ -14,7 +14,7 @@ from pretrainax.config import UserError
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.models import Outputs
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding.mesh import AXES, BATCH_AXES
+from pretrainax.sharding.axes import AXES, BATCH_AXES
 from pretrainax.training.losses import loss_sums
 
 pytestmark = pytest.mark.aot

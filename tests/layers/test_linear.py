@@ -7,8 +7,8 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.linear import Linear, normal_init
 
 INIT = jax.nn.initializers.normal(1.0)
-HEADS = Linear((3, 5), ("d_model", "heads", "head_dim"), INIT)
-BACK = Linear((4,), ("heads", "head_dim", "d_model"), INIT)
+HEADS = Linear((3, 5), ("d_model", "num_heads", "head_dim"), INIT)
+BACK = Linear((4,), ("num_heads", "head_dim", "d_model"), INIT)
 
 
 def normal(*shape, seed=0):
@@ -60,7 +60,7 @@ def test_bfloat16_input_gives_bfloat16_output_and_float32_gradients():
 
 def test_axes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="do not fit features"):
-        Linear((3, 5), ("heads", "head_dim"), INIT).init(jax.random.key(0), jnp.ones((2, 7, 4)))
+        Linear((3, 5), ("num_heads", "head_dim"), INIT).init(jax.random.key(0), jnp.ones((2, 7, 4)))
 
 
 def stddev(**kwargs):

@@ -20,7 +20,7 @@ from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.sharding.rules import param_specs, shardings
+from pretrainax.sharding.rules import param_specs, tree_shardings
 from pretrainax.training import losses
 from pretrainax.zoo.deberta import FAMILIES, HUGGINGFACE, deberta_v2, deberta_v3
 from tests.golden import make
@@ -204,7 +204,7 @@ def test_split_over_devices_it_is_the_same(name, mesh):
     value, gradient = jax.jit(step)(params, jax.tree.map(jnp.asarray, arrays))
     mesh = make_mesh(MeshConfig(**{"data": 1} | mesh))
     with jax.set_mesh(mesh):
-        split = jax.device_put(params, shardings(mesh, params))
+        split = jax.device_put(params, tree_shardings(mesh, params))
         got, got_gradient = jax.jit(step)(split, put_batch(arrays, mesh))
     np.testing.assert_allclose(got, value, rtol=1e-5)  # float32 sums in another order
     for path, a, b in zip(

@@ -17,7 +17,7 @@ from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.sharding.rules import shardings
+from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import losses, train_step
 from tests.golden.case import VOCABULARY, weights
 from tests.golden.electra import LENGTH, ROWS, SLOTS, everywhere, joint, masked_batch
@@ -307,7 +307,7 @@ def test_eight_devices_draw_and_learn_what_one_does(sharing, mesh):
 def test_a_generator_that_a_mesh_does_not_divide_is_named():
     mesh = make_mesh(MeshConfig(data=1, tensor=8))
     with pytest.raises(UserError, match="config.model.generator.num_heads 2 is not a multiple of config.mesh.tensor 8"):
-        shardings(mesh, models.abstract_params(joint()))
+        tree_shardings(mesh, models.abstract_params(joint()))
 
 
 def test_micro_batches_change_nothing_but_the_draw():

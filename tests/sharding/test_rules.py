@@ -11,7 +11,8 @@ from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import check_batch_divides, put_batch
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.sharding.rules import param_specs, shardings
+from pretrainax.sharding.optimizer_state import opt_state_specs
+from pretrainax.sharding.rules import param_specs, tree_shardings
 from tests.support import tables
 
 
@@ -122,7 +123,7 @@ def test_spec_of_every_parameter_is_the_golden_one(preset):
 def test_moments_lie_where_their_parameter_lies_and_counters_are_copied():
     params = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
     optimizer = AdamW().build(WarmupConstant().build(1.0, 10), params)
-    specs = jax.tree.leaves(param_specs(jax.eval_shape(optimizer.init, params)))
+    specs = jax.tree.leaves(opt_state_specs(optimizer, params))
     assert specs == [P(), P(None, "fsdp", "tensor"), P(None, "fsdp", "tensor")]  # count, mu, nu
 
 
@@ -174,7 +175,7 @@ def test_an_axis_that_the_mesh_does_not_divide_names_the_field(path, sizes, mess
     for name in reversed(path):
         tree = {name: tree}
     with pytest.raises(UserError, match=message):
-        shardings(mesh(data=1, fsdp=2, tensor=4), tree)
+        tree_shardings(mesh(data=1, fsdp=2, tensor=4), tree)
 
 
 # --- batches -------------------------------------------------------------------------------------------------------

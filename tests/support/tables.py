@@ -1,13 +1,18 @@
-"""Golden tables of the published presets: what decays, what is sharded how. `python -m tests.tables` writes them."""
+"""Golden tables of the published presets: what decays, what is sharded how, and the optimizer's state with it.
+
+`python -m tests.support.tables` writes them.
+"""
 
 import functools
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from pretrainax import models, zoo
 from pretrainax.optim.decay import decay_mask
+from pretrainax.sharding.optimizer_state import opt_state_specs
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import param_specs
 
@@ -15,6 +20,11 @@ PRESETS = (
     *("bert_base", "albert_base", "electra_base", "deberta_v3_base", "modernbert_base"),
     *("t5_base", "bart_base", "gpt2_124m", "llama3_8b", "qwen2_7b", "qwen3_8b", "gemma2_2b"),
 )
+
+
+# Optimizers whose state is more than moments, and the presets that their tables are of.
+OPTIMIZERS = ("adafactor", "muon")
+OPTIMIZED = ("gpt2_124m", "t5_base")
 
 
 def example_shapes(config, batch_size=8, length=16):
@@ -58,7 +68,39 @@ def specs(preset):
     return _lines(preset, lambda shapes: [str(tuple(s)) for s in jax.tree.leaves(param_specs(shapes))])
 
 
+def optimizer(name):
+    """Adafactor with a first moment; or Muon for all matrices but embeddings, a layer of a stack being one, with Adam
+    for the rest."""
+    if name == "adafactor":
+        return optax.adafactor(1e-2, momentum=0.9, min_dim_size_to_factor=4)
+    return optax.contrib.muon(1e-2, muon_weight_dimension_numbers=_matrices)
+
+
+def _matrices(params):
+    """[L, in, …, out, …] -> the axes that are summed over, and those of the outputs."""
+
+    def axes(key, x):
+        name = jax.tree_util.keystr(key, simple=True, separator="/")
+        if "/blocks/" not in name or not name.endswith("kernel"):
+            return None
+        summed = x.ndim - 1 if name.endswith("out/kernel") else 2  # [L, H, K, D], or [L, D, …]
+        return optax.contrib.MuonDimensionNumbers(tuple(range(1, summed)), tuple(range(summed, x.ndim)))
+
+    return jax.tree_util.tree_map_with_path(axes, params)
+
+
+def state_specs(preset, name):
+    """As `specs`, of the optimizer's state."""
+    chosen, shapes = optimizer(name), params(preset)
+    state, found = jax.eval_shape(chosen.init, shapes), opt_state_specs(chosen, shapes)
+    rows = zip(parameter_names(state), *map(jax.tree.leaves, (state, found)), strict=True)
+    return "".join(f"{name:<80} {'x'.join(map(str, x.shape)):<20} {tuple(spec)}\n" for name, x, spec in rows)
+
+
 if __name__ == "__main__":
     for preset in PRESETS:
         path("decay", preset).write_text(decay(preset))
         path("sharding", preset).write_text(specs(preset))
+    for name in OPTIMIZERS:
+        for preset in OPTIMIZED:
+            path(name, preset).write_text(state_specs(preset, name))

@@ -1,0 +1,69 @@
+"""Axes have one name each: those of the mesh in one file; those of a kernel where its Linear is made, as in its row."""
+
+import ast
+import pathlib
+
+import flax.linen as nn
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pretrainax
+from pretrainax import models, zoo
+from pretrainax.layers.embedding import Embedding
+from pretrainax.layers.linear import Linear
+from pretrainax.sharding.axes import AXES, AXIS_RULES, logical_spec
+from pretrainax.sharding.param_paths import match_rules, parameter_names
+from pretrainax.sharding.rules import PARTITION_RULES
+from tests.support import tables
+
+PACKAGE = pathlib.Path(pretrainax.__file__).parent
+# Words that are no axis: the name of a line of the run's header, and of Matplotlib's coordinates.
+OTHER_WORDS = {("training/setup.py", "data"), ("reporting/curves.py", "data")}
+
+
+# Arrays of modules that are no Linear and no Embedding.
+OTHER_ARRAYS = ("unembedding/kernel", "relative_bias/embedding", "relative_embedding/embedding", "convolution/kernel")
+
+
+def axes_of(preset):
+    """{path of a parameter: the names of its axes} as the Linears and Embeddings of a model are given them."""
+    found = {}
+
+    def note(call, args, kwargs, context):
+        module = context.module
+        if isinstance(module, (Linear, Embedding)):
+            name = "kernel" if isinstance(module, Linear) else "embedding"
+            found["/".join((*module.path, name))] = module.axes
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        names = parameter_names(models.abstract_params(zoo.preset(preset)))
+    matrices = [name for name in names if name.endswith(("kernel", "embedding")) and not name.endswith(OTHER_ARRAYS)]
+    # A generator is a model of its own, whose paths do not begin with its name.
+    return {name: found.get(name) or found[name.partition("/")[2]] for name in matrices}
+
+
+@pytest.mark.parametrize("preset", tables.PRESETS)
+def test_a_matrix_is_made_with_the_axes_of_its_row(preset):
+    found = axes_of(preset)
+    rows = match_rules(PARTITION_RULES, dict.fromkeys(found, 0), "PARTITION_RULES")
+    for name, axes in found.items():
+        assert rows[name].split() == [*(["layers"] if "/blocks/" in name else []), *axes], name
+
+
+def test_the_rows_name_axes_that_the_rules_know():
+    assert {name for _, row in PARTITION_RULES for name in row.split()} <= AXIS_RULES.keys()
+
+
+def test_a_spec_follows_the_rules():
+    assert logical_spec("batch", "length") == P(("data", "fsdp"), "sequence")
+    assert logical_spec("layers", "d_model", "num_heads", "head_dim") == P(None, "fsdp", "tensor", None)
+    assert logical_spec(None, "vocab_size") == P(None, "tensor")
+
+
+@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_an_axis_of_the_mesh_is_named_in_one_file(file):
+    place = str(file.relative_to(PACKAGE))
+    constants = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+    named = {(place, word) for word in constants & set(AXES)} - OTHER_WORDS
+    assert not named or place == "sharding/axes.py"

@@ -1,0 +1,71 @@
+"""The state of an optimizer lies where its parameters lie, whatever the optimizer."""
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import MeshConfig
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.optimizer_state import opt_state_shardings, opt_state_specs
+from tests.support import tables
+
+
+def shape(*sizes):
+    return jax.ShapeDtypeStruct(sizes, jnp.float32)
+
+
+UP = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}  # layers, d_model: fsdp, d_ff: tensor
+
+
+def keeping(*sizes):
+    """An optimizer whose state is an array of this shape for each parameter."""
+
+    def init(params):
+        return {"kept": jax.tree.map(lambda _: jnp.zeros(sizes), params)}
+
+    return optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
+
+
+@pytest.mark.parametrize("preset", tables.OPTIMIZED)
+@pytest.mark.parametrize("name", tables.OPTIMIZERS)
+def test_specs_of_a_state_are_the_golden_ones(name, preset):
+    assert tables.state_specs(preset, name) == tables.path(name, preset).read_text()
+
+
+@pytest.mark.parametrize(
+    "sizes, spec",
+    [
+        ((2, 8, 16), P(None, "fsdp", "tensor")),  # a moment
+        ((2, 8), P(None, "fsdp")),  # a mean over d_ff
+        ((2, 16), P(None, "tensor")),  # a mean over d_model
+        ((2,), P(None)),  # a number of each layer
+        ((), P()),
+        ((1,), P()),
+    ],
+)
+def test_an_array_is_split_like_the_axes_that_are_left(sizes, spec):
+    assert jax.tree.leaves(opt_state_specs(keeping(*sizes), UP)) == [spec]
+
+
+def test_of_axes_of_one_size_the_first_are_left():
+    bias = {"blocks": {"self_attention": {"query": {"bias": shape(8, 8, 16)}}}}  # layers, num_heads: tensor, head_dim
+    assert jax.tree.leaves(opt_state_specs(keeping(8, 16), bias)) == [P(None, None)]
+
+
+def test_an_array_that_is_no_part_of_its_parameter_is_an_error():
+    message = r"an array of shape \(3, 8\) for decoder/blocks/mlp/up/kernel, whose shape is \(2, 8, 16\)"
+    with pytest.raises(ValueError, match=message):
+        opt_state_specs(keeping(3, 8), UP)
+
+
+def test_a_masked_parameter_has_no_part():
+    params = {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16), "bias": shape(2, 16)}}}}
+    masked = optax.masked(optax.scale_by_adam(), {"blocks": {"mlp": {"up": {"kernel": True, "bias": False}}}})
+    assert jax.tree.leaves(opt_state_specs(masked, params)) == [P(), *2 * [P(None, "fsdp", "tensor")]]
+
+
+def test_axes_of_the_mesh_of_size_one_are_left_out():
+    mesh = make_mesh(MeshConfig(data=4, fsdp=2))
+    assert [s.spec for s in jax.tree.leaves(opt_state_shardings(mesh, keeping(2, 16), UP))] == [P()]
