@@ -208,10 +208,16 @@ def _digests(batch: dict[str, np.ndarray]) -> list[str]:
 
 
 def _devices(mesh: MeshConfig, processes: int) -> int:
-    """CPU devices that the mesh can be laid over, as many in each process."""
-    sizes = list(vars(mesh).values())
-    fixed = math.prod(size for size in sizes if size != -1)
-    devices = math.lcm(fixed, processes) if -1 in sizes else fixed
+    """Returns the number of CPU devices that the mesh can be laid over, as many in each process."""
+    from pretrainax.sharding.axes import AXES, DATA_AXIS  # it imports JAX
+
+    sizes = {axis: getattr(mesh, axis) for axis in AXES}  # `slices` are no axis: they are parts of DATA_AXIS
+    smallest = {axis: size if size != -1 else 1 for axis, size in sizes.items()}
+    if sizes[DATA_AXIS] == -1:
+        smallest[DATA_AXIS] = mesh.slices
+    devices = math.prod(smallest.values())
+    if -1 in sizes.values():
+        devices = math.lcm(devices, processes)
     if devices % processes:
         raise UserError(
             f"--processes={processes} do not divide the {devices} devices of config.mesh; give another number"

@@ -93,6 +93,9 @@ def test_only_flags_of_the_config_are_passed_on():
         (MeshConfig(fsdp=4), 2, 4),
         (MeshConfig(tensor=2), 3, 6),
         (MeshConfig(data=2, fsdp=2), 2, 4),
+        (MeshConfig(data=4, slices=2), 2, 4),
+        (MeshConfig(fsdp=2, slices=2), 2, 4),
+        (MeshConfig(data=2, fsdp=-1, slices=2), 3, 6),
     ],
 )
 def test_the_mesh_fits_on_the_devices_and_the_processes(mesh, processes, devices):

@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.steps import NOTES, named_errors, newest_step, read_notes
 from pretrainax.config import UserError
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import is_stacked, parameter_names
 
 
 def load_params(workdir: str, abstract_params: Any) -> Any:
@@ -116,7 +116,7 @@ def _array(store: dict, path: str) -> dict:
 
 def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """One layer of a stack, or as many of the first rows as make a block."""
-    chunk = [1 if "/blocks/" in path and axis == 0 else n for axis, n in enumerate(shape)]
+    chunk = [1, *shape[1:]] if is_stacked(path) else list(shape)
     for axis, n in enumerate(chunk):
         size = itemsize * math.prod(chunk)
         if size > _BLOCK_BYTES:

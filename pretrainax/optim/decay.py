@@ -15,5 +15,9 @@ DECAY = (
 
 
 def decay_mask(params: Any) -> Any:
-    """`params` (arrays or shapes) with True where weight decay applies; ValueError names what DECAY does not cover."""
+    """Returns `params` (arrays or shapes) with True where weight decay applies.
+
+    Raises:
+      ValueError: parameters that DECAY does not cover.
+    """
     return match_rules(DECAY, params, "DECAY")

@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules, and the table of the parameters that decay."""
+"""The optimizers, as chains of Optax's transformations."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ import optax
 from pretrainax.config import Choice, Experiment
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.schedules import Rate
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import is_stacked, parameter_names
 
 
 class Optimizer(Choice):
@@ -37,7 +37,7 @@ class AdamW(Optimizer):
     scale_by_parameter_rms: bool = False  # steps relative to the size of each matrix, for T5's unscaled init
 
     def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
-        """An optax chain; its `update(gradients, state, params, step=…)` needs the step, from which the rate follows.
+        """Returns an optax chain; its `update(gradients, state, params, step=…)` needs the step, which gives the rate.
 
         The rate does not come from a counter of the chain's own: an update that is skipped would make it lag behind.
         """
@@ -82,7 +82,7 @@ class Lamb(Optimizer):
     problems = AdamW.problems
 
     def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
-        """As AdamW's."""
+        """Returns a chain, with the arguments of AdamW's."""
         decays = decay_mask(params_shape)
         return optax.chain(
             optax.clip_by_global_norm(self.clip_norm) if self.clip_norm is not None else optax.identity(),
@@ -94,24 +94,24 @@ class Lamb(Optimizer):
 
 
 def _as_long_as_the_matrix(size: jax.Array, update_size: jax.Array) -> jax.Array:
-    """|w| / |u|; 1 where one of them is zero, as a matrix that starts there would stay there."""
+    """Returns |w| / |u|; 1 where one of them is zero, as a matrix that starts there would stay there."""
     return jnp.where((size > 0.0) & (update_size > 0.0), size / jnp.maximum(update_size, 1e-30), 1.0)
 
 
 def _relative_to_the_matrix(size: jax.Array, update_size: jax.Array) -> jax.Array:
-    """max(1e-3, RMS(parameter)), as Adafactor's relative steps (Shazeer and Stern 2018, section 8)."""
+    """Returns max(1e-3, RMS(parameter)), as Adafactor's relative steps (Shazeer and Stern 2018, section 8)."""
     del update_size
     return jnp.maximum(1e-3, size)
 
 
 def _scale_by_size(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
-    """Update × factor(RMS of the parameter, RMS of the update).
+    """Returns the transformation update × factor(RMS of the parameter, RMS of the update).
 
     Layers stacked in one array are matrices of their own: each has its own RMS.
     """
 
     def scale(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
-        axes = tuple(range("blocks/" in name, param.ndim))  # [L, …] -> [L, 1, …], or [] -> [1, …]
+        axes = tuple(range(1, param.ndim)) if is_stacked(name) else None  # [L, …] -> [L, 1, …], or […] -> [1, …]
         size, update_size = (jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True)) for x in (param, update))
         return update * factor(size, update_size)
 
@@ -123,6 +123,8 @@ def _scale_by_size(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax
 
 
 def _scale_by_rate_of_step(schedule: Rate) -> optax.GradientTransformationExtraArgs:
+    """Returns the transformation update × -rate(step), of the step that `update` is given."""
+
     def update(updates, state, params=None, *, step, **_):
         rate = schedule(step)
         return jax.tree.map(lambda u: -rate * u, updates), state

@@ -22,7 +22,7 @@ class Schedule(Choice):
     warmup_steps: int = 1000
 
     def build(self, peak: float, steps: int) -> Rate:
-        """The learning rate of a run of `steps` updates; `self.after` says how it goes on from the peak."""
+        """Returns the learning rate of a run of `steps` updates; `self.after` says how it goes on from the peak."""
 
         def rate(step):
             step = jnp.asarray(step, jnp.float32)
@@ -32,11 +32,11 @@ class Schedule(Choice):
         return rate
 
     def after(self, step: jax.Array, steps: int) -> jax.Array:
-        """Fraction of the peak at `step`, from warmup_steps on."""
+        """Returns the fraction of the peak at `step`, from warmup_steps on."""
         raise NotImplementedError
 
     def progress(self, step: jax.Array, steps: int) -> jax.Array:
-        """0 at the end of the warm-up, 1 at `steps`: the first step that is not taken, so that the last rate is > 0."""
+        """Returns 0 at the end of the warm-up, 1 at `steps`: the first one not taken, so that the last rate is > 0."""
         return jnp.clip((step - self.warmup_steps) / max(steps - self.warmup_steps, 1), 0.0, 1.0)
 
     def problems(self, experiment: Experiment) -> Iterator[str]:

@@ -27,7 +27,7 @@ from pretrainax.planning.activations import (
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
 # filled up to 128.
@@ -117,7 +117,7 @@ def _logits(experiment: Experiment, shapes: Any, mesh_sizes: dict[str, int], chu
 def _layer(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
     """Of a layer's backward: three arrays as large as its largest. The rest is made again, piece by piece."""
     plain = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="none"))
-    arrays = [x for x in kept(plain, mesh_sizes, platform) if "/blocks" in x.module and x.shape]
+    arrays = [x for x in kept(plain, mesh_sizes, platform) if is_stacked(x.module) and x.shape]
     layers = [x.bytes / x.shape[0] for x in arrays]  # [L, …]
     return 3 * max(layers, default=0.0)
 
@@ -126,8 +126,7 @@ def _stacked(params: Any) -> dict[str, int]:
     """Bytes of a device's part of each stack of layers."""
     stacks: dict[str, int] = {}
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
-        stack, inside, _ = name.partition("/blocks")
-        if inside:
+        if (stack := stack_of(name)) is not None:
             stacks[stack] = stacks.get(stack, 0) + _bytes(x)
     return stacks
 

@@ -16,7 +16,7 @@ import jax
 from pretrainax.config import Experiment
 from pretrainax.planning.activations import abstract_state, lengths_of, micro_rows, shapes_of, train_on
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +67,15 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, widt
     accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
     stacks: dict[tuple[str, bool], list[int]] = {}  # (stack, split by fsdp?) -> [layers, numbers of one layer]
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
-        stack, inside, _ = name.partition("/blocks")
+        stack = stack_of(name)
         is_split = FSDP_AXIS in jax.tree.leaves(tuple(x.sharding.spec)) or fsdp == 1
-        place, layers = (f"{stack}/blocks", x.shape[0]) if inside else (name.split("/")[0], 1)
+        place, layers = (stack, x.shape[0]) if stack else (name.split("/")[0], 1)
         entry = stacks.setdefault((place, is_split), [layers, 0])
         entry[1] += math.prod(x.sharding.shard_shape(x.shape)) * (fsdp if is_split else 1) // layers
     for (place, is_split), (layers, numbers) in stacks.items():
         runs = layers * accumulate
         if is_split and fsdp > 1:
-            passes = _passes(experiment) if "/blocks" in place else 2
+            passes = _passes(experiment) if is_stacked(place) else 2
             yield Collective(FSDP_AXIS, "all-gather", _sent(numbers * width, fsdp), runs * passes, place)
             yield Collective(FSDP_AXIS, "reduce-scatter", _sent(numbers * 4, fsdp), runs, place)
         part = 4 * numbers / (fsdp if is_split else 1)

@@ -1,8 +1,8 @@
-"""Parameters by name: the path of each leaf of a tree, and tables of regular expressions over those paths."""
+"""Parameters by name: the path of each leaf of a tree, the stack it lies in, and tables of expressions over paths."""
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import jax
 
@@ -12,6 +12,18 @@ def parameter_names(tree: Any) -> list[str]:
     return [
         jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree)
     ]
+
+
+def stack_of(path: str) -> Optional[str]:
+    """Returns the stack of layers that a path leads into: "encoder/blocks" for "encoder/blocks/mlp/up/kernel", None for
+    a path into none. A parameter of a stack is one array, whose first axis is that of the layers."""
+    names = path.split("/")
+    return "/".join(names[: names.index("blocks") + 1]) if "blocks" in names else None
+
+
+def is_stacked(path: str) -> bool:
+    """Returns whether the first axis of a parameter is that of the layers of a stack."""
+    return stack_of(path) is not None
 
 
 def match_rules(table: Sequence[tuple[str, Any]], tree: Any, table_name: str) -> Any:
