@@ -4,6 +4,7 @@ Optax says which those are, whatever the optimizer (`tree_map_params`): moments,
 statistics of a part of its axes, as Adafactor's. Paths would not do: a state names its arrays as it likes.
 """
 
+import functools
 import itertools
 from typing import Any
 
@@ -25,10 +26,11 @@ def opt_state_specs(optimizer: optax.GradientTransformation, params: Any) -> Any
       ValueError: as `param_specs`, and an array whose axes are not some of its parameter's.
     """
     names = jax.tree.unflatten(jax.tree.structure(params), parameter_names(params))
+    init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run it, and the devices may be absent ones
     return optax.tree_utils.tree_map_params(
-        optimizer,
+        init,
         _spec_of,
-        jax.eval_shape(optimizer.init, params),
+        init(params),
         names,
         params,
         param_specs(params),
