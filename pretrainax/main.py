@@ -18,10 +18,10 @@ def main() -> int:
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     # after the flags are known to be good; loader workers must not import JAX
-    from pretrainax.runtime import goodput, host
+    from pretrainax.runtime import cluster, goodput, host
     from pretrainax.training import loop as train
 
-    if not cli.WORKDIR.value and host.is_one_of_many():
+    if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)

@@ -98,6 +98,16 @@ def test_a_file_is_short_and_finished(file):
     assert not unfinished
 
 
+# The store of keys and values that processes share has no public name.
+PRIVATE_NAMES = {"pretrainax/runtime/cluster.py"}
+
+
+@pytest.mark.parametrize("file", FILES + SCRIPTS + TESTS, ids=lambda f: str(f.relative_to(ROOT)))
+def test_jax_is_used_by_its_public_names(file):
+    place = str(file.relative_to(ROOT))
+    assert not re.search(r"^\s*(from|import) jax\._src", file.read_text(), re.MULTILINE) or place in PRIVATE_NAMES
+
+
 def test_what_a_base_class_leaves_open_is_filled_in_by_a_subclass():
     trees = [ast.parse(file.read_text()) for file in FILES]
     functions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]

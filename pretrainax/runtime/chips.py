@@ -55,11 +55,11 @@ CHIPS = {chip.name: chip for chip in _TABLE}
 
 
 def chip_of(device_kind: str) -> Optional[Chip]:
-    """The chip of a `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
+    """Returns the chip of a `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
     return next((chip for chip in _TABLE if any(kind in device_kind.lower() for kind in chip.device_kinds)), None)
 
 
 def peak_flops(device_kind: str) -> Optional[float]:
-    """Dense bfloat16 FLOP/s of a device by `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
+    """Returns the dense bfloat16 FLOP/s of a device by `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
     chip = chip_of(device_kind)
     return chip and chip.peak_flops

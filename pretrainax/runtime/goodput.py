@@ -1,4 +1,4 @@
-"""Where the time of a run goes, from its first start to its end, over all its restarts.
+"""Accounts for the time of a run, from its first start to its end, over all its restarts.
 
 Goodput is the time in steps over all time: seconds in which the devices are at work on steps that are not a repetition.
 Every second of a start belongs to one part; a start is a process, from its beginning to its last sign of life, and
@@ -39,19 +39,19 @@ class Goodput:
         self._began, self._part, self._since = time.time() - age, "starting", time.perf_counter()
 
     def age(self) -> float:
-        """Seconds since the start began."""
+        """Returns the seconds since the start began."""
         self.to(self._part)
         return sum(self._seconds.values())
 
     def to(self, part: str) -> None:
-        """From now on the time is that of `part`."""
+        """Counts the time from now on as that of `part`."""
         now = time.perf_counter()
         self._seconds[self._part] += now - self._since
         self._part, self._since = part, now
 
     @contextlib.contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """`part` inside; what it was before, after."""
+        """Counts the time inside as that of `part`, and after it as before."""
         before = self._part
         self.to(part)
         try:
@@ -60,7 +60,7 @@ class Goodput:
             self.to(before)
 
     def step(self, number: int) -> None:
-        """The time is that of this step: of the first time, or of a repetition."""
+        """Counts the time as that of this step: of the first time, or of a repetition."""
         part = "steps" if number > self.furthest else "redone"
         self.furthest = max(self.furthest, number)
         if part != self._part:
@@ -78,7 +78,7 @@ class Goodput:
             os.replace(self.path + ".tmp", self.path)
 
     def table(self) -> str:
-        """The parts in their order, those without time left out."""
+        """Returns the parts in their order, those without time left out."""
         self.to(self._part)
         starts = [*self._before, {"began": self._began, "done": False, "seconds": self._seconds}]
         seconds = total(starts)
@@ -96,7 +96,7 @@ class Goodput:
 
 
 def total(starts: list[dict]) -> dict[str, float]:
-    """Seconds of each part over all starts; their sum is the time since the first one began."""
+    """Returns the seconds of each part over all starts; their sum is the time since the first one began."""
     seconds = {part: sum(start["seconds"][part] for start in starts) for part in PARTS}
     for one, after in zip(starts, starts[1:], strict=False):
         gap = after["began"] - one["began"] - sum(one["seconds"].values())
@@ -105,7 +105,7 @@ def total(starts: list[dict]) -> dict[str, float]:
 
 
 def process_age() -> float:
-    """Seconds since this process was started; 0 where only Linux could tell."""
+    """Returns the seconds since this process was started; 0 where only Linux could tell."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as f:
             ticks = int(f.read().rpartition(")")[2].split()[19])  # proc(5): starttime, field 22, after the boot
@@ -115,7 +115,7 @@ def process_age() -> float:
 
 
 def _read(path: str) -> list[dict]:
-    """The starts so far; none where the file is missing or is not ours to read."""
+    """Returns the starts so far; none where the file is missing or is not ours to read."""
     try:
         with open(path, encoding="utf-8") as f:
             return [{**start, "seconds": dict.fromkeys(PARTS, 0.0) | start["seconds"]} for start in json.load(f)]
@@ -124,7 +124,7 @@ def _read(path: str) -> list[dict]:
 
 
 def _clock(seconds: float) -> str:
-    """4.2 as "4.2 s", 3683 as "1:01:23"."""
+    """Returns 4.2 as "4.2 s", 3683 as "1:01:23"."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(round(seconds), 60)

@@ -5,14 +5,12 @@ import os
 import sys
 
 import jax
-from jax._src.clusters import ClusterEnv
 
 from pretrainax.config import Experiment, RunFailed, UserError
+from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
 
 # <malloc.h>: parameters of mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
-
-_OWN_NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
 def tune_malloc() -> None:
@@ -41,19 +39,19 @@ def start_jax(experiment: Experiment) -> None:
 
 
 def _join_processes() -> None:
-    """`jax.distributed`, in a run of several processes.
+    """Joins the other processes, in a run of several, by `jax.distributed`.
 
     JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and JAX_PROCESS_ID say it all. Without them
     JAX finds out from SLURM, Open MPI, Kubernetes or the TPU.
     """
     if not is_one_of_many():
         return
-    # A signal is for `stop.Stop`; JAX would install a handler of its own.
+    # A signal is for `signals.PreemptionHandler`; JAX would install a handler of its own.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        if any(name in os.environ for name in _OWN_NUMBERS):
+        if any(name in os.environ for name in OWN_NUMBERS):
             # "deactivate": under SLURM, JAX would show each process one GPU of its node
-            count, index = (int(os.environ.get(name, "")) for name in _OWN_NUMBERS)
+            count, index = (int(os.environ.get(name, "")) for name in OWN_NUMBERS)
             jax.distributed.initialize(num_processes=count, process_id=index, cluster_detection_method="deactivate")
         else:
             jax.distributed.initialize()
@@ -62,11 +60,3 @@ def _join_processes() -> None:
         raise UserError(f"a run of several processes needs {names} in the environment: {e}") from e
     except RuntimeError as e:
         raise RunFailed(f"the processes of the run did not find each other: {e}") from e
-
-
-def is_one_of_many() -> bool:
-    """Whether this process is to join others: the environment says so, or `jax.distributed.initialize` finds them."""
-    if any(name in os.environ for name in ("JAX_COORDINATOR_ADDRESS", *_OWN_NUMBERS)):
-        return True
-    kinds = [kind for kind in ClusterEnv._cluster_types if not kind.opt_in_only_method and kind.is_env_present()]
-    return bool(kinds) and kinds[0].get_process_count() > 1

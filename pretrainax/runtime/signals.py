@@ -1,4 +1,4 @@
-"""How a run ends before its time: SIGTERM and SIGINT."""
+"""SIGTERM and SIGINT, which end a run before its time."""
 
 import os
 import signal

@@ -1,18 +1,24 @@
 """The processes of one run: they stop after the same step, and none waits for one that is gone.
 
-    with processes.Watchdog() as peers:  # around all that waits for other processes, right after `host.start_jax`
+    with watchdog.Watchdog() as peers:  # around all that waits for other processes, right after `host.start_jax`
         for step in ...:
             ...  # dispatch the step
             peers.beat(step)
-            leaving = peers.agree(stop.requested)  # once a step, in every process
+            leaving = peers.agree(preemption.requested)  # once a step, in every process
 
 Every second each process leaves a record in the key-value store of `jax.distributed`, which lives in process 0. Process
 0 reads them all and leaves its word: who is gone, where to stop, that all are done. The others read the word alone.
 All of it goes on in threads beside the training: a long compilation or a slow save is no silence.
 
 Silence is counted in ticks of the process's own thread and not by a clock: a clock may jump, and a process that was
-stopped for a minute itself blames nobody. JAX's own answer to a process that is gone is to abort after 100 s (at once
-if it was process 0), without a word on which.
+stopped for a minute itself blames nobody.
+
+JAX has heartbeats of its own, and `jax.distributed.initialize(heartbeat_timeout_seconds=…)` says how long a silence may
+be (100 s). Two processes on CPUs, one of them killed or frozen, heartbeats of 10 s and no Watchdog: the other aborts
+(SIGABRT, exit code 134 in a shell) after 8.4 to 9.7 s, after 0.7 s if process 0 was killed. It leaves a stack trace of
+C++, before which process 0 alone says the number of the one that is gone. So JAX ends a run that hangs. It gives no exit
+code to act on, names no machine, passes no error of one process on to the others, and finds no step at which all stop:
+that is what this module is for. JAX's 100 s stay as they are, behind it.
 """
 
 import atexit
@@ -30,7 +36,8 @@ from collections.abc import Iterator
 from typing import Optional
 
 import jax
-from jax._src import distributed  # the store has no public name
+
+from pretrainax.runtime.cluster import distributed_state
 
 TICK = 1.0  # seconds between two signs of life
 SILENCE = 20  # ticks without one, after which a process counts as gone
@@ -49,8 +56,9 @@ class Watchdog:
     """
 
     def __init__(self):
-        own = distributed.global_state
+        own = distributed_state()
         self._client, self._index, self._count = own.client, own.process_id, own.num_processes
+        self._address = own.coordinator_address
         self._keys = f"pretrainax/{next(_RUNS)}"
         self._lock = threading.Condition()  # over what `agree` shares with the threads
         self._wake, self._all_done, self._over, self._told = (threading.Event() for _ in range(4))
@@ -99,7 +107,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def zero_first(self) -> Iterator[None]:
-        """Process 0 does what is inside before all others do it, and find it done."""
+        """Lets process 0 do what is inside before all others do it, who find it done."""
         self._turns += 1
         key = f"{self._keys}/turn/{self._turns}"
         if self._index:
@@ -109,11 +117,11 @@ class Watchdog:
             self._client.key_value_set(key, "done")
 
     def beat(self, step: int) -> None:
-        """`step` is on its way to the devices. Only for what is said of a run that seems to hang; costs nothing."""
+        """Notes that `step` is on its way to the devices, to be told of a run that seems to hang; costs nothing."""
         self._step, self._last_step = step, self._ticks
 
     def agree(self, stop: bool) -> bool:
-        """Whether to leave after this step: True in every process at the same call, once `stop` was in any of them.
+        """Returns whether to leave after this step: True in every process at the same call, once `stop` was in any.
 
         Every process calls it once a step. It waits for nothing until one process wants to stop. Then each stays in
         the call it comes to and says how many it has left behind, and all stop at the first that none has.
@@ -162,7 +170,7 @@ class Watchdog:
         self._listen(json.loads(self._client.key_value_try_get(f"{self._keys}/word")))
 
     def _preside(self, tick: int) -> None:
-        """Process 0: reads all records, decides, and says so."""
+        """Reads all records, decides, and says so; in process 0."""
         pairs = self._client.key_value_dir_get(f"{self._keys}/process/")
         self._records = {int(key.rpartition("/")[2]): json.loads(text) for key, text in pairs}
         records, word = self._records.values(), self._word
@@ -247,7 +255,7 @@ class Watchdog:
         """When process 0 ends, JAX aborts the others within 0.1 s. This puts a line and exit code 1 in place of it."""
 
         def explain(number: int) -> None:
-            address = distributed.global_state.coordinator_address.rpartition(":")
+            address = self._address.rpartition(":")
             try:
                 socket.create_connection((address[0].strip("[]"), int(address[2])), timeout=2).close()
             except OSError:
@@ -262,7 +270,7 @@ class Watchdog:
 
 
 def _may_be_an_echo(error: Optional[BaseException]) -> bool:
-    """Whether a process that is gone may be the reason: a collective, or the save that needs one, that fails here."""
+    """Returns whether a process that is gone may be the reason: a collective fails here, or the save that needs one."""
     while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -1,1 +1,1 @@
-"""Where arrays live: the mesh, the rules from parameter paths to PartitionSpecs, batches and activations."""
+"""The mesh, and the shardings of parameters, optimizer states, batches and activations on it."""

@@ -1,4 +1,4 @@
-"""How batches and activations lie on the mesh."""
+"""Batches and activations on the mesh."""
 
 import math
 from collections.abc import Sequence

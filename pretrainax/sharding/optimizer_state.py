@@ -1,4 +1,4 @@
-"""Where the state of an optimizer lives: each array of it like the parameter that it belongs to.
+"""The sharding of an optimizer's state: each array of it lies like the parameter that it belongs to.
 
 Optax says which those are, whatever the optimizer (`tree_map_params`): moments, which have their parameter's shape, and
 statistics of a part of its axes, as Adafactor's. Paths would not do: a state names its arrays as it likes.

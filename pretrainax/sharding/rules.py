@@ -1,4 +1,4 @@
-"""Where parameters live: the one table from their paths to their axes, and the PartitionSpecs that follow from it."""
+"""The partition rules: one table from the paths of parameters to their axes, and the shardings that follow from it."""
 
 from typing import Any
 

@@ -214,8 +214,8 @@ def three(monkeypatch):
     """Three watchdogs whose threads do not run: the test makes them talk."""
     store, made = Store(), []
     for i in range(3):
-        own = SimpleNamespace(client=store, process_id=i, num_processes=3)
-        monkeypatch.setattr(processes.distributed, "global_state", own)
+        own = SimpleNamespace(client=store, process_id=i, num_processes=3, coordinator_address=None)
+        monkeypatch.setattr(processes, "distributed_state", lambda own=own: own)
         monkeypatch.setattr(processes, "_RUNS", iter([0]))
         made.append(processes.Watchdog())
         made[i]._heard = {j: (-1, 0) for j in ([1, 2] if i == 0 else [0])}

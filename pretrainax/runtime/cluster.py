@@ -1,0 +1,89 @@
+"""The group of processes that a run is made of: is there one, and what do its processes share?"""
+
+import glob
+import importlib.util
+import os
+import time
+import urllib.error
+import urllib.request
+from typing import Any, Optional
+
+from pretrainax.config import RunFailed
+
+OWN_NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")  # srun sets all
+
+
+def is_one_of_many() -> bool:
+    """Returns whether this process is to join others: the environment says so, or the TPU it is on.
+
+    Asked in the order in which `jax.distributed.initialize` looks for a launcher; the first that is there decides.
+
+    Raises:
+      RunFailed: the machine of a TPU does not say of how many it is one.
+    """
+    environment = os.environ
+    if any(name in environment for name in ("JAX_COORDINATOR_ADDRESS", *OWN_NUMBERS)):
+        return True
+    if "OMPI_MCA_orte_hnp_uri" in environment:  # Open MPI
+        return int(environment["OMPI_COMM_WORLD_SIZE"]) > 1
+    if all(name in environment for name in _SLURM):
+        return int(environment["SLURM_NTASKS"]) > 1
+    if _has_tpu():
+        workers = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES"))
+        if workers is not None:  # Google Kubernetes Engine
+            return "," in workers or int(environment.get("MEGASCALE_NUM_SLICES") or 1) > 1
+        if "TPU_SKIP_MDS_QUERY" not in environment:
+            workers = _metadata("worker-network-endpoints")
+            if workers is not None:
+                return "," in workers or _slices_of_metadata() > 1
+    # A pod of an indexed Kubernetes Job. JAX asks the cluster for the rest, by a package that has to be installed.
+    indexed = {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= environment.keys()
+    return indexed and importlib.util.find_spec("kubernetes") is not None
+
+
+def _has_tpu() -> bool:
+    return importlib.util.find_spec("libtpu") is not None and bool(
+        glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
+    )
+
+
+def _slices_of_metadata() -> int:
+    """Returns the number of slices of a TPU of Compute Engine: its attribute tpu-env has lines as "NAME: 'value'"."""
+    lines = (line.partition(":") for line in (_metadata("tpu-env") or "").splitlines())
+    pairs = {name.strip(): value.strip().strip("'") for name, _, value in lines}
+    return int(os.environ.get("MEGASCALE_NUM_SLICES") or pairs.get("MEGASCALE_NUM_SLICES") or 1)
+
+
+def _metadata(key: str, tries: int = 6) -> Optional[str]:
+    """Returns an attribute of this machine of Compute Engine; None where it has none of this name."""
+    server = os.environ.get("GCE_METADATA_IP", "metadata.google.internal")
+    url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    for attempt in range(tries):
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError as e:
+            if e.code == 404:
+                return None
+            failure = e
+        except OSError as e:
+            failure = e
+        time.sleep(0.5 if attempt + 1 < tries else 0)
+    raise RunFailed(
+        f"{url} does not say whether other machines share this TPU: {failure}; on a TPU that is not of Google's cloud "
+        "set TPU_SKIP_MDS_QUERY=1"
+    ) from failure
+
+
+def distributed_state() -> Any:
+    """Returns what `jax.distributed.initialize` left: `client`, which holds the key-value store that all processes
+    share, `process_id`, `num_processes` and `coordinator_address`.
+
+    NOTE The one private name of JAX in the package. Its store has no public one (jax 0.10.2); and
+    `jax.process_index()` would start the backend, which waits for the other processes before anyone watches them.
+    """
+    from jax._src import distributed
+
+    return distributed.global_state
