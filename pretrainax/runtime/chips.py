@@ -60,6 +60,6 @@ def chip_of(device_kind: str) -> Optional[Chip]:
 
 
 def peak_flops(device_kind: str) -> Optional[float]:
-    """Returns the dense bfloat16 FLOP/s of a device by `jax.Device.device_kind`; None where it is unknown, as for any CPU."""
+    """Returns the dense bfloat16 FLOP/s of a `jax.Device.device_kind`; None where unknown, as for any CPU."""
     chip = chip_of(device_kind)
     return chip and chip.peak_flops

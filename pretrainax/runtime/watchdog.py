@@ -16,9 +16,9 @@ stopped for a minute itself blames nobody.
 JAX has heartbeats of its own, and `jax.distributed.initialize(heartbeat_timeout_seconds=…)` says how long a silence may
 be (100 s). Two processes on CPUs, one of them killed or frozen, heartbeats of 10 s and no Watchdog: the other aborts
 (SIGABRT, exit code 134 in a shell) after 8.4 to 9.7 s, after 0.7 s if process 0 was killed. It leaves a stack trace of
-C++, before which process 0 alone says the number of the one that is gone. So JAX ends a run that hangs. It gives no exit
-code to act on, names no machine, passes no error of one process on to the others, and finds no step at which all stop:
-that is what this module is for. JAX's 100 s stay as they are, behind it.
+C++, before which process 0 alone says the number of the one that is gone. So JAX ends a run that hangs. It gives no
+exit code to act on, names no machine, passes no error of one process on to the others, and finds no step at which all
+stop: that is what this module is for. JAX's 100 s stay as they are, behind it.
 """
 
 import atexit

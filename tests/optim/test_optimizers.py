@@ -1,6 +1,7 @@
 import dataclasses
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,7 +98,7 @@ def test_one_step_by_hand():
     # w - 0.1 (that + 0.5 w) = (2 - 0.1 (0.75 + 1), 1 - 0.1 (-0.8 + 0.5))
     optimizer = adamw(learning_rate=0.1, epsilon=1.0, weight_decay=0.5, clip_norm=10.0)
     params, _ = trained(optimizer, {"kernel": jnp.array([2.0, 1.0])}, [{"kernel": jnp.array([3.0, -4.0])}])
-    np.testing.assert_allclose(params["kernel"], [1.825, 1.03], rtol=1e-6)  # float32 rounding
+    chex.assert_trees_all_close(params, {"kernel": jnp.array([1.825, 1.03])}, rtol=1e-6)  # float32 rounding
 
 
 def test_a_gradient_above_clip_norm_is_scaled_down_to_it():
@@ -106,18 +107,16 @@ def test_a_gradient_above_clip_norm_is_scaled_down_to_it():
     zeros = {"a": {"kernel": jnp.zeros(1)}, "b": {"kernel": jnp.zeros(1)}}
     gradient = {"a": {"kernel": jnp.array([3.0])}, "b": {"kernel": jnp.array([-4.0])}}
     params, _ = trained(optimizer, zeros, [gradient])
-    got = [float(params[k]["kernel"][0]) for k in "ab"]
-    np.testing.assert_allclose(got, [-0.6 / 1.6, 0.8 / 1.8], rtol=1e-6)  # float32 rounding
+    expected = {"a": {"kernel": jnp.array([-0.6 / 1.6])}, "b": {"kernel": jnp.array([0.8 / 1.8])}}
+    chex.assert_trees_all_close(params, expected, rtol=1e-6)  # float32 rounding
 
 
 def test_only_matrices_and_embeddings_decay():
     ones = {"mlp": {"up": {"kernel": jnp.ones(1), "bias": jnp.ones(1)}}, "norm": {"scale": jnp.ones(1)}}
     optimizer = adamw(learning_rate=1.0, weight_decay=0.25)
     params, _ = trained(optimizer, ones, [jax.tree.map(jnp.zeros_like, ones)])
-    assert jax.tree.map(lambda x: x.item(), params) == {
-        "mlp": {"up": {"kernel": 0.75, "bias": 1.0}},
-        "norm": {"scale": 1.0},
-    }
+    expected = {"mlp": {"up": {"kernel": jnp.full(1, 0.75), "bias": jnp.ones(1)}}, "norm": {"scale": jnp.ones(1)}}
+    chex.assert_trees_all_equal(params, expected)
 
 
 def test_updates_match_torch():
@@ -156,6 +155,28 @@ def test_rms_scaling_takes_an_unstacked_matrix_whole():
     np.testing.assert_allclose(moved, np.full((4, 1), 2.5), rtol=1e-6)  # float32 rounding
 
 
+@pytest.mark.parametrize("optimizer", [adamw(scale_by_parameter_rms=True), Lamb()], ids=["AdamW", "Lamb"])
+@pytest.mark.parametrize("path", ["encoder/blocks/mlp/up/kernel", "token_embedding/embedding"])
+def test_an_update_keeps_shapes_and_dtypes_and_is_finite(optimizer, path):
+    params = jax.random.normal(jax.random.key(0), (3, 4, 2))
+    for name in reversed(path.split("/")):
+        params = {name: params}
+    new, state = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)] * 2)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new, params)
+    chex.assert_tree_all_finite((new, state))
+
+
+def test_an_update_is_the_same_with_and_without_jit():
+    params = {"mlp": {"up": {"kernel": jnp.arange(6.0).reshape(2, 3), "bias": jnp.ones(3)}}}
+    tx = adamw(learning_rate=0.1).build(WarmupConstant(0).build(0.1, 100), params)
+    gradient, state = jax.tree.map(jnp.ones_like, params), tx.init(params)
+    update = chex.assert_max_traces(lambda step: tx.update(gradient, state, params, step=step), n=1)
+    jitted = jax.jit(update)
+    for step in range(3):
+        expected = tx.update(gradient, state, params, step=jnp.int32(step))
+        chex.assert_trees_all_close(jitted(jnp.int32(step)), expected, rtol=1e-6)  # fused products round anew
+
+
 # --- LAMB ----------------------------------------------------------------------------------------------------------
 
 
@@ -186,7 +207,7 @@ def test_lamb_gives_norms_and_biases_the_step_of_adam():
     fields = dict(learning_rate=0.1, epsilon=1e-6, weight_decay=0.5)
     new, _ = trained(lamb(**fields), params, gradients)
     expected, _ = trained(adamw(clip_norm=None, **fields), params, gradients)
-    jax.tree.map(np.testing.assert_array_equal, new, expected)
+    chex.assert_trees_all_equal(new, expected)
 
 
 @pytest.mark.parametrize("field, value", [("b1", 1.0), ("learning_rate", 0.0), ("weight_decay", -1.0)])
@@ -200,7 +221,9 @@ def test_an_impossible_field_of_lamb_is_named(field, value):
 
 def test_moments_are_float32():
     _, state = trained(AdamW(), {"kernel": jnp.ones(2)}, [{"kernel": jnp.ones(2)}])
-    assert {x.dtype for x in jax.tree.leaves(state) if x.ndim} == {jnp.dtype("float32")}
+    moments = [x for x in jax.tree.leaves(state) if x.ndim]
+    assert len(moments) == 2
+    chex.assert_type(moments, jnp.float32)
 
 
 def test_the_rate_follows_the_step_that_is_passed():
