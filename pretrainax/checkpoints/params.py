@@ -18,6 +18,8 @@ from pretrainax.checkpoints.steps import NOTES, named_errors, newest_step, read_
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import parameter_names
 
+Params = dict[str, Any]  # a nested dict of arrays, or of their shapes and dtypes
+
 
 def load_params(workdir: str, abstract_params: Any) -> Any:
     """The parameters, and nothing else, of the newest valid checkpoint of a run.
