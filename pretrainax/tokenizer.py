@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import prepare_tokenizer, sample
 from pretrainax.tokenization import compare as tokenizer_report
 from pretrainax.tokenization.base import Tokenizer
@@ -56,8 +57,7 @@ def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], d
 
         os.makedirs(directory, exist_ok=True)
         for name, content in (("report.md", table), ("report.json", json.dumps(results, indent=1) + "\n")):
-            with open(os.path.join(directory, name), "w", encoding="utf-8") as f:
-                f.write(content)
+            write_atomically(os.path.join(directory, name), content)
         if results["rows"]:
             draw_tokenizers(os.path.join(directory, "report.png"), results)
     return table

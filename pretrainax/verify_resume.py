@@ -158,9 +158,9 @@ class Trial:
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
         from pretrainax.checkpoints.params import read_params  # it imports JAX
-        from pretrainax.checkpoints.steps import newest_step  # it imports JAX
+        from pretrainax.checkpoints.steps import find_checkpoint  # it imports JAX
 
-        return read_params(newest_step(self.workdir))
+        return read_params(find_checkpoint(self.workdir))
 
 
 def _kill(children: list[subprocess.Popen]) -> None:

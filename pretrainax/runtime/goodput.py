@@ -12,6 +12,8 @@ import os
 import time
 from collections.abc import Iterator
 
+from pretrainax.config.atomic_files import write_atomically
+
 PARTS = {
     "steps": "steps",
     "redone": "steps done again after a restart or a rollback",
@@ -73,9 +75,7 @@ class Goodput:
         self.to(self._part)
         start = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
         with contextlib.suppress(OSError):  # a full disk: a run does not end for its clock
-            with open(self.path + ".tmp", "w", encoding="utf-8") as f:
-                json.dump([*self._before, start], f, indent=1)
-            os.replace(self.path + ".tmp", self.path)
+            write_atomically(self.path, json.dumps([*self._before, start], indent=1))
 
     def table(self) -> str:
         """The parts in their order, those without time left out."""

@@ -24,6 +24,7 @@ from scipy import optimize
 
 from pretrainax import config as config_lib
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.scaling.compute_optimal import count_parameters, short
 from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.training.metrics import read
@@ -211,8 +212,7 @@ def fit_report(pattern: str, directory: str) -> str:
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, "law.json")
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(json.dumps(_json(found), indent=1) + "\n")
+        write_atomically(path, json.dumps(_json(found), indent=1) + "\n")
         from pretrainax.scaling.picture import draw_law  # here: matplotlib takes long to import
 
         draw_law(os.path.join(directory, "law.png"), law, resampled, runs)

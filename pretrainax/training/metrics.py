@@ -13,6 +13,7 @@ import time
 from typing import Any, Optional
 
 from pretrainax.config import RunFailed
+from pretrainax.config.atomic_files import write_atomically
 
 _FLUSH_SECONDS = 30
 
@@ -218,9 +219,7 @@ def cut_after(path: str, step: int) -> None:
         lines = f.readlines()
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     if len(kept) < len(lines):
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            f.writelines(kept)
-        os.replace(path + ".tmp", path)
+        write_atomically(path, "".join(kept))
 
 
 def _number(value: Any) -> Optional[float]:

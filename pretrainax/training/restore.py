@@ -9,6 +9,7 @@ from pretrainax import config as config_lib
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import load_params
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.interop import weights as pretrained
 from pretrainax.training.loop_state import LoopState
@@ -31,9 +32,7 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> N
         saved = os.path.join(workdir, "tokenizer")
         if not (os.path.exists(path) and os.path.isdir(saved)):  # that of the run stays, whatever the text is now
             prepared.tokenizer.save(saved)
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            f.write(config_lib.dump(experiment))
-        os.replace(path + ".tmp", path)  # a run that is killed here leaves no half-written config
+        write_atomically(path, config_lib.dump(experiment))  # a run that is killed here leaves no half-written config
     elif not os.path.exists(path):  # process 0 was here before
         raise UserError(
             f"--workdir={workdir}: process {jax.process_index()} does not find what process 0 wrote there; "

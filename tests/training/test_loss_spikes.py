@@ -7,7 +7,8 @@ import signal
 import numpy as np
 import pytest
 
-from pretrainax.checkpoints.steps import newest_step, read_notes
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, TrainConfig, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.pipeline import Batches, batches_of
@@ -221,7 +222,7 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     assert [line["step"] for line in train_lines] == list(range(2, 21, 2))
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
     assert shown.count(" s after the start") == 1
-    loop_state = read_notes(newest_step(str(tmp_path)))["extra"]
+    loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
 
 
@@ -232,7 +233,7 @@ def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpo
     plant(monkeypatch, (12, 13, 14, 16, 17, 18), rare)
     assert loop.train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 20)] == [7, 20, 31]
-    loop_state = read_notes(newest_step(str(tmp_path)))["extra"]
+    loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}, {"spike": 11, "step": 8, "skipped": 6}]
 
 
@@ -241,7 +242,7 @@ def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.log_every = 13, 1, 1
     experiment.evaluate.every, experiment.train.rollback_steps = 100, 0
     assert loop.train(experiment, str(tmp_path)) == 0
-    loop_state = read_notes(newest_step(str(tmp_path)))["extra"]
+    loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 13, "skipped": 6}]
     assert [line["step"] for line in lines(tmp_path, "train")] == list(range(1, 21))
 
@@ -275,7 +276,7 @@ def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, 
     assert loop.train(experiment, str(tmp_path / "planted")) == 0
     calm, planted = ([line for line in lines(tmp_path / name) if line["step"] <= 8] for name in ("calm", "planted"))
     assert calm == planted and len(calm) == 5
-    assert read_notes(newest_step(str(tmp_path / "calm")))["extra"]["rollbacks"] == []
+    assert read_run_json(find_checkpoint(str(tmp_path / "calm")))["extra"]["rollbacks"] == []
 
 
 class Killed(Exception):
