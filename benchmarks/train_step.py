@@ -20,6 +20,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
+from pretrainax.reporting.tables import text_table  # noqa: E402
 from pretrainax.tokenization.choices import Vocabulary  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
@@ -143,7 +144,7 @@ def table(figures: dict) -> str:
         "compile": f"{figures['compile_seconds']:.1f} s",
         "first step": f"{figures['first_step_seconds']:.1f} s after the start",
     }
-    return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
+    return text_table(rows.items())
 
 
 def main() -> int:
