@@ -1,4 +1,4 @@
-"""How fast a config trains on this machine: random tokens through the real objective, loader and update.
+"""Measures how fast a config trains on this machine: random tokens through the real objective, loader and update.
 
     python benchmarks/train_step.py --config=configs/gpt2.py:124m --config.train.global_batch_size=16
     python benchmarks/train_step.py --config=configs/quickstart.py --timed_steps=50 --cold --json=quickstart.json

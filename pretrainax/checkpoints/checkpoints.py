@@ -31,7 +31,7 @@ _UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on 
 
 
 class Checkpoints:
-    """The checkpoints of one run: the newest `keep` and the best one.
+    """Saves and restores the checkpoints of one run, and keeps the newest `keep` and the best one.
 
     A checkpoint's state is a flax dataclass with a field `params`. One save is under way at a time. With several
     processes all of them call every method; process 0 hashes, names and deletes.

@@ -1,4 +1,4 @@
-"""What Orbax and TensorStore say when a save fails, as one line."""
+"""Errors of Orbax and TensorStore when a save fails, each told in one line."""
 
 import contextlib
 import logging

@@ -28,7 +28,7 @@ from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters
 from pretrainax.scaling.power_laws import LossLaw
-from pretrainax.training.metrics import read
+from pretrainax.training.metrics import read_metrics
 
 DELTA = 1e-3  # of the Huber loss, in log L
 STARTS = 16  # of the grid's 225, those with the least error; nearly all lead to one minimum
@@ -88,7 +88,7 @@ def _read(workdir: str) -> tuple[Experiment, float | None]:
     """A run's config, and its last validation loss; None where it is not finished."""
     try:
         experiment = config_lib.load(os.path.join(workdir, "config.json"))
-        lines = read(os.path.join(workdir, "metrics.jsonl"))
+        lines = read_metrics(os.path.join(workdir, "metrics.jsonl"))
         found = [x["loss"] for x in lines if x["split"] == "valid" and x["step"] == experiment.train.steps]
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"--fit: {workdir} cannot be read: {type(e).__name__}: {e}") from e

@@ -36,7 +36,8 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import loss_spikes
 from pretrainax.training.loop_state import LoopState
-from pretrainax.training.metrics import Metrics, summarize
+from pretrainax.training.metrics import summarize
+from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.restore import claim_workdir, restore_or_init
 from pretrainax.training.samples import samples
 from pretrainax.training.setup import Run, open_run
@@ -66,7 +67,7 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
-        writer = Metrics(workdir, experiment.train.steps, loop_state.step, run.is_primary)
+        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary)
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         measured = check.measure(run.train_batches)
@@ -104,7 +105,7 @@ class Loop:
         self,
         run: Run,
         checkpoints: Checkpoints,
-        writer: Metrics,
+        writer: MetricsWriter,
         goodput: Goodput,
         preemption: PreemptionHandler,
         loop_state: LoopState,
@@ -128,7 +129,7 @@ class Loop:
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
-        """The validation metrics of the state as it is; None where it has gone on since, or none was made."""
+        """Returns the validation metrics of the state as it is; None where it has gone on since, or none were made."""
         step, metrics = self.evaluation or (None, None)
         return metrics if step == self.loop_state.step else None
 
@@ -329,7 +330,7 @@ class Loop:
         self.resumed = time.perf_counter()
 
 
-def finish(run: Run, state: TrainState, writer: Metrics, metrics: dict[str, float]) -> None:
+def finish(run: Run, state: TrainState, writer: MetricsWriter, metrics: dict[str, float]) -> None:
     """Shows the validation metrics beside the unigram baseline, a few samples, and the picture."""
     experiment = run.experiment
     train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes

@@ -1,4 +1,4 @@
-"""What a run must remember across a restart beside its `TrainState`: counters, the best loss, rollbacks."""
+"""The state that a run keeps across a restart beside its `TrainState`: counters, the best loss, rollbacks."""
 
 import dataclasses
 from typing import Any, Optional

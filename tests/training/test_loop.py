@@ -1,19 +1,24 @@
 """The loop, in this process: patience, the best checkpoint, updates left out, parameters of another run."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
+import chex
 import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.objectives import Statistic
-from pretrainax.data.pipeline import Batches
-from pretrainax.data.sources import TextFiles
+from pretrainax.data.packing import OneEach
+from pretrainax.data.pipeline import Batches, batches_of
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import loop
 from pretrainax.training.setup import Run
 from tests.support import tiny
+from tests.support.traces import limit_traces
 
 
 @pytest.fixture
@@ -131,3 +136,44 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
     assert Run.validate(run, None)["loss"] == 1.0
+
+
+# --- nothing is compiled twice ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(monkeypatch):
+    """The runs that came to their end, without its samples and pictures."""
+    runs = []
+    monkeypatch.setattr(loop, "finish", lambda run, *_: runs.append(run))
+    return runs
+
+
+def compiled(run):
+    """How often the step and the evaluation were compiled: also a state that lies elsewhere would need it anew."""
+    return run.step._cache_size(), run.eval_step._cache_size()
+
+
+def test_steps_evaluations_and_a_resumption_compile_once(experiment, tmp_path, finished, monkeypatch):
+    limit_traces(monkeypatch)
+    experiment.evaluate.batches, experiment.checkpoint.every, experiment.checkpoint.keep = 2, 2, 9
+    assert loop.train(experiment, str(tmp_path)) == 0
+    for step in (4, 6):
+        shutil.rmtree(tmp_path / "checkpoints" / str(step))
+    chex.clear_trace_counter()  # the resumed run is another process, else
+    assert loop.train(experiment, str(tmp_path)) == 0
+    assert [compiled(run) for run in finished] == [(1, 1), (1, 1)]
+
+
+def test_a_last_batch_of_a_shorter_bucket_compiles_once_more(experiment, tmp_path, finished, monkeypatch):
+    texts = ["word " * (2 if i % 3 else 40) for i in range(200)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    experiment.data.source = JsonLines(path=str(tmp_path / "texts.jsonl"), valid_fraction=0.2)
+    experiment.data.packing, experiment.tokenizer.vocab_size = OneEach(buckets=(16,)), 260
+    batches = batches_of(experiment, prepare(experiment), "train")
+    lengths = [batches.lengths_of(step).inputs for step in range(40)]
+    last = next(step for step in range(2, 40) if lengths[step] == 16 and set(lengths[:step]) == {32})
+    experiment.train.steps = experiment.evaluate.every = last + 1
+    limit_traces(monkeypatch, 2)
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert compiled(finished[0])[0] == 2
