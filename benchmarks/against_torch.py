@@ -56,7 +56,7 @@ def config_of(name: str, size: str) -> ModelConfig:
 
 
 def batch_of(name: str, size: str, vocab_size: int) -> dict[str, np.ndarray]:
-    """Random tokens, under the names of the design's Batch table."""
+    """Returns random tokens, under the names of the design's Batch table."""
     rows, read, length = BATCHES[size][name]
     rng = np.random.default_rng(0)
 
@@ -121,15 +121,10 @@ def ours(name: str, size: str, dtype: str, unroll: int, stack: contextlib.ExitSt
     return run
 
 
-def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
-    """`kind`: eager, compiled, autocast (bfloat16), compiled_autocast."""
-    import torch
+def torch_model(name: str, c: ModelConfig):
+    """Returns the model of transformers of the same sizes, without dropout."""
     import transformers
 
-    torch.manual_seed(0)
-    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as JAX's default
-    c = config_of(name, size)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     shared = dict(vocab_size=c.vocab_size)
     if name == "bert":
         settings = transformers.BertConfig(
@@ -142,8 +137,8 @@ def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
             attention_probs_dropout_prob=0.0,
             **shared,
         )
-        model = transformers.BertForMaskedLM(settings)
-    elif name == "gpt2":
+        return transformers.BertForMaskedLM(settings)
+    if name == "gpt2":
         settings = transformers.GPT2Config(
             n_embd=c.d_model,
             n_layer=c.num_layers,
@@ -156,20 +151,32 @@ def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
             use_cache=False,
             **shared,
         )
-        model = transformers.GPT2LMHeadModel(settings)
-    else:
-        settings = transformers.T5Config(
-            d_model=c.d_model,
-            d_kv=c.dim_per_head,
-            d_ff=c.d_ff,
-            num_layers=c.num_layers,
-            num_heads=c.num_heads,
-            dropout_rate=0.0,
-            use_cache=False,
-            **shared,
-        )
-        model = transformers.T5ForConditionalGeneration(settings)
-    model = model.to(device).train()
+        return transformers.GPT2LMHeadModel(settings)
+    settings = transformers.T5Config(
+        d_model=c.d_model,
+        d_kv=c.dim_per_head,
+        d_ff=c.d_ff,
+        num_layers=c.num_layers,
+        num_heads=c.num_heads,
+        dropout_rate=0.0,
+        use_cache=False,
+        **shared,
+    )
+    return transformers.T5ForConditionalGeneration(settings)
+
+
+def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
+    """Returns a function that takes so many steps in torch, and returns the loss.
+
+    kind: eager, compiled, autocast (bfloat16), compiled_autocast.
+    """
+    import torch
+
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("high")  # TF32 on GPUs, as JAX's default
+    c = config_of(name, size)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = torch_model(name, c).to(device).train()
     batch = {key: torch.from_numpy(np.array(v)).to(device) for key, v in batch_of(name, size, c.vocab_size).items()}
     tokens, targets = batch["tokens"].long(), batch["targets"].long()
     if name == "bert":
@@ -196,7 +203,7 @@ def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
 
 
 def serve(side: str, name: str, size: str, unroll: int) -> None:
-    """A process of one side: reads a number of steps from each line, answers with seconds, loss and memory."""
+    """Serves one side: reads a number of steps from each line, answers with seconds, loss and memory."""
     answers, sys.stdout = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:
         if side.startswith("torch "):
@@ -248,7 +255,7 @@ class Side:
 
 
 def compare(name: str, args: argparse.Namespace) -> list[dict]:
-    """One row for each kind of torch."""
+    """Returns a row for each kind of torch."""
     names = [f"pretrainax {args.dtype}", *(f"torch {kind}" for kind in args.against.split(","))]
     with contextlib.ExitStack() as stack:
         sides = [stack.enter_context(contextlib.closing(Side(n, name, args.size, args.unroll))) for n in names]

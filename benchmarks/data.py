@@ -169,7 +169,7 @@ def hugging_face(tokenizer) -> Any:
 
 
 def memmap(corpus) -> Callable[[], int]:
-    """Random places of one file of uint16, a row and the row after it by one token, as int64 tensors."""
+    """Makes rows of random places of one file of uint16, and those one token later, as int64 tensors."""
     import tempfile
 
     import torch
@@ -254,7 +254,10 @@ def first_batch_seconds(work: dict) -> float:
 
 
 def wait_fraction(work: dict) -> float:
-    """Of a loop whose steps take as long as those of BERT-base on an H200, and leave the processor alone."""
+    """Returns how much of its time a loop waits for data.
+
+    Its steps take as long as those of BERT-base on an H200, and leave the processor alone.
+    """
     stream = iterate(batches(**work, rows=BERT_BATCH), 0, 10**6)
     step, waited, steps = BERT_BATCH * 512 / BERT_BASE_ON_H200, 0.0, 60
     next(stream)

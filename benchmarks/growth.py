@@ -1,4 +1,4 @@
-"""What a step costs to compile as the machine and the model grow: 1 to 4,096 chips, 2 to 128 layers; and a picture.
+"""Measures and draws the cost of compiling a step as machine and model grow: 1 to 4,096 chips, 2 to 128 layers.
 
 `python benchmarks/growth.py --to=docs/growth.png` compiles the real train step for TPUs that need not be there
 (`pip install 'pretrainax[tpu]'`), each point in a process of its own and without a cache. The step is that of a decoder
@@ -41,7 +41,7 @@ DEPTH, AT = 12, 1  # layers while the chips grow, chips while the layers do
 
 
 def measure(chips: int, layers: int) -> dict[str, float]:
-    """Seconds of processor time and of wall to trace and to compile, bytes of host memory and bytes of a chip."""
+    """Returns seconds of processor and of wall to trace and to compile, bytes of host memory and bytes of a chip."""
     shape = dict(num_layers=layers, d_model=1024, d_ff=4096, num_heads=8, vocab_size=8192, position=RotaryPositions())
     experiment = Experiment(
         model=ModelConfig(family="decoder", norm="rms", use_bias=False, **shape),
@@ -66,7 +66,7 @@ def measure(chips: int, layers: int) -> dict[str, float]:
 
 
 def in_a_process(chips: int, layers: int) -> dict[str, Any]:
-    """A point, or what stood in its way."""
+    """Returns a point, or what stood in its way."""
     command = [sys.executable, __file__, f"--point={chips},{layers}"]
     env = os.environ | {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
@@ -76,7 +76,7 @@ def in_a_process(chips: int, layers: int) -> dict[str, Any]:
 
 
 def draw(path: str, points: list[dict[str, Any]]) -> None:
-    """Compile time, host memory and bytes of a chip over chips (left) and layers (right)."""
+    """Draws compile time, host memory and bytes of a chip over chips (left) and layers (right)."""
     good = [p for p in points if "error" not in p]
     rows = (("processor time to compile, s", "cpu_seconds", 1), ("host memory, GB", "host_bytes", 1e9))
     rows += (("memory of a chip, GB", "chip_bytes", 1e9),)

@@ -1,4 +1,4 @@
-"""How much memory it takes to import and export a model: a LLaMA of random bfloat16 weights, made for this run.
+"""Measures the memory of importing and exporting a model: a LLaMA of random bfloat16 weights, made for this run.
 
     python benchmarks/huggingface_memory.py --billions=1.1 --folder=/tmp/huggingface_memory
 
@@ -26,7 +26,7 @@ from pretrainax.zoo.llama import FAMILIES, llama
 
 
 def config_of(billions: float):
-    """A LLaMA 2 with as many layers as it takes."""
+    """Returns a LLaMA 2 with as many layers as it takes."""
     config = llama("2_7b")
     config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 2048, 5632, 32, 4
     layer = 2048 * (2 * 2048 + 2 * 4 * 64 + 3 * 5632)
@@ -54,7 +54,7 @@ def make_directory(directory: Path, config) -> dict[str, float]:
 
 
 def measured(*words: str) -> dict[str, float]:
-    """Seconds, and the largest anonymous and resident bytes, of `python -m pretrainax.huggingface …`."""
+    """Returns seconds, and the largest anonymous and resident bytes, of `python -m pretrainax.huggingface …`."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "pretrainax.huggingface", *words]
     process = subprocess.Popen(command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdout=subprocess.PIPE, text=True)

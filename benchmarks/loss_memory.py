@@ -28,7 +28,7 @@ GB = 1e9
 
 
 def plain(outputs: Any, targets: jax.Array, weights: jax.Array) -> jax.Array:
-    """The summed loss with all logits at once and automatic gradients."""
+    """Returns the summed loss with all logits at once and automatic gradients."""
     logits = (outputs.features @ outputs.unembedding.astype(outputs.features.dtype)).astype(jnp.float32)
     return (optax.softmax_cross_entropy_with_integer_labels(logits, targets) * weights).sum()
 
@@ -38,7 +38,7 @@ def chunked(chunk: int):
 
 
 def temporary_gigabytes(loss, shape, sharding) -> str:
-    """What the compiled value and gradients need beside arguments and results."""
+    """Returns the memory that value and gradients need as compiled, beside arguments and results."""
     _, rows, length, width, vocab = shape
 
     def step(features, unembedding, targets, weights):

@@ -52,7 +52,7 @@ def documents_of(path: str | None) -> Iterator[str]:
 
 
 def repeated(documents: list[str], size: int) -> list[str]:
-    """As many of the documents, over and over, as make `size` bytes."""
+    """Returns the documents, over and over, until they make `size` bytes."""
     chosen, total = [], 0
     while total < size:
         for document in documents:
@@ -67,7 +67,7 @@ def repeated(documents: list[str], size: int) -> list[str]:
 
 
 def library_seconds(directory: str, documents: list[str]) -> float:
-    """Of the library's batch call with a thread for each core, a thousand documents at a time."""
+    """Times the library's batch call with a thread for each core, a thousand documents at a time."""
     batches = [documents[i : i + 1000] for i in range(0, len(documents), 1000)]
     if os.path.exists(os.path.join(directory, "spiece.model")):
         processor = sentencepiece.SentencePieceProcessor(model_file=os.path.join(directory, "spiece.model"))
@@ -83,7 +83,7 @@ def library_seconds(directory: str, documents: list[str]) -> float:
 
 
 def prepare_seconds(tokenizer: TokenizerConfig, folder: str) -> float:
-    """Of everything, from JSON lines to an index, the start of the processes included."""
+    """Times everything, from JSON lines to an index, the start of the processes included."""
     with tempfile.TemporaryDirectory() as cache:
         started = time.perf_counter()
         prepare(experiment(tokenizer, folder, cache), report=lambda line: None)
@@ -125,7 +125,7 @@ def speed(text: str | None, megabytes: int, rounds: int) -> None:
 
 
 def peak_megabytes(source: str, folder: str) -> float:
-    """The most that `python -m pretrainax.prepare` and its children held at a time, shared pages counted in each."""
+    """Returns the most that `pretrainax.prepare` and its children held at a time, shared pages counted in each."""
     config = os.path.join(folder, "config.py")
     with open(config, "w") as f:
         f.write(CONFIG.format(source=source, cache=os.path.join(folder, f"cache-{time.monotonic_ns()}")))

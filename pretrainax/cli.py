@@ -1,4 +1,4 @@
-"""What every command shares: the flags --config and --debug, one clear line for a mistake, exit codes.
+"""The part that all commands share: the flags --config and --debug, one clear line for a mistake, exit codes.
 
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
@@ -19,7 +19,7 @@ from pretrainax.config.validation import validate
 
 
 class _ChoiceParser(flags.ArgumentParser):
-    """--config.data.source="TextFiles(path='my/books')": a whole Choice from a flag."""
+    """Reads a whole Choice from a flag: --config.data.source="TextFiles(path='my/books')"."""
 
     def parse(self, argument: str | Choice) -> Choice:
         return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
@@ -48,7 +48,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
             if DEBUG.value:
                 raise
             return complain(e)
-        except KeyboardInterrupt:  # where no `stop.Stop` is at work: while a run prepares, in other commands
+        except KeyboardInterrupt:  # where no `PreemptionHandler` is at work: while a run prepares, in other commands
             print("\npretrainax: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
         except OSError as e:
@@ -65,7 +65,10 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
 
 
 def experiment(files: bool = True) -> Experiment:
-    """The config of --config with its overrides, validated; without `files`, corpus and tokenizer may be missing."""
+    """Returns the config of --config with its overrides, validated.
+
+    files: corpus and tokenizer must be there.
+    """
     if CONFIG.value is None:
         raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
     validate(CONFIG.value, files)
@@ -82,18 +85,19 @@ def folder(flag: str, path: str) -> str:
 
 
 def config_name() -> str:
-    """`t5_base-large` for --config=configs/t5_base.py:large."""
+    """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
     file, _, variant = flags.FLAGS["config"].config_filename.partition(":")
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
 def complain(error: Exception) -> int:
+    """Prints an error as one line; returns the exit code."""
     print(f"pretrainax: {one_line(error)}", file=sys.stderr, flush=True)
     return getattr(error, "exit_code", UserError.exit_code)
 
 
 def one_line(error: Exception) -> str:
-    """What a terminal shows: no line breaks or control characters, which a file may hold, and an end."""
+    """Returns the text of an error for a terminal: without line breaks and control characters, and not too long."""
     line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(error).split()))
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
@@ -116,7 +120,7 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
 
 
 def _check_config_flags(argv: list[str]) -> None:
-    """ml_collections reports a missing file, a bad variant or an unknown field with a traceback: find them first."""
+    """Finds a missing file, a bad variant or an unknown field, which ml_collections reports with a traceback."""
     pairs = zip(argv, [*argv[1:], ""], strict=True)  # --config=FILE or --config FILE
     values = [a.partition("=")[2] or after for a, after in pairs if a.lstrip("-").split("=")[0] == "config"]
     for value in values:

@@ -7,7 +7,7 @@ step is compiled for the topology too, and its figures stand beside the estimate
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Optional
 
 import jax
@@ -17,10 +17,11 @@ from pretrainax import cli
 from pretrainax.config import Experiment, UserError
 from pretrainax.planning import page, roofline, search
 from pretrainax.planning.memory import MARGIN
-from pretrainax.planning.page import amount, seconds
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.runtime.chips import Chip
 from pretrainax.scaling import budget
 
@@ -74,11 +75,11 @@ def report(name: str, candidate: Candidate, topology: Topology, compiled: Option
     blocks = [
         in_columns(_summary(name, candidate, topology, compiled, note)),
         "bytes of a device\n" + in_columns(_memory(candidate, compiled)),
-        "the largest\n" + in_columns([(where, amount(size)) for where, size in candidate.memory.largest[:_MOST]]),
+        "the largest\n" + in_columns([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MOST]]),
         "sent by a device in a step\n" + in_columns(_traffic(candidate, compiled)),
     ]
     if compiled and compiled.buffers:
-        buffers = [(b.where, b.shape, amount(b.bytes)) for b in compiled.buffers[:_MOST]]
+        buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MOST]]
         blocks.append("the largest, as compiled\n" + in_columns(buffers))
     return "\n\n".join(blocks)
 
@@ -92,13 +93,13 @@ def _summary(
     yield "mesh", mesh(candidate)
     yield (
         "memory",
-        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {amount(needed)}, at most {MARGIN:.0%} of "
-        f"{amount(chip.memory_bytes)} a device",
+        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "
+        f"{byte_size(chip.memory_bytes)} a device",
     )
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
         off = needed / compiled.needed - 1
-        yield "", f"{verdict} as compiled: {amount(compiled.needed)}; the estimate is {off:+.0%} of it"
+        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate is {off:+.0%} of it"
     yield "", note
     if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
         yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
@@ -114,8 +115,9 @@ def _summary(
 
 def _step(time: Roofline) -> str:
     return (
-        f"{seconds(time.seconds)} at best, {time.mfu:.0%} MFU: products {seconds(time.compute)}, memory "
-        f"{seconds(time.memory)}, links {seconds(time.exposed)}; hidden behind these, links {seconds(time.hidden)}"
+        f"{short_time(time.seconds)} at best, {time.mfu:.0%} MFU: products {short_time(time.compute)}, memory "
+        f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
+        f"{short_time(time.hidden)}"
     )
 
 
@@ -129,10 +131,10 @@ def _memory(candidate: Candidate, compiled: Optional[Any]) -> Iterator[tuple[str
     said = compiled and compiled.memory
     yield "", "estimate", *(("compiled",) if said else ())
     for name, size in memory.parts():
-        yield name, amount(size)
+        yield name, byte_size(size)
     arguments = memory.parameters + memory.optimizer + memory.batch
-    yield "arguments of the step", amount(arguments), *((amount(said.arguments),) if said else ())
-    yield "at the worst moment", amount(memory.total), *((amount(said.total),) if said else ())
+    yield "arguments of the step", byte_size(arguments), *((byte_size(said.arguments),) if said else ())
+    yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
 
 
 def _traffic(candidate: Candidate, compiled: Optional[Any]) -> Iterator[tuple[str, ...]]:
@@ -143,7 +145,7 @@ def _traffic(candidate: Candidate, compiled: Optional[Any]) -> Iterator[tuple[st
             sums.setdefault((one.axis, one.kind), [0, 0])[place] += one.total
     yield "axis", "kind", "estimate", *(("compiled",) if compiled else ())
     for (axis, kind), (estimated, measured) in sorted(sums.items(), key=lambda item: -max(item[1])):
-        yield axis, kind, amount(estimated), *((amount(measured),) if compiled else ())
+        yield axis, kind, byte_size(estimated), *((byte_size(measured),) if compiled else ())
 
 
 def _meshes(experiment: Experiment, found: list[Candidate]) -> Iterator[tuple[str, ...]]:
@@ -155,8 +157,8 @@ def _meshes(experiment: Experiment, found: list[Candidate]) -> Iterator[tuple[st
         time = one.roofline
         yield (
             "yes" if one.fits else "no",
-            amount(one.memory.total),
-            seconds(time.seconds),
+            byte_size(one.memory.total),
+            short_time(time.seconds),
             f"{time.mfu:.0%}",
             flags_to_add,
         )
@@ -170,7 +172,9 @@ def _proposals(experiment: Experiment, topology: Topology) -> str:
         if not found:
             return f"{no}, nor does {larger}"
         title = f"{no}; on {larger} fits"
-    rows = [(amount(c.memory.total), seconds(c.roofline.seconds), c.flags(experiment) or "(as it is)") for c in found]
+    rows = [
+        (byte_size(c.memory.total), short_time(c.roofline.seconds), c.flags(experiment) or "(as it is)") for c in found
+    ]
     return f"{title}\n" + in_columns([("memory", "step", "flags to add"), *rows])
 
 
@@ -180,12 +184,9 @@ def mesh(candidate: Candidate) -> str:
     return " × ".join(parts or ["one device"]) + (f", data over {slices} slices" if slices > 1 else "")
 
 
-def in_columns(rows: Sequence[tuple[str, ...]] | Iterator[tuple[str, ...]]) -> str:
-    rows = list(rows)
-    columns = max(map(len, rows))
-    rows = [(*row, *[""] * (columns - len(row))) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(columns)]
-    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+def in_columns(rows: Iterable[tuple[str, ...]]) -> str:
+    """Returns the rows as an indented table."""
+    return text_table(rows, indent="  ")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.verify_resume import _config_arguments, _devices, _digests, _figures
+from pretrainax.training.resume_check import compare_losses, row_digests
+from pretrainax.verify_resume import _config_arguments, _devices
 from tests.support.runs import FAST, ROOT
 
 
@@ -110,10 +111,10 @@ def test_processes_that_do_not_divide_the_mesh_are_refused():
 def test_a_digest_is_of_a_row_whatever_the_process_that_has_it():
     batch = {"b": np.arange(12).reshape(4, 3), "a": np.arange(4.0)}
     halves = [{name: x[rows] for name, x in batch.items()} for rows in (slice(0, 2), slice(2, 4))]
-    whole = _digests(batch)
-    assert whole == _digests(halves[0]) + _digests(halves[1]) and len(set(whole)) == 4
+    whole = row_digests(batch)
+    assert whole == row_digests(halves[0]) + row_digests(halves[1]) and len(set(whole)) == 4
     batch["b"][3, 2] += 1
-    assert [a == b for a, b in zip(whole, _digests(batch), strict=True)] == [True, True, True, False]
+    assert [a == b for a, b in zip(whole, row_digests(batch), strict=True)] == [True, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +128,6 @@ def test_a_digest_is_of_a_row_whatever_the_process_that_has_it():
         ([(1.0, 1.0)], True, 2e-5, False, "not of the same steps"),
     ],
 )
-def test_figures_are_judged_by_what_is_allowed(pairs, missing, tolerance, good, text):
-    row = _figures("", "losses", pairs, missing, tolerance)
+def test_losses_are_judged_by_what_is_allowed(pairs, missing, tolerance, good, text):
+    row = compare_losses("", "losses", pairs, missing, tolerance)
     assert row.good == good and row.found.startswith(text)

@@ -30,7 +30,7 @@ from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import Program, attentions, program_of
+from pretrainax.training.setup import Steps, attentions, build_steps
 from pretrainax.training.train_step import TrainState
 
 
@@ -97,13 +97,13 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
 
 
 @functools.lru_cache(maxsize=64)
-def _program(key: str) -> Program:
+def _program(key: str) -> Steps:
     """Returns the real model and optimizer. The platform and the batch change nothing of their state."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
     with jax.sharding.use_abstract_mesh(mesh):
-        return program_of(experiment, batch_shapes(experiment), mesh)
+        return build_steps(experiment, batch_shapes(experiment), mesh)
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:

@@ -42,7 +42,7 @@ STYLE = {
 def draw(
     path: str, lines: Sequence[dict], title: str, subtitle: str = "", baseline_loss: Optional[float] = None
 ) -> None:
-    """Losses in nats above, learning rate and gradient norm below, over the steps.
+    """Draws losses in nats above, learning rate and gradient norm below, over the steps.
 
     Args:
       lines: of metrics.jsonl, any order of splits; a value that is null leaves a gap.
@@ -71,17 +71,17 @@ def draw(
         norm.set_xlabel("step")
         picture.text(LEFT, 0.945, _shorten(title, 48), fontsize=16, fontweight="bold", va="center")
         picture.text(LEFT, 0.9, _shorten(subtitle, 85), color=FAINT, va="center")
-        _final_figures(picture, train[1], valid[1], baseline_loss)
+        _final_losses(picture, train[1], valid[1], baseline_loss)
         picture.savefig(path, facecolor="white")
 
 
 def _shorten(text: str, length: int) -> str:
-    """Leaves room for the figures on the right."""
+    """Cuts a text, so that the numbers on the right have room."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of one curve; null becomes NaN."""
+    """Returns steps and values of one curve; null becomes NaN."""
     found = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
     steps, values = np.array(found, dtype=float).reshape(-1, 2).T
     return steps, values
@@ -127,7 +127,7 @@ def _line_with_trend(panel, steps: np.ndarray, values: np.ndarray, color: str, t
 
 
 def _trend(values: np.ndarray) -> np.ndarray:
-    """Gaussian mean of the neighbours: no lag, and narrow at the start, where the loss falls steeply."""
+    """Returns a Gaussian mean of the neighbours: no lag, and narrow at the start, where the loss falls steeply."""
     at = np.arange(len(values))
     width = np.clip(0.5 + 0.1 * at, None, max(len(values) / 50, 1.0))  # [N] points
     weights = np.exp(-0.5 * ((at[:, None] - at[None, :]) / width[:, None]) ** 2) * np.isfinite(values)[None, :]
@@ -135,8 +135,8 @@ def _trend(values: np.ndarray) -> np.ndarray:
     return np.where(total > 1e-9, weights @ np.nan_to_num(values) / np.maximum(total, 1e-9), np.nan)
 
 
-def _final_figures(picture, train: np.ndarray, valid: np.ndarray, baseline_loss: Optional[float]) -> None:
-    """The last losses, each in the color of its curve: the legend too."""
+def _final_losses(picture, train: np.ndarray, valid: np.ndarray, baseline_loss: Optional[float]) -> None:
+    """Writes the last losses, each in the color of its curve: the legend too."""
     baseline = np.array([] if baseline_loss is None else [baseline_loss])
     right = RIGHT
     for name, values, color in (

@@ -1,4 +1,4 @@
-"""Two pictures about text, in the style of curves.png: what a corpus is made of, and how large a vocabulary may be."""
+"""Two pictures about text, in the style of curves.png: of the parts of a corpus, and of sizes of a vocabulary."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,19 +13,19 @@ _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 _PLAIN = ticker.FuncFormatter(lambda x, _: f"{x:,.0f}")
 
 
-def draw_corpus(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Lengths of documents on the left, counts of tokens by rank on the right, a color a split.
+def draw_corpus(path: str, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+    """Draws lengths of documents on the left, counts of tokens by rank on the right, a color a split.
 
-    figures: of `data.report.measure`.
+    statistics: of `data.inspection.corpus.measure`.
     """
     with matplotlib.rc_context(STYLE):
-        height = 4.9 + 0.27 * len(figures)  # inches; a line of text a split
+        height = 4.9 + 0.27 * len(statistics)  # inches; a line of text a split
         picture = figure.Figure(figsize=(12, height), dpi=150)
-        top = 1 - (1.1 + 0.27 * len(figures)) / height
+        top = 1 - (1.1 + 0.27 * len(statistics)) / height
         grid = picture.add_gridspec(1, 2, left=LEFT, right=RIGHT, top=top, bottom=0.62 / height, wspace=0.2)
         lengths, counts = (picture.add_subplot(grid[0, i]) for i in range(2))
         picture.text(LEFT, 1 - 0.38 / height, "The corpus", fontsize=16, fontweight="bold", va="center")
-        for i, (name, split) in enumerate(figures.items()):
+        for i, (name, split) in enumerate(statistics.items()):
             color = _COLORS[i % len(_COLORS)]
             starts, documents = np.array(split["length_histogram"]).T
             at = (2 * np.log2(starts)).round().astype(int)
@@ -58,9 +58,9 @@ def draw_corpus(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
-    """Bytes per token over the size of the vocabulary on the left, training FLOPs a byte on the right, a line a kind.
+    """Draws bytes per token over the size of the vocabulary, and training FLOPs a byte on the right, a line a kind.
 
-    results: of `tokenizer_report.compare`.
+    results: of `tokenization.compare.compare`.
     """
     rows = results["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
@@ -76,7 +76,7 @@ def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
             + ("; dashed: the text does not come back exactly" if lossy else "")
         )
         picture.text(LEFT, 0.875, text, color=FAINT, va="center")
-        for i, (figure_of, title) in enumerate(
+        for i, (value_of, title) in enumerate(
             (
                 (lambda row: row["bytes_per_token"], "bytes per token: how much text fits into a context"),
                 (lambda row: row["flops_per_byte"] / 1e6, "training MFLOP a byte of text: what that text costs"),
@@ -86,7 +86,7 @@ def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
             panel.set_title(title)
             ends = {}
             for kind, color in zip(kinds, _COLORS, strict=False):
-                own = sorted((row["size"], figure_of(row)) for row in rows if row["kind"] == kind)
+                own = sorted((row["size"], value_of(row)) for row in rows if row["kind"] == kind)
                 style = {"linewidth": 2, "linestyle": (0, (4, 2)) if kind in lossy else "-"}
                 points = {"marker": "o", "markersize": 5.5, "markeredgecolor": "white"}
                 panel.plot(*zip(*own, strict=True), color=color, **style, **points)
@@ -101,7 +101,7 @@ def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
 
 
 def _label_ends(panel, ends: Mapping[str, tuple[float, float, str]]) -> None:
-    """The name of each line at the right, where it ends; moved up where the one below needs the room."""
+    """Writes the name of each line at the right, where it ends; moved up where the one below needs the room."""
     low, high = panel.get_ylim()
     right = panel.get_xlim()[1]
     panel.set_xlim(panel.get_xlim()[0], right)

@@ -1,4 +1,4 @@
-"""What a model says at the end of a run: masks and spans it fills in, texts it continues."""
+"""Shows what a model has learned at the end of a run: masks and spans it fills in, texts it continues."""
 
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -15,9 +15,9 @@ from pretrainax.tokenization.choices import Tokenizer
 def samples(
     model: Any, params: Any, batch: dict[str, np.ndarray], tokenizer: Tokenizer, count: int = 4
 ) -> Iterator[str]:
-    """One text for each of the first `count` rows of a host batch, of a packed row its first example.
+    """Yields a text for each of the first `count` rows of a host batch, of a packed row its first example.
 
-    What is asked follows from the names of the batch.
+    The names of the batch decide what is asked.
     """
     batch = {name: value[:count] for name, value in batch.items() if name not in ("loss_weights", "targets")} | {
         "targets": batch["targets"][:count] * (batch["loss_weights"][:count] > 0)
@@ -28,7 +28,7 @@ def samples(
 
 
 def _example(batch: dict, row: int, *names: str) -> Iterator[np.ndarray]:
-    """The arrays of a row, without the padding and without what is packed behind its first example."""
+    """Yields the arrays of a row, without the padding and without what is packed behind its first example."""
     for name in names:
         segments = batch.get("encoder_segment_ids" if name.startswith("encoder") else "segment_ids")
         values = batch[name][row]
@@ -36,7 +36,7 @@ def _example(batch: dict, row: int, *names: str) -> Iterator[np.ndarray]:
 
 
 def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
-    """ "[guess]" where it is right, "[guess ≠ truth]" where it is not."""
+    """Writes "[guess]" where it is right, "[guess ≠ truth]" where it is not."""
     right = "" if list(guess) == list(truth) else f" ≠ {tokenizer.decode(truth).strip()}"
     return f" [{tokenizer.decode(guess).strip() or '␣'}{right}] "
 
@@ -61,7 +61,7 @@ def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
 
 
 def _write(model, params, batch, tokenizer) -> Iterator[str]:
-    """What the decoder says to the encoder's text: its spans, or a text of its own beside the true one.
+    """Yields what the decoder says to the encoder's text: its spans, or a text of its own beside the true one.
 
     It says as much as was taken out: left free, a small model says nothing but sentinels.
     """
@@ -85,7 +85,7 @@ def _write(model, params, batch, tokenizer) -> Iterator[str]:
 
 
 def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:
-    """`<X> for inviting <Y> last </s>` as {X: [for, inviting], Y: [last]}."""
+    """Reads `<X> for inviting <Y> last </s>` as {X: [for, inviting], Y: [last]}."""
     spans, current = {}, []
     ends = np.flatnonzero(
         ids == vocabulary.eos
@@ -99,7 +99,7 @@ def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:
 
 
 def _interleave(tokens: np.ndarray, answers: dict[int, tuple], tokenizer: Tokenizer) -> str:
-    """The text of `tokens` with an answer (guess, truth) in place of the token at each key."""
+    """Returns the text of `tokens` with an answer (guess, truth) in place of the token at each key."""
     pieces, start = [], 0
     for place in [*sorted(answers), len(tokens)]:
         pieces.append(tokenizer.decode(tokens[start:place]).strip())
@@ -110,7 +110,7 @@ def _interleave(tokens: np.ndarray, answers: dict[int, tuple], tokenizer: Tokeni
 
 
 def _continue(model, params, batch, tokenizer) -> Iterator[str]:
-    """The first half of each window, or its prefix, then what the model goes on with, drawn at temperature 0.8."""
+    """Yields the first half of each window, or its prefix, then how the model goes on, drawn at temperature 0.8."""
     length = batch["tokens"].shape[1]
     kept = np.broadcast_to(np.arange(length) < length // 2, batch["tokens"].shape)
     if "prefix_mask" in batch:  # what stands in it is seen from before its place, so it cannot be filled in
@@ -125,7 +125,7 @@ def _continue(model, params, batch, tokenizer) -> Iterator[str]:
 def _decode(
     model, params, batch: dict, kept: np.ndarray, banned: Optional[np.ndarray] = None, temperature: float = 0.0
 ) -> np.ndarray:
-    """[B, T]: batch["tokens"] with the places that are not `kept` [B, T] filled in, each from those before it.
+    """Returns batch["tokens"] [B, T] with the places that are not `kept` [B, T] filled in, each from those before it.
 
     Tokens `banned` [V] are not drawn. The whole stack runs again for each place: simple, and enough for a handful of
     short samples.

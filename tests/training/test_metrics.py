@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed
-from pretrainax.reporting import curves
-from pretrainax.training import metrics
-from pretrainax.training.metrics import Metrics, read
+from pretrainax.training import metrics_writer
+from pretrainax.training.metrics import read_metrics, summarize
+from pretrainax.training.metrics_writer import MetricsWriter
 
 
-def figures(step: int) -> dict:
+def example_metrics(step: int) -> dict:
     return {
         "loss": 10 / step,
         "perplexity": 2.0,
@@ -29,34 +29,34 @@ def figures(step: int) -> dict:
 
 
 def log_steps(workdir, steps, resume_step=0, total=40):
-    run = Metrics(str(workdir), total_steps=total, resume_step=resume_step)
+    run = MetricsWriter(str(workdir), total_steps=total, resume_step=resume_step)
     for step in steps:
-        run.log(step, "train", figures(step))
+        run.log(step, "train", example_metrics(step))
         if step % 2 == 0:
-            run.log(step, "valid", figures(step))
+            run.log(step, "valid", example_metrics(step))
     run.close()
 
 
 # --- the file ------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_is_step_split_and_the_figures_in_their_order(tmp_path):
+def test_a_line_is_step_split_and_the_metrics_in_their_order(tmp_path):
     log_steps(tmp_path, [4])
     first, second = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert first == json.dumps({"step": 4, "split": "train", **figures(4)})
-    assert second == json.dumps({"step": 4, "split": "valid", **figures(4)})
+    assert first == json.dumps({"step": 4, "split": "train", **example_metrics(4)})
+    assert second == json.dumps({"step": 4, "split": "valid", **example_metrics(4)})
 
 
 def test_a_line_is_in_the_file_at_once(tmp_path):
-    run = Metrics(str(tmp_path), total_steps=2)
-    run.log(1, "train", figures(1))
-    assert len(read(run.path)) == 1
+    run = MetricsWriter(str(tmp_path), total_steps=2)
+    run.log(1, "train", example_metrics(1))
+    assert len(read_metrics(run.path)) == 1
     run.close()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), np.float32("nan"), None])
 def test_what_json_cannot_say_is_null(tmp_path, value):
-    run = Metrics(str(tmp_path), total_steps=2)
+    run = MetricsWriter(str(tmp_path), total_steps=2)
     run.log(1, "train", {"loss": value})
     run.close()
     line = (tmp_path / "metrics.jsonl").read_text()
@@ -64,7 +64,7 @@ def test_what_json_cannot_say_is_null(tmp_path, value):
 
 
 def test_numpy_numbers_are_written_as_numbers(tmp_path):
-    run = Metrics(str(tmp_path), total_steps=2)
+    run = MetricsWriter(str(tmp_path), total_steps=2)
     run.log(1, "valid", {"loss": np.float32(1.5), "loss_tokens": np.float64(3), "skipped": 2})
     run.close()
     assert (tmp_path / "metrics.jsonl").read_text() == (
@@ -83,7 +83,7 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     log_steps(tmp_path, range(1, 4))
     whole = (tmp_path / "metrics.jsonl").read_bytes()
     (tmp_path / "metrics.jsonl").write_bytes(whole + b'{"step": 4, "spl')
-    assert len(read(str(tmp_path / "metrics.jsonl"))) == 4
+    assert len(read_metrics(str(tmp_path / "metrics.jsonl"))) == 4
     log_steps(tmp_path, [], resume_step=3)
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
 
@@ -95,24 +95,24 @@ def test_a_fresh_start_in_the_same_folder_leaves_nothing_of_the_old_run(tmp_path
 
 
 def test_only_the_primary_process_writes(tmp_path, capsys):
-    run = Metrics(str(tmp_path / "none"), total_steps=2, primary=False)
+    run = MetricsWriter(str(tmp_path / "none"), total_steps=2, primary=False)
     run.header([("model", "tiny")])
     run.note("hello")
-    run.log(1, "train", figures(1))
-    run.finish(figures(1), {"loss": 3.0, "accuracy": 0.1})
+    run.log(1, "train", example_metrics(1))
+    run.finish(example_metrics(1), {"loss": 3.0, "accuracy": 0.1})
     run.close()
     assert not (tmp_path / "none").exists()
     assert capsys.readouterr() == ("", "")
 
 
 def test_a_full_disk_is_one_clear_line(tmp_path):
-    run = Metrics(str(tmp_path), total_steps=2)
+    run = MetricsWriter(str(tmp_path), total_steps=2)
     run._file = open("/dev/full", "w")  # noqa: SIM115  every write to it fails for want of space
     with pytest.raises(RunFailed, match="could not write the metrics of step 1 in .*: No space left on device"):
-        run.log(1, "train", figures(1))
+        run.log(1, "train", example_metrics(1))
 
 
-def test_tensorboard_gets_the_figures_by_split(tmp_path):
+def test_tensorboard_gets_the_metrics_by_split(tmp_path):
     from tensorboardX.proto import event_pb2
     from tensorboardX.record_writer import RecordWriter  # noqa: F401  the reader below knows its framing
 
@@ -132,9 +132,9 @@ def test_tensorboard_gets_the_figures_by_split(tmp_path):
 
 
 def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
-    run = Metrics(str(tmp_path), total_steps=206)
-    run.log(40, "train", figures(40) | {"loss": 3.2104})
-    run.log(40, "valid", figures(40) | {"loss": 3.5})
+    run = MetricsWriter(str(tmp_path), total_steps=206)
+    run.log(40, "train", example_metrics(40) | {"loss": 3.2104})
+    run.log(40, "valid", example_metrics(40) | {"loss": 3.5})
     run.close()
     out, err = capsys.readouterr()
     assert out == ""
@@ -145,18 +145,18 @@ def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
 
 
 def test_the_utilisation_is_shown_where_it_is_known(tmp_path, capsys):
-    run = Metrics(str(tmp_path), total_steps=2)
-    run.log(1, "train", figures(1) | {"mfu": 0.412})
+    run = MetricsWriter(str(tmp_path), total_steps=2)
+    run.log(1, "train", example_metrics(1) | {"mfu": 0.412})
     run.close()
     assert "· MFU 41.2% ·" in capsys.readouterr().err
 
 
 def test_the_remaining_time_counts_evaluations_too(tmp_path, capsys, monkeypatch):
     clock = iter([100.0, 130.0])
-    monkeypatch.setattr(metrics.time, "perf_counter", lambda: next(clock))
-    run = Metrics(str(tmp_path), total_steps=40)
-    run.log(10, "train", figures(10))
-    run.log(20, "train", figures(20))  # 10 steps took 30 s, 20 are left
+    monkeypatch.setattr(metrics_writer.time, "perf_counter", lambda: next(clock))
+    run = MetricsWriter(str(tmp_path), total_steps=40)
+    run.log(10, "train", example_metrics(10))
+    run.log(20, "train", example_metrics(20))  # 10 steps took 30 s, 20 are left
     run.close()
     assert capsys.readouterr().err.splitlines()[-1].endswith("ETA 1:00")
 
@@ -165,8 +165,8 @@ def test_on_a_terminal_a_bar_moves_and_notes_stand_above_it(tmp_path, monkeypatc
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
-    run = Metrics(str(tmp_path), total_steps=4)
-    run.log(2, "train", figures(2))
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    run.log(2, "train", example_metrics(2))
     run.note("saved")
     run.close()
     last = terminal.getvalue().split("\r")[-1]
@@ -175,7 +175,7 @@ def test_on_a_terminal_a_bar_moves_and_notes_stand_above_it(tmp_path, monkeypatc
 
 
 def test_the_header_is_an_aligned_table(tmp_path, capsys):
-    run = Metrics(str(tmp_path), total_steps=4)
+    run = MetricsWriter(str(tmp_path), total_steps=4)
     run.header([("model", "decoder"), ("parameters", "0.8 M")])
     run.close()
     assert capsys.readouterr().err == "PretrainAX\n  model       decoder\n  parameters  0.8 M\n\n"
@@ -183,7 +183,7 @@ def test_the_header_is_an_aligned_table(tmp_path, capsys):
 
 def test_the_end_is_a_table_beside_the_unigram_baseline_and_a_picture(tmp_path, capsys):
     log_steps(tmp_path, range(1, 5))
-    run = Metrics(str(tmp_path), total_steps=4, resume_step=4)
+    run = MetricsWriter(str(tmp_path), total_steps=4, resume_step=4)
     run.close()
     capsys.readouterr()
     run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {"loss": 3.0, "accuracy": 0.125})
@@ -199,65 +199,20 @@ def test_the_end_is_a_table_beside_the_unigram_baseline_and_a_picture(tmp_path, 
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("seconds, text", [(0, "0:00"), (83.4, "1:23"), (3683, "1:01:23"), (90_000, "25:00:00")])
-def test_durations(seconds, text):
-    assert metrics._duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    "value, text", [(1e-3, "1.0e-3"), (0.0, "0"), (3e-4, "3.0e-4"), (1.5e-10, "1.5e-10"), (1, "1.0e0")]
-)
-def test_learning_rates(value, text):
-    assert metrics._scientific(value) == text
-
-
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():
     code = (
-        "import sys, pretrainax.training.metrics; "
+        "import sys, pretrainax.training.metrics_writer; "
         "sys.exit(bool({'jax', 'matplotlib', 'tensorboardX'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-# --- the picture ---------------------------------------------------------------------------------------------------
+# --- metrics ---------------------------------------------------------------------------------------------------------
 
 
-def points(count: int, **values) -> list[dict]:
-    return [
-        {"step": step, "split": "train", "loss": 9 / step, "learning_rate": 1e-3, "gradient_norm": 1.0, **values}
-        for step in range(1, count + 1)
-    ]
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        [],
-        points(1),
-        points(3, loss=None, gradient_norm=None),
-        points(50) + points(1, gradient_norm=1e6) + [{"step": 9, "split": "valid", "loss": 3.0}],
-        points(5, learning_rate=0.0, gradient_norm=0.0),
-    ],
-    ids=["nothing", "one point", "all null", "a spike", "zeros"],
-)
-@pytest.mark.filterwarnings("error")
-def test_any_run_has_a_picture(tmp_path, lines):
-    curves.draw(str(tmp_path / "curves.png"), lines, title="run", subtitle="decoder", baseline_loss=4.0)
-    assert (tmp_path / "curves.png").stat().st_size > 10_000  # bytes; a blank page of this size has fewer
-
-
-def test_the_trend_follows_a_straight_line_and_skips_gaps():
-    values = np.full(60, 2.0)
-    values[20] = np.nan
-    np.testing.assert_allclose(curves._trend(values), 2.0, rtol=1e-12)  # rounding of a weighted mean
-
-
-# --- figures ---------------------------------------------------------------------------------------------------------
-
-
-def test_figures_of_sums_and_counts():
-    figures = metrics.summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)}, bytes_per_token=3.0)
-    assert figures == pytest.approx(
+def test_metrics_of_sums_and_counts():
+    metrics = summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)}, bytes_per_token=3.0)
+    assert metrics == pytest.approx(
         {
             "loss": 1.5,
             "perplexity": math.exp(1.5),
@@ -270,4 +225,4 @@ def test_figures_of_sums_and_counts():
 
 
 def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
-    assert "bits_per_byte" not in metrics.summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)})
+    assert "bits_per_byte" not in summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)})

@@ -1,6 +1,7 @@
 import functools
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
 from tests.support import tables
+from tests.support.traces import limit_traces
 
 MODELS = {
     "encoder": dict(
@@ -135,6 +137,7 @@ def five_steps(family, mesh, accumulate):
         total, count = metrics["sums"]["loss"]
         losses.append(float(total / count))
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, run.abstract)
+    chex.assert_tree_all_finite(state)
     return losses, jax.device_get(state.params)
 
 
@@ -147,9 +150,8 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     losses, params = five_steps(family, "1 device", 1)
     other_losses, other_params = five_steps(family, mesh, 4)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
-    for name, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(other_params), strict=True):
-        # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps its rounding when an update takes it near zero
-        np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-8, err_msg=name)
+    # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps its rounding when an update takes it near zero
+    chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 
 def test_rows_of_the_test_batches_have_unequal_loss_counts():
@@ -160,9 +162,8 @@ def test_rows_of_the_test_batches_have_unequal_loss_counts():
 
 def test_fresh_parameters_are_the_same_on_any_mesh():
     sharded = run_of("decoder", "2 data 2 fsdp 2 tensor", 4).init()
-    for a, b in zip(jax.tree.leaves(fresh("decoder")), jax.tree.leaves(sharded), strict=True):
-        # the generator gives the same bits; the normal's polynomial is compiled for another shape, and may round anew
-        np.testing.assert_allclose(b, a, rtol=1e-6)
+    # the generator gives the same bits; the normal's polynomial is compiled for another shape, and may round anew
+    chex.assert_trees_all_close(jax.device_get(sharded), fresh("decoder"), rtol=1e-6)
 
 
 # --- nothing is whole on a device ----------------------------------------------------------------------------------
@@ -201,7 +202,9 @@ def test_data_parallel_devices_exchange_sums_alone():
 @pytest.fixture(scope="module")
 def two_steps():
     """A run of two steps through `jit` itself, its state after the first, and both metrics."""
-    run = Run(model_config("decoder", dropout_rate=0.1), "8 fsdp", accumulate=2)
+    with pytest.MonkeyPatch.context() as patch:
+        limit_traces(patch)
+        run = Run(model_config("decoder", dropout_rate=0.1), "8 fsdp", accumulate=2)
     with jax.set_mesh(run.mesh):
         first = run.init()
         second, metrics = run.step(first, run.batch(0))
@@ -225,6 +228,14 @@ def test_the_new_state_lies_where_the_old_one_lay_and_the_step_compiles_once(two
 def test_metrics_name_what_the_contract_names(two_steps):
     _, _, (metrics, _) = two_steps
     assert set(metrics) == {"sums", "gradient_norm", "learning_rate", "finite", "bad_parameter"}
+
+
+def test_metrics_are_finite_scalars_of_their_types(two_steps):
+    _, _, (metrics, _) = two_steps
+    chex.assert_shape(jax.tree.leaves(metrics), ())
+    chex.assert_tree_all_finite(metrics)
+    names = "gradient_norm", "learning_rate", "finite", "bad_parameter"
+    chex.assert_type([metrics[name] for name in names], [jnp.float32, jnp.float32, bool, jnp.int32])
 
 
 def test_the_learning_rate_is_that_of_the_step(two_steps):
@@ -308,7 +319,7 @@ def test_a_gradient_that_is_not_finite_is_named_and_changes_only_the_step(monkey
     states, (metrics,) = toy_steps(Toy(b=0.0), [ONES], monkeypatch)
     assert not metrics["finite"] and parameter_names(states[0].params)[metrics["bad_parameter"]] == "b/bias"
     assert states[1].step == 1
-    jax.tree.map(np.testing.assert_array_equal, states[0].replace(step=0), states[1].replace(step=0))
+    chex.assert_trees_all_equal(states[0].replace(step=0), states[1].replace(step=0))
 
 
 def test_a_loss_that_is_not_finite_is_skipped_and_training_goes_on(monkeypatch):
@@ -316,7 +327,7 @@ def test_a_loss_that_is_not_finite_is_skipped_and_training_goes_on(monkeypatch):
     states, metrics = toy_steps(Toy(), [poisoned, ONES], monkeypatch)
     assert [bool(m["finite"]) for m in metrics] == [False, True]
     expected, _ = toy_steps(Toy(), [ONES], monkeypatch)
-    jax.tree.map(np.testing.assert_array_equal, states[2].params, expected[1].params)
+    chex.assert_trees_all_equal(states[2].params, expected[1].params)
 
 
 def test_a_batch_without_loss_tokens_gives_no_gradient(monkeypatch):

@@ -1,0 +1,178 @@
+"""Shows a run while it goes on, and keeps it: progress, metrics.jsonl, TensorBoard events, curves.png.
+
+Without a terminal, progress is one line a log; with one, a bar. All of it goes to stderr.
+"""
+
+import functools
+import json
+import math
+import os
+import sys
+import time
+from typing import Any, Optional
+
+from pretrainax.config import RunFailed
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import clock, scientific
+from pretrainax.training.metrics import cut_after, perplexity, read_metrics
+from pretrainax.training.tensorboard import EventsWriter
+
+
+class MetricsWriter:
+    """Writes and prints the metrics of one run, in the primary process; in the others every method does nothing."""
+
+    def __init__(self, workdir: str, total_steps: int, resume_step: int = 0, primary: bool = True):
+        """Goes on in the files of an earlier start, without what they hold of steps after `resume_step`."""
+        self.workdir, self.total_steps, self.primary = workdir, total_steps, primary
+        self.path = os.path.join(workdir, "metrics.jsonl")
+        self.model = ""  # one line for the picture; from the header
+        if primary:
+            os.makedirs(workdir, exist_ok=True)
+            self._open(resume_step)
+
+    def _open(self, step: int) -> None:
+        cut_after(self.path, step)
+        self._file = open(self.path, "a", encoding="utf-8")
+        self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
+        self._first = None  # (step, time) of the first log: what the remaining time is reckoned from
+        self.resume_step = step
+
+    def rewind(self, step: int) -> None:
+        """Takes back what was logged of the steps after `step`, which are about to be run again."""
+        if self.primary:
+            self.close()
+            self._open(step)
+
+    def header(self, rows: list[tuple[str, str]]) -> None:
+        """Prints a table of names and values. The row "model" becomes the subtitle of the picture."""
+        self.model = dict(rows).get("model", "")
+        self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
+
+    def note(self, text: str) -> None:
+        """Prints a line between the others, above the bar where there is one."""
+        if self.primary and self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        elif self.primary:
+            print(text, file=sys.stderr, flush=True)
+
+    def log(self, step: int, split: str, metrics: dict[str, Any]) -> None:
+        """Adds a line to metrics.jsonl, points to TensorBoard, and moves the progress on.
+
+        Args:
+          split: "train" or "valid".
+          metrics: numbers by name, at least "loss"; one that is None or not finite is null in the file.
+
+        Raises:
+          RunFailed: the files cannot be written (a full disk).
+        """
+        if not self.primary:
+            return
+        metrics = {name: _number(value) for name, value in metrics.items()}
+        line = json.dumps({"step": step, "split": split, **metrics}, allow_nan=False)
+        try:
+            self._file.write(line + "\n")
+            self._file.flush()
+            self._events.add(step, {f"{split}/{name}": x for name, x in metrics.items() if x is not None})
+        except OSError as error:
+            raise RunFailed(
+                f"could not write the metrics of step {step} in {self.workdir}: {error.strerror}"
+            ) from error
+        if split == "train":
+            self._progress(step, metrics)
+        else:
+            self.note(_join(f"step {step}/{self.total_steps}", *_validation(metrics)))
+
+    def finish(self, metrics: dict[str, float], baseline: dict[str, float]) -> None:
+        """Prints the last validation beside the unigram baseline of the same targets, and draws curves.png.
+
+        Args:
+          metrics: "loss" (nats a target), "perplexity", "accuracy" (fraction).
+          baseline: "loss", "accuracy".
+        """
+        if not self.primary:
+            return
+        baseline = {"perplexity": perplexity(baseline["loss"]), **baseline}
+        rows = [("", "model", "unigram baseline")]
+        for name, label, form in (
+            ("loss", "validation loss", "{:.4f}"),
+            ("perplexity", "perplexity", "{:,.2f}"),
+            ("accuracy", "accuracy", "{:.2%}"),
+        ):
+            rows.append((label, form.format(metrics[name]), form.format(baseline[name])))
+        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n")
+        self.draw(baseline["loss"])
+
+    def draw(self, baseline_loss: Optional[float] = None) -> None:
+        """Draws curves.png of everything logged so far."""
+        from pretrainax.reporting import curves  # here: matplotlib takes long to import
+
+        path = os.path.join(self.workdir, "curves.png")
+        name = os.path.basename(os.path.abspath(self.workdir))
+        curves.draw(path, read_metrics(self.path), title=name, subtitle=self.model, baseline_loss=baseline_loss)
+        self.note(f"curves: {path}")
+
+    def close(self) -> None:
+        """Closes the files and the bar."""
+        if not self.primary:
+            return
+        self._file.close()
+        if "_events" in vars(self):
+            self._events.close()
+            del self._events
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    @functools.cached_property
+    def _events(self) -> EventsWriter:
+        """Opens the file at the first log, after the first step: the import takes a second where torch is installed."""
+        return EventsWriter(os.path.join(self.workdir, "events"), self.resume_step)
+
+    def _progress(self, step: int, metrics: dict[str, Optional[float]]) -> None:
+        now = time.perf_counter()
+        self._first = self._first or (step, now)
+        steps, elapsed = step - self._first[0], now - self._first[1]
+        seconds = elapsed / steps if steps else metrics.get("step_seconds")
+        parts = [f"loss {_show(metrics['loss'], '.3f')}"]
+        if (rate := metrics.get("learning_rate")) is not None:
+            parts.append(f"lr {scientific(rate)}")
+        if (speed := metrics.get("tokens_per_second")) is not None:
+            parts.append(f"{speed:,.0f} tokens/s")
+        if (mfu := metrics.get("mfu")) is not None:
+            parts.append(f"MFU {mfu:.1%}")
+        if seconds is not None:
+            parts.append(f"ETA {clock(seconds * (self.total_steps - step))}")
+        if self._bar is not None:
+            self._bar.set_description_str(_join(*parts), refresh=False)
+            self._bar.update(step - self._bar.n)
+        else:
+            self.note(_join(f"step {step}/{self.total_steps}", *parts))
+
+
+def _number(value: Any) -> Optional[float]:
+    """Returns what JSON can hold, which has no NaN and no infinity, and knows no NumPy."""
+    if value is None or isinstance(value, int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def _bar(total: int, done: int) -> Any:
+    import tqdm
+
+    shape = "{percentage:3.0f}% {bar:24} {n_fmt}/{total_fmt} · {desc}"
+    return tqdm.tqdm(
+        total=total, initial=done, bar_format=shape, file=sys.stderr, dynamic_ncols=True, ascii=" ━", desc="starting"
+    )
+
+
+def _validation(metrics: dict[str, Optional[float]]) -> list[str]:
+    forms = {"loss": "validation loss {:.4f}", "perplexity": "perplexity {:,.2f}", "accuracy": "accuracy {:.2%}"}
+    return [form.format(metrics[name]) for name, form in forms.items() if metrics.get(name) is not None]
+
+
+def _join(*parts: str) -> str:
+    return " · ".join(parts)
+
+
+def _show(value: Optional[float], form: str) -> str:
+    return "not finite" if value is None else format(value, form)

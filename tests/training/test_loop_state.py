@@ -1,0 +1,57 @@
+"""What the loop remembers comes back from run.json, also from that of an older checkpoint."""
+
+import json
+
+from pretrainax.training.loop_state import LoopState, Rollback
+
+FRESH = LoopState(tokenizer="t", corpora=["a", "b"])
+
+
+def test_run_json_has_the_keys_that_it_always_had_in_their_order():
+    expected = {
+        "step": 0,
+        "tokenizer": "t",
+        "corpora": ["a", "b"],
+        "skipped_updates": 0,
+        "best_loss": None,
+        "evaluations_since_best": 0,
+        "rollbacks": [],
+        "recent": [],
+    }
+    assert json.dumps(FRESH.to_json()) == json.dumps(expected)
+
+
+def test_a_rollback_is_an_object_of_three_numbers():
+    state = LoopState(tokenizer="t", corpora=[], rollbacks=[Rollback(spike=13, step=9, skipped=6)])
+    assert state.to_json()["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
+
+
+def test_what_is_written_comes_back():
+    state = LoopState(
+        step=7,
+        tokenizer="t",
+        corpora=["a"],
+        skipped_updates=2,
+        best_loss=1.5,
+        evaluations_since_best=3,
+        rollbacks=[Rollback(spike=13, step=9, skipped=6)],
+        recent=[[1.0, 0.5]],
+    )
+    assert LoopState.from_json(json.loads(json.dumps(state.to_json())), FRESH) == state
+
+
+def test_a_field_that_an_older_checkpoint_lacks_is_as_in_a_fresh_run():
+    assert LoopState.from_json({"step": 7, "tokenizer": "u"}, FRESH) == LoopState(
+        step=7, tokenizer="u", corpora=["a", "b"]
+    )
+
+
+def test_a_field_that_only_a_newer_version_knows_is_left_out():
+    assert LoopState.from_json(FRESH.to_json() | {"phase": 2}, FRESH) == FRESH
+
+
+def test_what_a_checkpoint_carries_does_not_change_with_the_loop():
+    state = LoopState(tokenizer="t", corpora=[], recent=[[1.0, 0.5]])
+    saved = state.to_json()
+    state.recent.append([2.0, 0.5])
+    assert saved["recent"] == [[1.0, 0.5]]
