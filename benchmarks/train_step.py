@@ -60,7 +60,8 @@ def prepared(vocab_size: int):
 def measure(experiment) -> dict:
     import jax
 
-    from pretrainax.data.pipeline import check_batch, iterate
+    from pretrainax.data.batch import check_batch
+    from pretrainax.data.pipeline import iterate
     from pretrainax.runtime import host
     from pretrainax.sharding.mesh import make_mesh
     from pretrainax.training.loop import to_device

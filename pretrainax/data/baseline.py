@@ -4,9 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pretrainax.data.batch import Batch
+
 
 def unigram_baseline(
-    train_batches: Iterable[dict[str, np.ndarray]], valid_batches: Iterable[dict[str, np.ndarray]], vocab_size: int
+    train_batches: Iterable[Batch], valid_batches: Iterable[Batch], vocab_size: int
 ) -> dict[str, float]:
     """Scores the frequencies of the training targets (add-one smoothed) on the validation targets.
 
@@ -22,7 +24,7 @@ def unigram_baseline(
     }
 
 
-def _counts(batches: Iterable[dict[str, np.ndarray]], vocab_size: int) -> np.ndarray:
+def _counts(batches: Iterable[Batch], vocab_size: int) -> np.ndarray:
     """Sum of the loss weights of each target, [V] float64."""
     counts = np.zeros(vocab_size)
     for batch in batches:

@@ -1,4 +1,4 @@
-"""From a corpus to batches: which window each row is made of, the loader, and the check of what comes out.
+"""From a corpus to batches: which window each row is made of, and the loader.
 
 Row i of a run is a pure function of (seed, i), so batch s is one of (seed, s): nothing has to be saved to resume, and
 neither the number of processes nor of loader workers changes it.
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from absl import flags
 
-from pretrainax.config import Experiment, ModelConfig, UserError
-from pretrainax.data.collate import Example, collate
+from pretrainax.config import Experiment, UserError
+from pretrainax.data.batch import Batch, Example, Lengths
+from pretrainax.data.collate import collate
 from pretrainax.data.mixture_schedule import MixtureSchedule
-from pretrainax.data.objectives import Lengths, Objective
+from pretrainax.data.objectives import Objective
 from pretrainax.data.packing import Packing
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowStream, packing_of
@@ -120,7 +121,7 @@ class Batches:
                 total[name] = max(total.get(name, 0), value) if name == "fill" else total.get(name, 0) + value
         return total
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, step: int) -> Batch:
         first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
         rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
         return collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.like)
@@ -159,7 +160,7 @@ def batches_of(
     )
 
 
-def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterator[dict[str, np.ndarray]]:
+def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
     """batches[start], ..., batches[stop - 1], made ahead of time: in a thread, or in `workers` processes.
 
     A Grain graph whose elements are whole batches, so that their order is that of the steps for any `workers`.
@@ -191,57 +192,3 @@ def _start_worker(number: int, count: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def check_batch(batch: dict[str, np.ndarray], model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
-    """Raises UserError, naming key, expected and got, unless `batch` is what `model` takes.
-
-    Args:
-      batch: arrays [B, ...]; keys, shapes and dtypes are spelled out in the code below.
-      lengths: of the objective, for the run's sequence length.
-      batch_size: B.
-    """
-    family, vocab_size = model.family, model.vocab_size
-    text = lengths.targets if family == "encoder_decoder" else lengths.inputs  # T
-    predicted = lengths.targets if "masked_positions" in batch else text  # K with the gathered head, else T
-    ids = {"tokens": text, "targets": predicted}
-    others = {"segment_ids": text, "positions": text}
-    if family == "encoder":
-        others["token_types"] = text
-        if "masked_positions" in batch:
-            others["masked_positions"] = predicted
-    if family == "decoder" and "prefix_mask" in batch:
-        others["prefix_mask"] = text
-    if family == "encoder_decoder":
-        ids["encoder_tokens"] = lengths.inputs
-        others |= {"encoder_segment_ids": lengths.inputs, "encoder_positions": lengths.inputs}
-
-    for name, length in (ids | others | {"loss_weights": predicted}).items():
-        dtype = np.dtype(np.float32 if name == "loss_weights" else np.int32)
-        if name not in batch:
-            raise UserError(f"batch has no {name!r}, the {family} needs {dtype} [{batch_size}, {length}]")
-        got = batch[name]
-        if got.shape != (batch_size, length) or got.dtype != dtype:
-            raise UserError(f"batch[{name!r}] is {got.dtype} {list(got.shape)}, not {dtype} [{batch_size}, {length}]")
-    for name in others:
-        if batch[name].min() < 0:
-            raise UserError(f"batch[{name!r}] has {batch[name].min()}, it must not be negative")
-    for name in ids:
-        low, high = batch[name].min(), batch[name].max()
-        if low < 0 or high >= vocab_size:
-            raise UserError(
-                f"batch[{name!r}] has ids from {low} to {high}, config.model.vocab_size {vocab_size} takes 0 to "
-                f"{vocab_size - 1}"
-            )
-    tables = {name: ("position.max_length", model.position.max_length) for name in ("positions", "encoder_positions")}
-    tables["token_types"] = "num_token_types", model.num_token_types or None  # without any, they are not looked up
-    for name, (field, rows) in tables.items():
-        if name in others and rows is not None and batch[name].max() >= rows:
-            raise UserError(
-                f"batch[{name!r}] has {batch[name].max()}, config.model.{field} {rows} takes 0 to {rows - 1}"
-            )
-    if "masked_positions" in others and batch["masked_positions"].max() >= text:
-        raise UserError(f"batch['masked_positions'] has {batch['masked_positions'].max()}, rows have {text} tokens")
-    weights = batch["loss_weights"]
-    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
-        raise UserError("batch['loss_weights'] must be finite and not negative, and not all 0")

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import Lengths, Objective, Text
+from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
@@ -67,7 +68,7 @@ class RowStream:
         pieces, bucket = self.plan.row(place, keys, offset)
         return pieces, self.lengths[bucket]
 
-    def examples(self, n: int, progress: float, draws: CounterRng) -> list[dict[str, np.ndarray]]:
+    def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Not padded. progress: of the training at this row, from 0 to 1."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)

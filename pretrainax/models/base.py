@@ -19,8 +19,6 @@ from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.mesh import BATCH_AXES
 
-Batch = dict[str, jax.Array]
-
 
 class MaskedLMHead(nn.Module):
     """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code).

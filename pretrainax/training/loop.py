@@ -16,8 +16,9 @@ import numpy as np
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Experiment, RunFailed
 from pretrainax.data.baseline import unigram_baseline
+from pretrainax.data.batch import Batch, check_batch, padding_fraction, tokens_read
 from pretrainax.data.inspection import check
-from pretrainax.data.pipeline import batches_of, check_batch, iterate
+from pretrainax.data.pipeline import batches_of, iterate
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
@@ -148,7 +149,7 @@ class Loop:
                         jax.block_until_ready(out)
                 self.compiled = True
                 self.padding = self.paddings.popleft()
-                self.tokens += sum(x.size for name, x in batch.items() if name in ("tokens", "encoder_tokens"))
+                self.tokens += tokens_read(batch)
                 self.flops += self.job.flops_of(self.batches.index(step - 1))
                 self.pending.append((step, out))
                 notes["step"] = step
@@ -202,7 +203,7 @@ class Loop:
         self.waited += time.perf_counter() - before
         return batch
 
-    def _checked(self, batches: Iterator[dict], first: int) -> Iterator[dict]:
+    def _checked(self, batches: Iterator[Batch], first: int) -> Iterator[Batch]:
         """The first batch is checked in full; the others only for how much of them is padding."""
         model, made = self.job.experiment.model, self.job.train_batches
         for step, batch in enumerate(batches, first):
@@ -210,8 +211,7 @@ class Loop:
                 check_batch(batch, model, made.lengths_of(self.batches.index(step - 1)), made.local_batch_size)
             if self.observe:
                 self.observe(step, batch)
-            segments = [v for k, v in batch.items() if k.endswith("segment_ids")]
-            self.paddings.append(sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments))
+            self.paddings.append(padding_fraction(batch))
             yield batch
 
     def _announce(self, done: int, left: int) -> None:

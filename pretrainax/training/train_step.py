@@ -9,17 +9,16 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import TrainConfig
+from pretrainax.data.batch import Batch
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.rules import shardings, with_shardings
 from pretrainax.training import losses
 
-Batch = dict[str, jax.Array]
 _USES = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
 
 
@@ -30,7 +29,7 @@ class TrainState:
     opt_state: Any
 
 
-def global_shapes(batch: dict[str, np.ndarray], global_batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
+def global_shapes(batch: Batch, global_batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
     """Local rows [b, …] -> the shapes [B, …] of the global batch."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 

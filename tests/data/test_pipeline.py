@@ -1,4 +1,4 @@
-"""Batches: pure functions of (seed, step), whoever makes them; and the check of a batch."""
+"""Batches: pure functions of (seed, step), whoever makes them."""
 
 import collections
 import os
@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import UserError
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, RateChange, SpanCorruption
 from pretrainax.data.packing import BestFit
-from pretrainax.data.pipeline import Batches, check_batch, iterate
+from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation import shards
 from pretrainax.tokenization.choices import Characters, Vocabulary
 from tests.support.runs import ROOT
@@ -228,40 +228,6 @@ def test_processes_that_do_not_divide_the_batch_are_refused():
 def test_a_vocabulary_that_does_not_fit_is_refused():
     with pytest.raises(UserError, match="100 sentinels, .* have 399 spans"):
         make(SpanCorruption(mean_span_length=1.0, noise_density=0.5), sequence_length=800, num_tokens=5000)
-
-
-def model(family):
-    return ModelConfig(family=family, vocab_size=VOCABULARY.size)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
-def test_batches_of_every_objective_pass_the_check(objective):
-    check_batch(make(objective)[0], model(objective.families[0]), objective.lengths(31), 4)
-
-
-def broken(name, change):
-    batch = make(MaskedLM())[0]
-    batch[name] = change(batch[name])
-    return batch
-
-
-@pytest.mark.parametrize(
-    "batch, message",
-    [
-        ({}, r"batch has no 'tokens', the encoder needs int32 \[4, 31\]"),
-        (broken("tokens", lambda x: x[:2]), r"batch\['tokens'\] is int32 \[2, 31\], not int32 \[4, 31\]"),
-        (broken("tokens", lambda x: x.astype(np.int64)), r"batch\['tokens'\] is int64 \[4, 31\], not int32 \[4, 31\]"),
-        (broken("targets", lambda x: x[:, :1]), r"batch\['targets'\] is int32 \[4, 1\], not int32 \[4, 5\]"),
-        (broken("tokens", lambda x: x + 5000), r"batch\['tokens'\] has ids from .* config.model.vocab_size 5000"),
-        (broken("segment_ids", lambda x: x - 2), r"batch\['segment_ids'\] has -1, it must not be negative"),
-        (broken("masked_positions", lambda x: x + 31), r"batch\['masked_positions'\] has \d+, rows have 31 tokens"),
-        (broken("loss_weights", lambda x: x * 0), "loss_weights.* not all 0"),
-        (broken("loss_weights", lambda x: x * np.float32(np.nan)), "loss_weights.* finite"),
-    ],
-)
-def test_a_wrong_batch_is_named(batch, message):
-    with pytest.raises(UserError, match=message):
-        check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
 
 
 LOADING = """

@@ -6,9 +6,10 @@ import jax
 import numpy as np
 import pytest
 
+from pretrainax.data.batch import check_batch
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, SequenceToSequence, TextToText, WholeWords
 from pretrainax.data.packing import OneEach
-from pretrainax.data.pipeline import batches_of, check_batch
+from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.planning.shapes import batch_shapes

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.collate import Example
-from pretrainax.data.objectives import Lengths, Objective, Statistic
+from pretrainax.data.batch import Example, Lengths, is_encoder_decoder
+from pretrainax.data.objectives import Objective, Statistic
 
 _TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
 _SHARES = ("padding", "unknown", "rows without")  # figures that are shown as per cent
@@ -100,7 +100,7 @@ def _figures(
     made: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
 ) -> tuple[list[Statistic], np.ndarray]:
     """Of the rows made of these examples, with room for `capacity`; and how full each row is."""
-    has_encoder = "encoder_tokens" in made[0][0]
+    has_encoder = is_encoder_decoder(made[0][0])
     read = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[read]) for e in row) for row in made])
     room = np.array([lengths.inputs for lengths in capacity])

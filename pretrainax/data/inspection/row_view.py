@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_decoder, is_gathered
+
 # The kinds of a piece.
 KINDS = {
     "text": "text as it is",
@@ -62,18 +64,18 @@ class Words:
         return text.replace("\n", "⏎").replace("\t", "⇥")
 
 
-def view(row: dict[str, np.ndarray], words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
+def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
     """The sides of a row: what the encoder and the decoder read, and what is predicted.
 
     row: the arrays of a batch [B, ...] at one place: padded, one example or several.
     """
     vocabulary, sides = words.vocabulary, []
-    if "encoder_tokens" in row:
+    if is_encoder_decoder(row):
         tokens, segments = row["encoder_tokens"], row["encoder_segment_ids"]
         sides.append(Side("encoder reads", _pieces(tokens, segments, _kinds(tokens, segments, vocabulary), words)))
     tokens, segments = row["tokens"], row["segment_ids"]
     kinds, parts = _kinds(tokens, segments, vocabulary), _parts(row)
-    if "masked_positions" in row:
+    if is_gathered(row):
         sides += _masked(row, kinds, parts, words)
     else:
         name = "decoder reads" if sides else "reads"
@@ -81,7 +83,7 @@ def view(row: dict[str, np.ndarray], words: Words, title: str = "", notes: tuple
         targets, weights = row["targets"], row["loss_weights"]
         kinds = _kinds(targets, segments, vocabulary)
         sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
-    label = (f"pair label {int(row['pair_labels'])}",) if "pair_labels" in row else ()
+    label = (f"pair label {int(row['pair_labels'])}",) if has_pairs(row) else ()
     return View(title, sides, [*label, *notes])
 
 
@@ -95,16 +97,16 @@ def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndar
     return kinds
 
 
-def _parts(row: dict[str, np.ndarray]) -> np.ndarray:
+def _parts(row: Example) -> np.ndarray:
     """The name of the part that each token is of, [T]."""
-    if "pair_labels" in row:
+    if has_pairs(row):
         return np.where(row["token_types"] == 0, "A", "B")
-    if "prefix_mask" in row:
+    if has_prefix(row):
         return np.where(row["prefix_mask"] > 0, "prefix", "")
     return np.full(len(row["tokens"]), "")
 
 
-def _masked(row: dict[str, np.ndarray], kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
+def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
     """What is read, with the targets beside the places they are predicted at; and the targets by themselves."""
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0
@@ -119,7 +121,7 @@ def _masked(row: dict[str, np.ndarray], kinds: np.ndarray, parts: np.ndarray, wo
     order = np.argsort(places, kind="stable")
     runs = np.split(targets[order], np.flatnonzero(np.diff(places[order]) > 1) + 1)
     predicted = [Piece(words.of(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
-    is_pair = "pair_labels" in row
+    is_pair = has_pairs(row)
     read = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
     gap = Piece(" … ", "padding", 0)
     between = [piece for one in predicted for piece in (gap, one)][1:]

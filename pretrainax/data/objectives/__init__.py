@@ -3,7 +3,8 @@
 NumPy only: loader workers never load JAX.
 """
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic, Text
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import UL2R, MixtureOfDenoisers, SequentialDenoising
 from pretrainax.data.objectives.denoising import Denoising

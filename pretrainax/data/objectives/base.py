@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import Choice, Experiment, UserError
+from pretrainax.data.batch import Example, Lengths
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
-
-
-class Lengths(NamedTuple):
-    """Tokens of one example, or of one row."""
-
-    raw: int  # taken from the corpus
-    inputs: int  # read by the encoder, or by the decoder where there is no encoder
-    targets: int  # predicted
 
 
 class Text(NamedTuple):
@@ -63,6 +56,7 @@ class Objective(Choice):
     unit: ClassVar[str] = "tokens"  # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source
     pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
+    is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
     static: bool = False  # the same text gives the same example in each epoch
 
     def lengths(self, sequence_length: int) -> Lengths:
@@ -96,19 +90,18 @@ class Objective(Choice):
         """The weighted objectives that a mixture is made of, for a corpus that holds `pairs` or text; not nested."""
         return [(1.0, self)]
 
-    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> dict[str, np.ndarray]:
+    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
         """Arrays of one example, not padded; a pure function of the arguments and the state of `rng`.
 
-        Its names are those of a batch. Arrays of int32 [inputs] or [targets], `loss_weights` float32, `pair_labels`
-        int32 [].
+        Its names are those of a batch, and so are shapes and dtypes but for the axis of rows: `data.batch.FIELDS`.
         """
         raise NotImplementedError
 
-    def restore(self, example: dict[str, np.ndarray], vocabulary: "Vocabulary") -> np.ndarray:
+    def restore(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
         """The tokens that `example` was made of, [raw] int32: nothing of the text is lost."""
         raise NotImplementedError
 
-    def statistics(self, examples: Sequence[dict[str, np.ndarray]], vocabulary: "Vocabulary") -> Iterator[Statistic]:
+    def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
         """What `examples` show of the objective: the rates that its fields ask for, and others worth a look."""
         yield from ()
 

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.mixture import ObjectiveMixture
 from pretrainax.data.objectives.spans import Denoiser, SpanCorruption, encoder_decoder_example
 

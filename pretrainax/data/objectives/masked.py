@@ -10,7 +10,8 @@ from typing import ClassVar, Optional
 import numpy as np
 
 from pretrainax.config import Choice
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
 from pretrainax.data.words import SimilarWords
 

@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic, of_field
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.objectives.base import Objective, Statistic, of_field
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import SequentialDenoising
 from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_example
@@ -33,6 +34,8 @@ class PrefixLM(CausalLM):
     SequentialDenoising(0.5).
     """
 
+    is_likelihood: ClassVar[bool] = False  # of the text after the prefix alone
+
     def example(self, text, rng, vocabulary):
         example = super().example(text, rng, vocabulary)
         documents = example["segment_ids"] - 1
@@ -55,7 +58,7 @@ class PrefixLM(CausalLM):
         )
 
 
-def _predictable(example: dict[str, np.ndarray]) -> np.ndarray:
+def _predictable(example: Example) -> np.ndarray:
     """How many tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
     segment_ids = example["segment_ids"]
     ends = np.flatnonzero(np.diff(segment_ids, append=0))
@@ -198,7 +201,7 @@ def _with_start(vocabulary):
     return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
 
 
-def _apart(example: dict[str, np.ndarray], vocabulary) -> dict[str, np.ndarray]:
+def _apart(example: Example, vocabulary) -> Example:
     """The encoder-decoder's example that one of DecoderOnly was made of."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]

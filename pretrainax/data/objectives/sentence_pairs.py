@@ -7,7 +7,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic, of_field
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic, of_field
 from pretrainax.data.objectives.masked import MaskedLM
 
 _FRAME = 3  # [CLS] and two [SEP]

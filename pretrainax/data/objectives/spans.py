@@ -8,7 +8,8 @@ from typing import ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 
 
 class Noise(NamedTuple):
@@ -100,7 +101,7 @@ def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarra
     return inputs, _fold(tokens, mask, before, sentinels, vocabulary.eos)
 
 
-def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> dict[str, np.ndarray]:
+def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> Example:
     """An example whose encoder reads `inputs`, and whose decoder reads `start` and all `targets` but the last."""
     decoder_tokens = np.empty_like(targets)
     decoder_tokens[0], decoder_tokens[1:] = start, targets[:-1]
