@@ -91,13 +91,15 @@ def in_words(one: View, colours: bool, width: int) -> str:
 
 
 def table(measured: check.Measured) -> str:
-    """Each figure measured, beside the one asked for."""
+    """Writes each statistic that was measured beside what was asked for."""
     rows = [("", "measured", "asked", "")]
-    for name, figures in [(group.name, group.statistics) for group in measured.groups] + [("rows", measured.figures)]:
-        for figure in figures:
-            asked = "" if figure.asked is None else f"{figure.asked:.4g} ± {figure.tolerance:.2g}"
-            verdict = "" if figure.asked is None else "OFF" if figure.is_off else "ok"
-            rows.append((f"{name}: {figure.name}", check.number(figure), asked, verdict))
+    for name, statistics in [(group.name, group.statistics) for group in measured.groups] + [
+        ("rows", measured.statistics)
+    ]:
+        for statistic in statistics:
+            asked = "" if statistic.asked is None else f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
+            verdict = "" if statistic.asked is None else "OFF" if statistic.is_off else "ok"
+            rows.append((f"{name}: {statistic.name}", check.number(statistic), asked, verdict))
     rows += [(f"plan: {name}", f"{value:,.4g}", "", "") for name, value in measured.plan.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]

@@ -1,6 +1,7 @@
 """The rows of one objective over one corpus."""
 
-from typing import Any
+import dataclasses
+from typing import Optional
 
 import numpy as np
 
@@ -12,10 +13,22 @@ from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
+from pretrainax.tokenization.base import Vocabulary
 
 
-def packing_of(objective: Objective) -> Packing:
-    """How the texts of an objective fill rows where the config does not say."""
+@dataclasses.dataclass(frozen=True)
+class RowOptions:
+    """How texts become rows: the same for all streams of a run."""
+
+    sequence_length: int
+    global_batch_size: int  # rows of a batch over all processes
+    seed: int
+    shuffle: bool = True  # each epoch in an order of its own; False: in order
+    packing: Optional[Packing] = None  # None: what fits the objective
+
+
+def default_packing(objective: Objective) -> Packing:
+    """Returns how the texts of an objective fill rows where the config does not say."""
     if objective.unit == "tokens":
         return Windows()
     return BestFit() if objective.packs else OneEach()
@@ -27,26 +40,21 @@ class RowStream:
     Args:
       objective: bound to the tokenizer, and no mixture.
       number: of this stream among those of a run: it has random numbers of its own.
-      batch_size: rows of a batch over all processes.
     """
 
     def __init__(
         self,
         corpus: Corpus,
         objective: Objective,
-        packing: Packing,
-        vocabulary: Any,
-        *,
-        sequence_length: int,
-        batch_size: int,
-        seed: int,
+        vocabulary: Vocabulary,
+        options: RowOptions,
         number: int,
-        shuffle: bool,
     ):
         self.corpus, self.objective, self.vocabulary = corpus, objective, vocabulary
-        self.seed, self.number, self.shuffle = seed, number, shuffle
-        self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), sequence_length)]
-        self.plan = make_row_plan(corpus, objective, packing, sequence_length, batch_size, shuffle)
+        self.options, self.number = options, number
+        packing, length = options.packing or default_packing(objective), options.sequence_length
+        self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), length)]
+        self.plan = make_row_plan(corpus, objective, packing, length, options.global_batch_size, options.shuffle)
         # What the weights of a mixture count: pairs, however many share a row; of text, rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
@@ -59,10 +67,11 @@ class RowStream:
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
         """The pieces (start, length) of row n, and the lengths it is padded to."""
         epoch, place = divmod(n, self.plan.rows_per_epoch)
-        if self.shuffle:
-            offset, keys = epoch_draws(self.seed, self.number, epoch, self.plan.offsets)
+        if self.options.shuffle:
+            seed = self.options.seed
+            offset, keys = epoch_draws(seed, self.number, epoch, self.plan.offsets)
             if self.objective.static:  # the same windows in each epoch, in another order
-                offset, _ = epoch_draws(self.seed, self.number, 0, self.plan.offsets)
+                offset, _ = epoch_draws(seed, self.number, 0, self.plan.offsets)
         else:
             offset, keys = 0, None
         pieces, bucket = self.plan.row(place, keys, offset)

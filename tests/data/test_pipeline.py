@@ -15,7 +15,9 @@ from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, Rat
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation import shards
+from pretrainax.data.row_stream import RowOptions
 from pretrainax.tokenization.choices import Characters, Vocabulary
+from tests.support.rows import row_options
 from tests.support.runs import ROOT
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
@@ -37,8 +39,8 @@ class CountingCorpus:
 
 
 def make(objective=None, num_tokens=1000, **kwargs):
-    settings = dict(sequence_length=31, global_batch_size=4, seed=3) | kwargs
-    return Batches([CountingCorpus(num_tokens)], objective or CausalLM(), VOCABULARY, **settings)
+    options, others = row_options(dict(sequence_length=31, global_batch_size=4, seed=3) | kwargs)
+    return Batches([CountingCorpus(num_tokens)], objective or CausalLM(), VOCABULARY, options, **others)
 
 
 def start(batches, row):
@@ -128,9 +130,9 @@ def of(corpus):
     return counting
 
 
-def mixed(rates, **settings):
-    settings = dict(sequence_length=31, global_batch_size=8, seed=3, steps=10) | settings
-    return Batches([of(300), of(301)], CausalLM(), VOCABULARY, rates=rates, **settings)
+def mixed(stages, **settings):
+    options, others = row_options(dict(sequence_length=31, global_batch_size=8, seed=3, steps=10) | settings)
+    return Batches([of(300), of(301)], CausalLM(), VOCABULARY, options, weight_stages=stages, **others)
 
 
 def test_corpora_come_in_their_shares_in_each_batch():
@@ -202,9 +204,9 @@ def packed_and_mixed(directory):
     with shards.ShardWriter(directory, 0, TOKENIZER) as writer:
         list(writer.write(["abcd" * (1 + i % 9) for i in range(300)], collections.Counter()))
     shards.write_index(directory, 1, TOKENIZER.vocabulary.size, "letters")
-    corpora, rates = [Corpus(directory)] * 2, [(0.0, (2.0, 1.0)), (0.5, (0.0, 1.0))]
-    settings = dict(sequence_length=31, global_batch_size=4, seed=3, packing=BestFit(), rates=rates, steps=12)
-    return Batches(corpora, CausalLM(), TOKENIZER.vocabulary, **settings)
+    corpora, stages = [Corpus(directory)] * 2, [(0.0, (2.0, 1.0)), (0.5, (0.0, 1.0))]
+    options = RowOptions(sequence_length=31, global_batch_size=4, seed=3, packing=BestFit())
+    return Batches(corpora, CausalLM(), TOKENIZER.vocabulary, options, weight_stages=stages, steps=12)
 
 
 def test_making_batches_does_not_import_jax():

@@ -15,11 +15,11 @@ def write_report(prepared: Any, directory: str) -> str:
     for name, corpora in (("train", prepared.train), ("valid", prepared.valid)):
         for i, corpus in enumerate(corpora):
             splits[name if len(corpora) == 1 else f"{name} {i + 1}"] = corpus
-    figures = report.measure(splits, prepared.tokenizer)
-    table = report.table(figures)
+    metrics = report.measure(splits, prepared.tokenizer)
+    table = report.table(metrics)
     os.makedirs(directory, exist_ok=True)
-    for file, content in (("corpus.md", table), ("corpus.json", json.dumps(figures, indent=1) + "\n")):
+    for file, content in (("corpus.md", table), ("corpus.json", json.dumps(metrics, indent=1) + "\n")):
         with open(os.path.join(directory, file), "w", encoding="utf-8") as f:
             f.write(content)
-    text_pictures.draw_corpus(os.path.join(directory, "corpus.png"), figures)
+    text_pictures.draw_corpus(os.path.join(directory, "corpus.png"), metrics)
     return table

@@ -85,21 +85,21 @@ def _table(measured: check.Measured) -> str:
     head = "<tr><th>figure<th class=n>measured<th class=n>asked<th>"
     several = len(measured.groups) > 1
     rows = [
-        _figure(f"{group.name}: {figure.name}" if several else figure.name, figure)
+        _statistic(f"{group.name}: {statistic.name}" if several else statistic.name, statistic)
         for group in measured.groups
-        for figure in group.statistics
+        for statistic in group.statistics
     ]
-    rows += [_figure(figure.name, figure) for figure in measured.figures]
+    rows += [_statistic(statistic.name, statistic) for statistic in measured.statistics]
     rows += [f"<tr><td>{_escape(name)}<td class=n>{value:,.4g}<td><td>" for name, value in measured.plan.items()]
     return f"<table>{head}{''.join(rows)}</table>"
 
 
-def _figure(name: str, figure: Statistic) -> str:
+def _statistic(name: str, statistic: Statistic) -> str:
     asked = verdict = ""
-    if figure.asked is not None:
-        asked = f"{figure.asked:.4g} ± {figure.tolerance:.2g}"
-        verdict = "<span class=off>✗ off</span>" if figure.is_off else "<span class=ok>✓</span>"
-    return f"<tr><td>{_escape(name)}<td class=n>{check.number(figure)}<td class=n>{asked}<td>{verdict}"
+    if statistic.asked is not None:
+        asked = f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
+        verdict = "<span class=off>✗ off</span>" if statistic.is_off else "<span class=ok>✓</span>"
+    return f"<tr><td>{_escape(name)}<td class=n>{check.number(statistic)}<td class=n>{asked}<td>{verdict}"
 
 
 def _histogram(fill: np.ndarray) -> str:

@@ -24,7 +24,7 @@ class Text(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A figure of some examples beside what the config asks for."""
+    """A number measured over some examples, beside what the config asks for."""
 
     name: str  # "mask rate"
     measured: float

@@ -35,7 +35,7 @@ class MaskUnit(Choice):
         return self
 
     def choose(self, tokens: np.ndarray, ordinary: np.ndarray, budget: int, rng: np.random.Generator) -> Chosen:
-        """CounterRng what is predicted.
+        """Draws what is predicted.
 
         Args:
           tokens: [n] int32.

@@ -63,7 +63,7 @@ def _save(tokenizer: Tokenizer, directory: str) -> None:
 
 def component_weights(source: Source) -> np.ndarray:
     """Of each component on average over the training, were all of one size; their sum is 1."""
-    stages = source.rates([1] * len(source.components()))
+    stages = source.weight_stages([1] * len(source.components()))
     lengths = np.diff([start for start, _ in stages], append=1.0)
     weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
     return weights / weights.sum()

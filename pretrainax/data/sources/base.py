@@ -9,6 +9,10 @@ from pretrainax.config import Choice
 Document = Union[str, bytearray, tuple[str, str]]  # a text; a very long one as its UTF-8; source and target
 
 
+# Weights of several things, by stage of the training: (from which share of it on, weight of each), the first from 0.
+WeightStages = Sequence[tuple[float, Sequence[float]]]
+
+
 class Source(Choice):
     """Base of the sources. `split` is "train" or "valid"."""
 
@@ -19,8 +23,8 @@ class Source(Choice):
         """The sources that a mixture is made of, each with a corpus of its own."""
         return (self,)
 
-    def rates(self, sizes: Sequence[int]) -> list[tuple[float, tuple[float, ...]]]:
-        """(from which share of the training on, weight of each component). sizes: documents of each."""
+    def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
+        """Returns the weight of each component at each stage of the training. sizes: documents of each."""
         return [(0.0, (1.0,))]
 
     def fingerprint(self) -> str:
