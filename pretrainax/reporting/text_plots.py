@@ -60,7 +60,7 @@ def draw_corpus(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
 def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
     """Bytes per token over the size of the vocabulary on the left, training FLOPs a byte on the right, a line a kind.
 
-    results: of `tokenizer_report.compare`.
+    results: of `tokenization.compare.compare`.
     """
     rows = results["rows"]
     kinds = list(dict.fromkeys(row["kind"] for row in rows))

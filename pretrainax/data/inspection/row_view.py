@@ -6,6 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_decoder, is_gathered
+from pretrainax.data.collate import collate
+from pretrainax.data.objectives import ReplacedTokenDetection
+from pretrainax.data.pipeline import Batches
 
 # The kinds of a piece.
 KINDS = {
@@ -62,6 +65,22 @@ class Words:
             for special, run in runs
         )
         return text.replace("\n", "⏎").replace("\t", "⇥")
+
+
+def views_of(batches: Batches, words: Words, count: int) -> list[View]:
+    """Returns views of the first `count` rows of a run."""
+    views = []
+    for number in range(count):
+        objective, examples = batches.examples(number)
+        lengths = batches.lengths_of(number // batches.global_batch_size)
+        row = {name: array[0] for name, array in collate([examples], lengths, batches.vocabulary.pad or 0).items()}
+        title = f"row {number} · {type(objective).__name__}"
+        if len(examples) > 1:
+            title += f" · {len(examples)} examples"
+        on_device = isinstance(objective, ReplacedTokenDetection)
+        notes = ("the generator's replacements are drawn on the device, during the training",) if on_device else ()
+        views.append(view(row, words, title, notes))
+    return views
 
 
 def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
