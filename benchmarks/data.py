@@ -26,7 +26,7 @@ from pretrainax.data.row_stream import RowOptions
 from pretrainax.data.sources import JsonLines, PythonDocs
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
-from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.tokenization import ByteBPE, Unigram
 
 ROWS = 32
 BERT_BATCH = 256

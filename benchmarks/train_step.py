@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
-from pretrainax.tokenization.choices import Vocabulary  # noqa: E402
+from pretrainax.tokenization.base import Vocabulary  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5

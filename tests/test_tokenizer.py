@@ -11,7 +11,8 @@ from pretrainax import tokenizer as tokenizer_command
 from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.models.flops import flops_per_step
-from pretrainax.tokenization.choices import BPE, ByteBPE, Characters, Unigram, WordPiece, load_tokenizer
+from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.tokenization.compare import KINDS, _config, measure
 from pretrainax.tokenization.segmentation import describe_segmentation
 from pretrainax.zoo import preset

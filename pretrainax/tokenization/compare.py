@@ -12,8 +12,10 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.reporting.tables import markdown
-from pretrainax.tokenization.base import unknown_share
-from pretrainax.tokenization.choices import BPE, ByteBPE, Tokenizer, TokenizerConfig, Unigram, WordPiece
+from pretrainax.tokenization.base import Tokenizer, unknown_share
+from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.tokenization.sentencepiece import BPE, Unigram
+from pretrainax.tokenization.subwords import ByteBPE, WordPiece
 
 KINDS = {"unigram": Unigram, "bpe": BPE, "byte_bpe": ByteBPE, "wordpiece": WordPiece}
 # (tokenizer, its bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of the model that would use it

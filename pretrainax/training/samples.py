@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.data.batch import Batch, has_prefix, is_encoder_decoder, is_gathered
 from pretrainax.sharding.arrays import constrain
-from pretrainax.tokenization.choices import Tokenizer
+from pretrainax.tokenization.base import Tokenizer
 
 
 def samples(model: Any, params: Any, batch: Batch, tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:

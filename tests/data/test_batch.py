@@ -18,7 +18,7 @@ from pretrainax.data.objectives import (
     SpanCorruption,
     Text,
 )
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
 OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption(), PrefixLM(), NextSentencePrediction()]

@@ -16,7 +16,8 @@ from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_stream import RowOptions
-from pretrainax.tokenization.choices import Characters, Vocabulary
+from pretrainax.tokenization import Characters
+from pretrainax.tokenization.base import Vocabulary
 from tests.support.rows import row_options
 from tests.support.runs import ROOT
 

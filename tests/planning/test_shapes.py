@@ -13,7 +13,7 @@ from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.training.train_step import global_shapes
 from tests import test_configs
 from tests.training import test_pretraining

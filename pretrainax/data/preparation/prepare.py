@@ -22,7 +22,8 @@ from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
 from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.tokenization.choices import Tokenizer, check_tokenizer, load_tokenizer
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.choices import check_tokenizer
 
 SPLITS = ("train", "valid")
 Run = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere

@@ -17,7 +17,8 @@ from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Document
-from pretrainax.tokenization.choices import Tokenizer, TokenizerConfig, load_tokenizer
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.choices import TokenizerConfig
 
 _SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
 

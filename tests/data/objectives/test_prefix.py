@@ -27,7 +27,8 @@ from pretrainax.data.objectives import (
     spans,
 )
 from pretrainax.data.sources import TextFiles
-from pretrainax.tokenization.choices import ByteBPE, Vocabulary
+from pretrainax.tokenization import ByteBPE
+from pretrainax.tokenization.base import Vocabulary
 from pretrainax.training import loop as train
 from tests.data.conftest import CHINESE, ENGLISH, TEXTS
 from tests.support import tiny
