@@ -1,6 +1,6 @@
-"""What a model will see: `python -m pretrainax.inspect --config=… [--count=4] [--html=FILE]`.
+"""Shows what a model will see: `python -m pretrainax.inspect --config=… [--count=4] [--html=FILE]`.
 
-Shows the first rows of a run in words, each token marked with what the objective did to it, and the measured rates
+It writes the first rows of a run in words, each token marked with what the objective did to it, and the measured rates
 beside those that the config asks for. Exit code 1 when one is out of its range; 0 when all are as asked.
 """
 

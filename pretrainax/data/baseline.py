@@ -1,4 +1,4 @@
-"""What a model that knows nothing but how often each token occurs would score on the same targets."""
+"""The score of a model that knows nothing but how often each token occurs, on the same targets."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""What sources that read files share: which files, their fingerprint, archives, and cutting big ones at lines."""
+"""Files that sources read: which files, their fingerprint, archives, and cutting big ones at lines."""
 
 import concurrent.futures
 import contextlib
@@ -78,7 +78,7 @@ def fraction_problems(source: Any) -> Iterator[str]:
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
-    """Of the settings and the whole content of the files (about 1 GB/s a core): times and sizes miss changes."""
+    """Hashes the settings and the whole content of the files (about 1 GB/s a core): times and sizes miss changes."""
     files = find(source, "train", endings)
     held_out = find(source, "valid", endings) if source.valid_path is not None else []
     hashes = hashes_of([*files, *held_out])

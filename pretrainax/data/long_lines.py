@@ -29,7 +29,7 @@ def read_line(f: BinaryIO) -> Union[bytes, bytearray]:
 
 
 def parse(line: bytearray) -> Any:
-    """As json.loads, but the long strings of an object are bytearrays of UTF-8. Empties `line`.
+    """Does what json.loads does, but the long strings of an object are bytearrays of UTF-8. Empties `line`.
 
     Raises ValueError where json.loads does, and where a string is not Unicode.
     """

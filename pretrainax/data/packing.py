@@ -1,4 +1,4 @@
-"""How texts of a corpus fill rows: in windows across documents, or document by document, several to a row or one.
+"""The ways to fill rows with a corpus: windows across documents, or document by document, several to a row or one.
 
 `pretrainax.data.row_plan` makes the rows of an epoch of them.
 """
@@ -93,7 +93,7 @@ def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarra
 
 
 def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `cut_documents`, but pieces end where sentences do; a sentence that is too long by itself is cut."""
+    """Cuts as `cut_documents` does, but pieces end where sentences do; a sentence that is too long by itself is cut."""
     starts, lengths = [], []
     stop = np.searchsorted(sentence_ends, ends)  # a document's last sentence
     begin, sentence = 0, 0

@@ -18,7 +18,7 @@ from pretrainax.tokenization.base import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class RowOptions:
-    """How texts become rows: the same for all streams of a run."""
+    """The ways in which texts become rows: the same for all streams of a run."""
 
     sequence_length: int
     global_batch_size: int  # rows of a batch over all processes

@@ -12,7 +12,7 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 class Words:
-    """Where the words begin in a row of tokens, whichever tokenizer wrote them.
+    """Finds where words begin in a row of tokens, whichever tokenizer wrote them.
 
     Words are those of `Tokenizer.word_edges`, each Chinese character being one. With a list, characters that spell a
     word of it are one word; of several the longest, found from left to right.
@@ -31,7 +31,7 @@ class Words:
                     self._add(ids)
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether a word starts at each of the tokens, [n] int32 -> [n] bool. The first token always starts one."""
+        """Tells if a word starts at each of the tokens, [n] int32 -> [n] bool. The first token always starts one."""
         starts = self._begins[tokens]
         starts[1:] |= self._ends[tokens[:-1]]
         starts[:1] = True

@@ -26,7 +26,7 @@ DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokeni
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """How many ids there are, and which of them are no text."""
+    """The number of ids, and which of them are no text."""
 
     size: int
     pad: Optional[int] = None

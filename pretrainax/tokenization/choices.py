@@ -1,4 +1,4 @@
-"""What all tokenizers share that a config can choose: each either learns its vocabulary from text or reads one."""
+"""The face of the tokenizers that a config can choose: each either learns its vocabulary from text or reads one."""
 
 import os
 from collections.abc import Iterator, Mapping

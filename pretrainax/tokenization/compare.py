@@ -1,4 +1,4 @@
-"""How large a vocabulary, and of which kind: each is learned from the same text and measured on the same other text."""
+"""Compares kinds and sizes of a vocabulary: each is learned from the same text and measured on the same other text."""
 
 import contextlib
 import dataclasses

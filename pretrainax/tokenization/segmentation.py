@@ -1,4 +1,4 @@
-"""How a tokenizer splits a text, for people to read."""
+"""Shows how a tokenizer splits a text, for people to read."""
 
 import json
 from collections.abc import Iterator

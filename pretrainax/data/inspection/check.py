@@ -1,4 +1,4 @@
-"""Whether the examples are what the config asks for, measured before the first step."""
+"""A check that the examples are what the config asks for, by measuring some before the first step."""
 
 import dataclasses
 import math

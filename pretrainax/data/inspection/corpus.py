@@ -1,4 +1,4 @@
-"""What a corpus is made of, in numbers: documents and their lengths, use of the vocabulary, duplicates.
+"""The metrics of a corpus: documents and their lengths, use of the vocabulary, duplicates.
 
 A corpus of any size is read in blocks; what is kept of it fits in a few hundred megabytes.
 """
@@ -91,7 +91,7 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 class Digests:
-    """Which documents are equal, from a hash of each.
+    """Finds which documents are equal, from a hash of each.
 
     Of more than `limit` different ones, those are kept whose hash ends in `level` zero bits, and counted for 2^level
     (adaptive sampling, Flajolet 1990): all copies of a document or none, the same ones in every corpus.
@@ -113,7 +113,7 @@ class Digests:
         return int(self._copies.sum() - len(self._hashes)) << self.level
 
     def among(self, others: "Digests") -> int:
-        """How many documents of these are among the others."""
+        """Counts the documents of these that are among the others."""
         level = max(self.level, others.level)
         found = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
         return int(self._copies[found].sum()) << level

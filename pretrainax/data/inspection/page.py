@@ -103,7 +103,7 @@ def _statistic(name: str, statistic: Statistic) -> str:
 
 
 def _histogram(fill: np.ndarray) -> str:
-    """How many rows are how full, in twenty bars."""
+    """Draws how many rows are how full, in twenty bars."""
     counts, _ = np.histogram(np.clip(fill, 0, 1), bins=20, range=(0, 1))
     bars = "".join(
         f'<rect x="{i * 12 + 1}" y="{96 - 88 * count / counts.max():.1f}" width="10" '

@@ -41,7 +41,7 @@ class Side(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a row shows."""
+    """A row as it is shown."""
 
     title: str
     sides: list[Side]
@@ -126,7 +126,7 @@ def _parts(row: Example) -> np.ndarray:
 
 
 def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
-    """What is read, with the targets beside the places they are predicted at; and the targets by themselves."""
+    """Shows what is read, with the targets beside the places they are predicted at; and the targets by themselves."""
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0
     places, targets = row["masked_positions"][is_loss], row["targets"][is_loss]

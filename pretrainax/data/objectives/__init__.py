@@ -1,4 +1,4 @@
-"""What a model is asked to predict: each objective turns a window of token ids into an example of arrays.
+"""The tasks of pretraining: each objective turns a window of token ids into an example of what a model is to predict.
 
 NumPy only: loader workers never load JAX.
 """

@@ -117,8 +117,8 @@ class MixtureOfDenoisers(ObjectiveMixture):
 
 @dataclasses.dataclass
 class UL2R(ObjectiveMixture):
-    """What goes on with the training of a decoder (Tay et al. 2022b, arXiv 2210.11399, section 2.3; for a decoder, in
-    a DecoderOnly): half of the rows S, a quarter R, a quarter X.
+    """The mixture that goes on with the training of a model (Tay et al. 2022b, arXiv 2210.11399, section 2.3; for a
+    decoder, in a DecoderOnly): half of the rows S, a quarter R, a quarter X.
 
     The prefix of S ends anywhere in the text. R has spans of 3 tokens and 15 % of the text; X, in equal parts, spans
     of 32 tokens, or 50 % of the text.

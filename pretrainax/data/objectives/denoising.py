@@ -12,7 +12,7 @@ from pretrainax.data.objectives.spans import encoder_decoder_example
 
 
 class Counts(NamedTuple):
-    """How many tokens of a text go, and how."""
+    """Numbers of the tokens of a text that go, by the way they go."""
 
     infilled: int
     masked: int
@@ -30,7 +30,7 @@ def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np
 
 
 def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Where spans start and how long they are, int64 [spans] both: `infilled` tokens in all.
+    """Draws where spans start and how long they are, int64 [spans] both: `infilled` tokens in all.
 
     Lengths are drawn of a Poisson distribution until there are enough tokens; the last span is cut to what is left.
     All spans, also those of length 0, are shuffled among the tokens that stay, every order equally likely. There are
@@ -119,7 +119,7 @@ class Denoising(Objective):
 
     @property
     def _lost(self) -> float:
-        """Of the tokens, what the encoder does not read."""
+        """Returns the tokens that the encoder does not read."""
         return self.infilling_rate + self.masking_rate + self.deletion_rate
 
     def lengths(self, sequence_length):
@@ -129,7 +129,7 @@ class Denoising(Objective):
         return Lengths(raw, raw + 2, raw + 2)
 
     def counts(self, length: int) -> Counts:
-        """Of a text without its end."""
+        """Returns the numbers for a text without its end."""
         infilled = min(round(self.infilling_rate * length), length)
         masked = min(round(self.masking_rate * length), length - infilled)
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
@@ -188,6 +188,6 @@ class Denoising(Objective):
 
 
 def _is_part(some: np.ndarray, tokens: np.ndarray) -> bool:
-    """Whether `some` are of `tokens`, in their order."""
+    """Tells if `some` are of `tokens`, in their order."""
     rest = iter(tokens.tolist())
     return all(token in rest for token in some.tolist())

@@ -70,7 +70,7 @@ class FillInTheMiddle(CausalLM):
         return Lengths(raw, length, length)
 
     def _room(self, raw: int) -> int:
-        """How many documents of a text may be taken apart."""
+        """Returns how many documents of a text may be taken apart."""
         return math.ceil(raw / self.tokens_per_document) if raw > 1 else 0
 
     def example(self, text, rng, vocabulary):
@@ -99,8 +99,8 @@ class FillInTheMiddle(CausalLM):
         return np.concatenate([part for parts in documents for part in parts])
 
     def _documents(self, example: Example, vocabulary) -> list[list[np.ndarray]]:
-        """Of each document the parts, in their order: one, or four: what stands before the suffix' mark, what after
-        the middle's, the suffix, the end. Of SPM the first is empty."""
+        """Returns the parts of each document, in their order: one, or four: what stands before the suffix' mark, what
+        after the middle's, the suffix, the end. Of SPM the first is empty."""
         tokens = super().restore(example, vocabulary)
         before, after, between = vocabulary.sentinels[:3]
         found = []

@@ -18,7 +18,7 @@ from pretrainax.data.words import SimilarWords
 
 @functools.lru_cache(maxsize=8)
 def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each id is ordinary, not special, [V] bool; and those that are, [<= V] int32."""
+    """Tells of each id if it is ordinary, not special, [V] bool; and those that are, [<= V] int32."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
@@ -173,7 +173,7 @@ class MaskedLM(Objective):
         }
 
     def mask(self, row: np.ndarray, rng: np.random.Generator, vocabulary, progress: float = 1.0) -> dict:
-        """Of a row with its special tokens, [n] int32: `tokens`, masked, and what is predicted of it."""
+        """Masks a row with its special tokens, [n] int32: returns `tokens`, masked, and what is predicted of it."""
         is_ordinary, ordinary_ids = _ordinary(vocabulary)
         ordinary = is_ordinary.take(row)
         count = np.count_nonzero(ordinary)
@@ -193,7 +193,7 @@ class MaskedLM(Objective):
         }
 
     def _replaced(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
-        """What is written in place of the chosen tokens, [k] int32."""
+        """Draws what is written in place of the chosen tokens, [k] int32."""
         fate, draws = rng.random((2, len(targets)))
         words = None
         if self._similar is not None:
@@ -251,7 +251,7 @@ def _rate(objective, examples, vocabulary):
 
 
 def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Of the words of an example the tokens that are ordinary, and those that are predicted: [W] int64 both."""
+    """Counts in each word of an example the tokens that are ordinary, and those that are predicted: [W] int64 both."""
     is_ordinary, _ = _ordinary(vocabulary)
     row = _unmasked(example)
     starts = np.flatnonzero(objective.mask_unit.starts(row))
@@ -296,7 +296,7 @@ def _fates(objective, examples, vocabulary):
 
 
 def _words(objective, examples, vocabulary):
-    """Whether words are predicted whole, and how many in a row."""
+    """Measures if words are predicted whole, and how many in a row."""
     words = [_sizes(objective, example, vocabulary) for example in examples]
     touched = sum(np.count_nonzero(taken) for _, taken in words)
     if touched:

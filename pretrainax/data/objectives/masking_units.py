@@ -1,4 +1,4 @@
-"""What is masked as one: single tokens, whole words, n-grams, spans."""
+"""The units that are masked as one: single tokens, whole words, n-grams, spans."""
 
 import copy
 import dataclasses
@@ -82,7 +82,7 @@ class WholeWords(MaskUnit):
         return bound
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether a word starts at each of the tokens: [n] bool."""
+        """Tells if a word starts at each of the tokens: [n] bool."""
         assert self._words is not None, "where words begin is known to an objective that is bound to its tokenizer"
         return self._words.starts(tokens)
 
@@ -122,7 +122,7 @@ class Runs(WholeWords):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """How often 1, 2, 3, … words are drawn; adds up to 1."""
+        """The shares of draws of 1, 2, 3, … words; they add up to 1."""
         raise NotImplementedError
 
     def runs_of(self, words: int) -> tuple[float, float]:

@@ -59,7 +59,7 @@ class PrefixLM(CausalLM):
 
 
 def _predictable(example: Example) -> np.ndarray:
-    """How many tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
+    """Counts the tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
     segment_ids = example["segment_ids"]
     ends = np.flatnonzero(np.diff(segment_ids, append=0))
     # The next document's first token is not predicted, and of the last document all are read and predicted.

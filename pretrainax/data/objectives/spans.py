@@ -13,7 +13,7 @@ from pretrainax.data.objectives.base import Objective, Statistic
 
 
 class Noise(NamedTuple):
-    """How many of a text's tokens are dropped, and in how many spans."""
+    """Numbers of the tokens of a text that are dropped, and of the spans they are in."""
 
     tokens: int
     spans: int
@@ -64,7 +64,7 @@ def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.nda
 
 
 def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random.Generator) -> np.ndarray:
-    """Which tokens are dropped, [raw] bool: text and noise in turn, text first, both of randomly parted lengths."""
+    """Draws which tokens are dropped, [raw] bool: text and noise in turn, text first, both of random lengths."""
     noise = noise_of(raw, density, mean_span_length)
     if not noise.spans:
         return np.zeros(raw, bool)

@@ -1,4 +1,4 @@
-"""What is left out of a corpus for its quality or its likeness to the rest, by datatrove's rules and signatures.
+"""Filters of documents, for their quality or their likeness to the rest, by datatrove's rules and signatures.
 
 datatrove is an extra (`pip install 'pretrainax[filters]'`) and imported only where a config asks for it.
 """

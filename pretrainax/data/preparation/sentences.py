@@ -1,4 +1,4 @@
-"""Where the sentences of a text end: with spaces, as in the Latin and Cyrillic scripts, and without, as in Chinese and
+"""Finds where sentences end: with spaces, as in the Latin and Cyrillic scripts, and without, as in Chinese and
 Japanese.
 
 Rules, and no model: a mark of the end, what follows it, and what stands before it. In doubt two sentences stay one,

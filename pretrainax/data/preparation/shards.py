@@ -203,7 +203,7 @@ def write_index(
 
 
 def bytes_of(document: Document) -> int:
-    """Of its text in UTF-8."""
+    """Counts the bytes of its text in UTF-8."""
     if isinstance(document, tuple):
         return sum(map(bytes_of, document))
     if isinstance(document, bytearray) or document.isascii():

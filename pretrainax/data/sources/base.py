@@ -1,4 +1,4 @@
-"""What every source has."""
+"""The face of every source."""
 
 import collections
 from collections.abc import Iterator, Sequence

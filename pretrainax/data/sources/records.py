@@ -1,4 +1,4 @@
-"""What sources of records share: which fields hold the text, pairs, what is held out, and broken records."""
+"""Records that sources read: which fields hold the text, pairs, what is held out, and broken records."""
 
 import collections
 import dataclasses
@@ -170,7 +170,7 @@ def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def rows_of(count: int, size: int, wanted: int) -> int:
-    """How many of `count` rows of `size` bytes have about `wanted` bytes; at least one."""
+    """Returns how many of `count` rows of `size` bytes have about `wanted` bytes; at least one."""
     return max(1, count * wanted // max(size, 1))
 
 
