@@ -25,7 +25,7 @@ def unigram_baseline(
 
 
 def _counts(batches: Iterable[Batch], vocab_size: int) -> np.ndarray:
-    """Sum of the loss weights of each target, [V] float64."""
+    """Sums the loss weights of each target, [V] float64."""
     counts = np.zeros(vocab_size)
     for batch in batches:
         counts += np.bincount(batch["targets"].ravel(), weights=batch["loss_weights"].ravel(), minlength=vocab_size)

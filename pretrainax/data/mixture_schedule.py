@@ -50,6 +50,6 @@ class _Stage:
         np.cumsum(self.streams[:, None] == np.arange(len(weights)), axis=0, out=self._counts[1:])
 
     def before(self, row: int) -> np.ndarray:
-        """Rows of each stream before `row`, int64 [streams]."""
+        """Counts the rows of each stream before `row`, int64 [streams]."""
         cycles, rest = divmod(row - self.first, len(self.streams))
         return self._used + cycles * self._quota + self._counts[rest]

@@ -11,7 +11,7 @@ _ROUNDS = 6
 
 
 def _mix(x: int) -> int:
-    """A 64-bit hash (the finaliser of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
+    """Hashes to 64 bits (the finaliser of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
     return x ^ x >> 31

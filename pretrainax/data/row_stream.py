@@ -65,7 +65,7 @@ class RowStream:
             )
 
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
-        """The pieces (start, length) of row n, and the lengths it is padded to."""
+        """Returns the pieces (start, length) of row n, and the lengths it is padded to."""
         epoch, place = divmod(n, self.plan.rows_per_epoch)
         if self.options.shuffle:
             seed = self.options.seed
@@ -78,7 +78,7 @@ class RowStream:
         return pieces, self.lengths[bucket]
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
-        """Not padded. progress: of the training at this row, from 0 to 1."""
+        """Makes the examples of row n, not padded. progress: of the training at this row, from 0 to 1."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
         found = []
@@ -105,7 +105,7 @@ class RowStream:
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
 
     def _pair(self, start: int, length: int, progress: float) -> Text:
-        """Source and target, each cut to its room, its end kept."""
+        """Returns source and target, each cut to its room, its end kept."""
         tokens = self.corpus.tokens(start, length)
         middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
         cut = []
@@ -117,7 +117,7 @@ class RowStream:
         return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
 
     def _another(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
-        """A text of another document than the one around `start`: from a random one of the places where, but for the
+        """Draws a text of another document than the one around `start`: from one of the places where, but for the
         ends of sentences, rows would begin; long documents come up as often as they are long."""
         ends, raw = self.corpus.document_ends, self.lengths[-1].raw
         first, last = _around(ends, start)
@@ -129,6 +129,6 @@ class RowStream:
 
 
 def _around(ends: np.ndarray, place: int) -> tuple[int, int]:
-    """First token of what ends at one of `ends` and holds `place`, and the one behind its last."""
+    """Returns the first token of what ends at one of `ends` and holds `place`, and the one behind its last."""
     number = int(ends.searchsorted(place, "right"))
     return int(ends[number - 1]) if number else 0, int(ends[number])

@@ -81,12 +81,12 @@ class SimilarWords:
             )
 
     def of(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Empty where there is none."""
+        """Returns the similar words; empty where there is none."""
         return self._similar.get(ids, [])
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-    """The ids of a word at the start of a text, and after a space: two, which may be equal."""
+    """Returns the ids of a word at the start of a text, and after a space: two, which may be equal."""
     bare, spaced = (tuple(ids.tolist()) for ids in tokenizer.encode_batch([word, f" {word}"]))
     mark = tokenizer.encode(" ").tolist()
     if len(mark) == 1 and bare[:1] == tuple(mark):  # SentencePiece may put a space at the start of each text

@@ -129,7 +129,7 @@ def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
-    """uint64 [about a million documents], until all are there."""
+    """Yields uint64 [about a million documents], until all are there."""
     digest, collected = hashlib.blake2b(digest_size=8), []
     for start in range(0, corpus.num_tokens, _BLOCK):
         block = corpus.tokens(start, min(_BLOCK, corpus.num_tokens - start))

@@ -60,7 +60,7 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 
 
 def render(config: str, summary: str, measured: check.Measured, views: list[View]) -> str:
-    """The whole page.
+    """Writes the whole page.
 
     Args:
       config: its name.
@@ -122,7 +122,7 @@ def _histogram(fill: np.ndarray) -> str:
 
 
 def _legend(views: list[View]) -> str:
-    """The kinds that these views show, and no others."""
+    """Explains the kinds that these views show, and no others."""
     pieces = [piece for view in views for side in view.sides for piece in side.pieces]
     kinds = {piece.kind for piece in pieces if piece.tokens} - {"text"}
     items = [(f"<mark class={kind}>{kind}</mark>", KINDS[kind].partition(": ")[2]) for kind in KINDS if kind in kinds]

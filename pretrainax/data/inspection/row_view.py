@@ -56,7 +56,7 @@ class Words:
         self.spellings = tokenizer.spellings()
 
     def of(self, ids: np.ndarray) -> str:
-        """The text of a run of ids; line breaks and tabs are seen."""
+        """Returns the text of a run of ids; line breaks and tabs are seen."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
@@ -84,7 +84,7 @@ def views_of(batches: Batches, words: Words, count: int) -> list[View]:
 
 
 def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
-    """The sides of a row: what the encoder and the decoder read, and what is predicted.
+    """Shows the sides of a row: what the encoder and the decoder read, and what is predicted.
 
     row: the arrays of a batch [B, ...] at one place: padded, one example or several.
     """
@@ -107,7 +107,7 @@ def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = (
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
-    """The code of each token's kind, [T]; from the ids alone."""
+    """Returns the code of each token's kind, [T]; from the ids alone."""
     kinds = np.where(np.isin(tokens, list(vocabulary.special_ids)), _CODE["special"], _CODE["text"])
     for name, ids in (("sentinel", vocabulary.sentinels), ("masked", vocabulary.mask), ("unknown", vocabulary.unk)):
         if ids is not None:
@@ -117,7 +117,7 @@ def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndar
 
 
 def _parts(row: Example) -> np.ndarray:
-    """The name of the part that each token is of, [T]."""
+    """Returns the name of the part that each token is of, [T]."""
     if has_pairs(row):
         return np.where(row["token_types"] == 0, "A", "B")
     if has_prefix(row):
@@ -148,7 +148,7 @@ def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) ->
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
-    """Runs of tokens that look alike; masked, random and kept ones stand alone.
+    """Returns runs of tokens that look alike; masked, random and kept ones stand alone.
 
     originals: [T] ids that are predicted at these places, -1 elsewhere.
     separates: the vocabulary's separator ends a document.

@@ -45,7 +45,7 @@ class SequentialDenoising(Denoiser):
         return Lengths(raw, raw - min(most, 1) + 1 + self.room, most + 1)
 
     def _most(self, raw: int) -> int:
-        """Tokens of the longest rest."""
+        """Counts the tokens of the longest rest."""
         return min(max(round(2 * self.noise_density * raw) - 1, 1), raw - 1)
 
     def example(self, text, rng, vocabulary):

@@ -20,7 +20,7 @@ class Counts(NamedTuple):
 
 
 def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """The sentences that end at `ends` in another order: ceil(rate * count) of them change places among each other."""
+    """Moves sentences, which end at `ends`: ceil(rate * count) of them change places among each other."""
     sentences = np.split(tokens, ends[:-1])
     count = math.ceil(rate * len(sentences) - 1e-6)  # 0.07 * 100 is 7.000000000000001
     places = rng.permutation(len(sentences))[:count]
@@ -49,7 +49,7 @@ def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator
 
 
 def corrupt(tokens: np.ndarray, dropped: np.ndarray, masks: np.ndarray, mask: int) -> np.ndarray:
-    """`tokens` without those under `dropped` (bool), and with a `mask` before each of the places in `masks` (sorted).
+    """Returns `tokens` without those under `dropped` (bool), with a `mask` before each place in `masks` (sorted).
 
     So a token is masked that is dropped and has a mask at its place, a span that is dropped and has one at its start.
     """

@@ -138,7 +138,7 @@ class MaskedLM(Objective):
         return min(self.rate, last), max(self.rate, last)
 
     def rate_at(self, progress: float) -> float:
-        """The rate when this much of the training, from 0 to 1, is done."""
+        """Returns the rate when this much of the training, from 0 to 1, is done."""
         change = self.rate_change
         if change is None or progress < change.begin:
             return self.rate
@@ -158,7 +158,7 @@ class MaskedLM(Objective):
         return Lengths(raw, inputs=raw + 2, targets=self._most(raw))
 
     def _most(self, tokens: int) -> int:
-        """At most this many of the tokens are predicted."""
+        """Returns how many of the tokens are predicted at most."""
         return max(math.ceil(self.rates[1] * tokens - 1e-6), 1)  # 0.07 * 100 is 7.000000000000001
 
     def example(self, text, rng, vocabulary):
@@ -232,7 +232,7 @@ def _unmasked(example) -> np.ndarray:
 
 
 def _rate(objective, examples, vocabulary):
-    """The share of the ordinary tokens that is predicted."""
+    """Measures the share of the ordinary tokens that is predicted."""
     is_ordinary, _ = _ordinary(vocabulary)
     low, high = objective.rates
     counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])
@@ -261,7 +261,7 @@ def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fates(objective, examples, vocabulary):
-    """The shares of the predicted tokens that are masked, random and kept."""
+    """Measures the shares of the predicted tokens that are masked, random and kept."""
     masked, kept, sizes = [], [], []  # by token, by token, by what has one fate
     for example in examples:
         places, targets = example["masked_positions"], example["targets"]
@@ -307,7 +307,7 @@ def _words(objective, examples, vocabulary):
 
 
 def _in_a_row(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
-    """Predicted words in a row; asked is what as many words have on average, of which the budget cuts the last run."""
+    """Counts predicted words in a row; asked is what as many have on average, of which the budget cuts the last run."""
     if isinstance(unit, Runs):  # texts that are nearly full have no choice
         words = [(sizes, taken) for sizes, taken in words if 5 * np.count_nonzero(taken) <= 2 * len(sizes)]
     touched = runs = more = fewer = expected = variance = 0

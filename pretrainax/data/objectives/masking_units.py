@@ -27,7 +27,7 @@ class MaskUnit(Choice):
     shares_fate: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all kept
 
     def field_problems(self) -> Iterator[str]:
-        """One line for each own field out of range."""
+        """Yields one line for each own field out of range."""
         yield from ()
 
     def bind(self, tokenizer: Tokenizer) -> "MaskUnit":
@@ -107,7 +107,7 @@ class WholeWords(MaskUnit):
         return Chosen(places, span_of[places])
 
     def _draw(self, sizes: np.ndarray, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Words in the order in which they are taken, and the number of the draw that each is of; may be too many."""
+        """Draws words in the order in which they are taken, and the number of the draw of each; may be too many."""
         words = rng.permutation(np.flatnonzero(sizes))
         return words, words
 
@@ -126,7 +126,7 @@ class Runs(WholeWords):
         raise NotImplementedError
 
     def runs_of(self, words: int) -> tuple[float, float]:
-        """Mean and variance of the number of draws that it takes to have so many words, the last one cut."""
+        """Returns mean and variance of the number of draws that it takes to have so many words, the last one cut."""
         mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())
         return mean[words], square[words] - mean[words] ** 2
 
@@ -204,7 +204,7 @@ class Spans(Runs):
 
 @functools.lru_cache(maxsize=64)
 def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean number of draws until they add up to 0, 1, …, size - 1, and of its square: [size] float64 both."""
+    """Returns the mean number of draws until they add up to 0, …, size - 1, and of its square: [size] float64 both."""
     mean, square, back = np.zeros(size), np.zeros(size), np.array(shares[::-1])
     for n in range(1, size):
         before, chances = slice(max(n - len(back), 0), n), back[max(len(back) - n, 0) :]

@@ -182,7 +182,7 @@ class DecoderOnly(Objective):
 
 
 def _joined(objective: Objective, raw: int) -> int:
-    """At most how long inputs and targets together are, without the last target, which is not read."""
+    """Returns at most how long inputs and targets together are, without the last target, which is not read."""
     _, inputs, targets = objective.measure(raw)
     if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are not those of one example
         return raw + objective.room + 1
@@ -190,19 +190,19 @@ def _joined(objective: Objective, raw: int) -> int:
 
 
 def _most(objective: Objective, length: int) -> int:
-    """The most raw tokens whose inputs and targets together have no more than `length`."""
+    """Returns the most raw tokens whose inputs and targets together have no more than `length`."""
     if objective.unit == "pairs":
         return length + 1
     return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined(objective, raw))
 
 
 def _with_start(vocabulary):
-    """For an encoder-decoder's objective, which starts its targets with <pad>; a decoder needs none."""
+    """Gives an encoder-decoder's objective the <pad> that it starts its targets with; a decoder needs none."""
     return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
 
 
 def _apart(example: Example, vocabulary) -> Example:
-    """The encoder-decoder's example that one of DecoderOnly was made of."""
+    """Returns the encoder-decoder's example that one of DecoderOnly was made of."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
     both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)

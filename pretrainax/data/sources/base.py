@@ -20,7 +20,7 @@ class Source(Choice):
     config_path: ClassVar[str] = "config.data.source"  # where error lines say that its fields are
 
     def components(self) -> tuple["Source", ...]:
-        """The sources that a mixture is made of, each with a corpus of its own."""
+        """Returns the sources that a mixture is made of, each with a corpus of its own."""
         return (self,)
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
@@ -35,5 +35,5 @@ class Source(Choice):
         raise NotImplementedError
 
     def read(self, shard: Any, skipped: collections.Counter) -> Iterator[Document]:
-        """The documents of a shard. Counts in `skipped`, by reason, what it leaves out."""
+        """Yields the documents of a shard. Counts in `skipped`, by reason, what it leaves out."""
         raise NotImplementedError

@@ -88,7 +88,7 @@ class SourceMixture(Source):
                 yield f"{path}.sources[{i}] is {type(source).__name__}, it must be of kind Source"
 
     def _placed(self, i: int) -> Source:
-        """Source i, whose error lines name its own fields."""
+        """Returns source i, whose error lines name its own fields."""
         source = copy.copy(self.sources[i])
         source.config_path = f"{self.config_path}.sources[{i}]"
         return source
