@@ -22,10 +22,11 @@ from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.rng import CounterRng
+from pretrainax.data.row_stream import RowOptions
 from pretrainax.data.sources import JsonLines, PythonDocs
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
-from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.tokenization import ByteBPE, Unigram
 
 ROWS = 32
 BERT_BATCH = 256
@@ -60,7 +61,7 @@ def main() -> None:
     print(f"data wait under a step of BERT-base's at {BERT_BASE_ON_H200:,} tokens/s: {wait_fraction(masked):.3%}")
     for length in (512, 1024, 2048):
         packed = batches(bpe, CausalLM(), length, packing=BestFit())
-        print(f"best fit, {length:,}: {packed.figures()['fill']:.2%} of the rows is text")
+        print(f"best fit, {length:,}: {packed.statistics()['fill']:.2%} of the rows is text")
 
 
 def prepared(source: Any, tokenizer: Any, objective: Any) -> Any:
@@ -82,10 +83,7 @@ def batches(corpus: Any, objective: Any, sequence_length: int, packing: Any = No
         corpus.train,
         objective.bind(corpus.tokenizer),
         corpus.tokenizer.vocabulary,
-        sequence_length=sequence_length,
-        global_batch_size=rows,
-        seed=0,
-        packing=packing,
+        RowOptions(sequence_length, global_batch_size=rows, seed=0, packing=packing),
     )
 
 

@@ -24,7 +24,8 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.objectives import CausalLM, MaskedLM
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, PythonDocs, TextFiles
-from pretrainax.tokenization.choices import ByteBPE, TokenizerConfig, Unigram, WordPiece
+from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
+from pretrainax.tokenization.choices import TokenizerConfig
 
 CORES = len(os.sched_getaffinity(0))
 FILES = 4 * CORES

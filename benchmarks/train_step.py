@@ -21,7 +21,7 @@ from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
 from pretrainax.reporting.tables import text_table  # noqa: E402
-from pretrainax.tokenization.choices import Vocabulary  # noqa: E402
+from pretrainax.tokenization.base import Vocabulary  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
@@ -62,7 +62,8 @@ def random_data(experiment):
 def measure(experiment) -> dict:
     import jax
 
-    from pretrainax.data.pipeline import check_batch, iterate
+    from pretrainax.data.batch import check_batch
+    from pretrainax.data.pipeline import iterate
     from pretrainax.runtime import host
     from pretrainax.training.loop import to_device
     from pretrainax.training.setup import open_run

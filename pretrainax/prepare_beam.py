@@ -37,7 +37,7 @@ class Pipeline:
 
 
 def _check(beam_flags: list[str]) -> None:
-    """A mistake in Beam's flags, before the tokenizer is trained."""
+    """Raises UserError for a mistake in Beam's flags, before the tokenizer is trained."""
     from apache_beam.options.pipeline_options import PipelineOptions
     from apache_beam.runners.runner import create_runner
 

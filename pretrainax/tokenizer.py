@@ -9,21 +9,20 @@ each kind at each size from config.tokenizer.train_bytes of the training text an
 gets report.md, report.json and report.png. `encode` shows how a text is split: --text, or what comes from stdin.
 """
 
-import json
+import dataclasses
+import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
-from pretrainax.config.atomic_files import write_atomically
-from pretrainax.data.preparation.prepare import prepare_tokenizer, sample
-from pretrainax.reporting.tables import text_table
-from pretrainax.tokenization import compare as tokenizer_report
+from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
 from pretrainax.tokenization.base import Tokenizer
-from pretrainax.tokenization.compare import KINDS
+from pretrainax.tokenization.compare import KINDS, compare, measure, table, write_report
 from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.tokenization.segmentation import describe_segmentation
 
 _TRAINED = 10_000_000  # bytes to learn from, where config.tokenizer does not say
 _MEASURED = 4_000_000  # bytes of validation text, at most
@@ -34,11 +33,11 @@ def train(experiment: Experiment, directory: Optional[str]) -> str:
     started = time.perf_counter()
     tokenizer = prepare_tokenizer(experiment)
     seconds = time.perf_counter() - started
-    text = sample(experiment, "valid", _MEASURED)
-    figures = tokenizer_report.measure(tokenizer, text)
+    text = sample_split(experiment, "valid", _MEASURED)
+    bytes_per_token = measure(tokenizer, text)["bytes_per_token"]
     said = (
         f"{type(experiment.tokenizer).__name__} of {tokenizer.vocabulary.size:,} ids: "
-        f"{figures['bytes_per_token']:.3f} bytes per token on {sum(len(t.encode()) for t in text) / 1e6:.2f} MB of "
+        f"{bytes_per_token:.3f} bytes per token on {sum(len(t.encode()) for t in text) / 1e6:.2f} MB of "
         f"validation text; made in {seconds:.1f} s"
     )
     if directory is None:
@@ -49,43 +48,30 @@ def train(experiment: Experiment, directory: Optional[str]) -> str:
 
 def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], directory: Optional[str]) -> str:
     """Compares kinds and sizes; returns the table."""
-    training = sample(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
-    held_out = sample(experiment, "valid", _MEASURED)
-    results = tokenizer_report.compare(experiment, training, held_out, kinds, sizes)
-    table = tokenizer_report.table(results)
+    training = sample_split(experiment, "train", experiment.tokenizer.train_bytes or _TRAINED)
+    held_out = sample_split(experiment, "valid", _MEASURED)
+    costs = functools.partial(model_costs, experiment)
+    results = compare(experiment.tokenizer, training, held_out, kinds, sizes, costs)
     if directory is not None:
-        from pretrainax.reporting.text_plots import draw_tokenizers  # here: matplotlib takes long to import
-
-        os.makedirs(directory, exist_ok=True)
-        for name, content in (("report.md", table), ("report.json", json.dumps(results, indent=1) + "\n")):
-            write_atomically(os.path.join(directory, name), content)
-        if results["rows"]:
-            draw_tokenizers(os.path.join(directory, "report.png"), results)
-    return table
+        write_report(results, directory)
+    return table(results)
 
 
-def encode(tokenizer: Tokenizer, text: str) -> str:
-    """A line for each token, or for those that make one character together, and one about all of them."""
-    ids = tokenizer.encode(text).tolist()
-    lines = [(" ".join(map(str, group)), _quoted(tokenizer.decode(group))) for group in _characters(tokenizer, ids)]
-    size, back = len(text.encode()), tokenizer.decode(ids)
-    ratio = f", {size / len(ids):.2f} a token" if ids else ""
-    exact = "the text comes back exactly" if back == text else f"what comes back is {_quoted(back)}"
-    return "\n".join(filter(None, [text_table(lines, "><"), f"{len(ids)} tokens of {size} bytes{ratio}; {exact}"]))
+def model_costs(experiment: Experiment, tokenizer: Tokenizer, bytes_per_token: float) -> dict[str, float]:
+    """Returns what config.model costs with as many rows as there are ids.
 
+    That is the parameters of its tables, and training FLOPs a byte of text: more ids make the softmax dearer and the
+    text shorter.
+    """
+    from pretrainax.models.flops import flops_per_step  # here: it imports JAX
 
-def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
-    """Runs of ids of which none ends within a character; there are four bytes to a character at most."""
-    start = 0
-    while start < len(ids):
-        stops = range(start + 1, min(start + 4, len(ids)) + 1)
-        stop = next((stop for stop in stops if "\ufffd" not in tokenizer.decode(ids[start:stop])), start + 1)
-        yield ids[start:stop]
-        start = stop
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    model = dataclasses.replace(experiment.model, vocab_size=tokenizer.vocabulary.size)
+    lengths = experiment.objective.lengths(experiment.data.sequence_length)
+    tables = 1 if model.tie_embeddings else 2
+    return {
+        "embedding_parameters": tables * model.vocab_size * model.embedding_width,
+        "flops_per_byte": flops_per_step(model, 1, lengths.inputs, lengths.targets) / (lengths.raw * bytes_per_token),
+    }
 
 
 def main() -> None:
@@ -114,7 +100,7 @@ def main() -> None:
             raise UserError("encode needs --tokenizer=DIR")
         else:
             said = sys.stdin.read() if text.value is None else text.value
-            print(encode(read_tokenizer(os.path.expanduser(directory.value)), said))
+            print(describe_segmentation(read_tokenizer(os.path.expanduser(directory.value)), said))
         return 0
 
     cli.run(run, commands=("train", "report", "encode"))

@@ -10,8 +10,8 @@ import pytest
 from pretrainax.data.inspection import page
 from pretrainax.data.inspection.check import Group, Measured
 from pretrainax.data.inspection.row_view import Piece, Side, View, Words, view
+from pretrainax.data.inspection.terminal import render, table
 from pretrainax.data.objectives import Statistic
-from pretrainax.inspect import in_words, table
 from pretrainax.tokenization.base import Vocabulary
 
 WORDS = [" my", " dog", " is", " hairy", " cat", "\n"]
@@ -66,12 +66,12 @@ def test_every_token_is_in_one_piece():
 
 
 def test_plain_marks():
-    lines = in_words(view(masked_row(), words, "row 0"), colours=False, width=100).splitlines()
+    lines = render(view(masked_row(), words, "row 0"), colours=False, width=100).splitlines()
     assert lines[:3] == ["row 0", "  reads", "    [CLS] my [MASK→dog] [cat→is] [=hairy][SEP] [2 padding]"]
 
 
 def test_colours():
-    text = in_words(view(masked_row(), words), colours=True, width=100)
+    text = render(view(masked_row(), words), colours=True, width=100)
     assert "\x1b[4;1;33mdog\x1b[0m" in text and "MASK" not in text
 
 
@@ -120,7 +120,7 @@ def test_sentinels_of_both_sides():
 
 def test_a_long_row_is_cut_in_the_terminal_and_says_so():
     row = decoder_row([MY] * 1000, [1] * 1000)
-    assert "… 760 tokens more" in in_words(view(row, words), colours=False, width=80)
+    assert "… 760 tokens more" in render(view(row, words), colours=False, width=80)
 
 
 def test_white_space_is_seen():

@@ -1,4 +1,4 @@
-"""`python -m pretrainax.tokenizer` learns, compares and shows tokenizers; its figures are those that counting gives."""
+"""`python -m pretrainax.tokenizer` learns, compares and shows tokenizers; its metrics are those that counting gives."""
 
 import json
 import os
@@ -11,8 +11,10 @@ from pretrainax import tokenizer as tokenizer_command
 from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.models.flops import flops_per_step
-from pretrainax.tokenization import compare as tokenizer_report
-from pretrainax.tokenization.choices import BPE, ByteBPE, Characters, Unigram, WordPiece, load_tokenizer
+from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization.base import load_tokenizer
+from pretrainax.tokenization.compare import KINDS, _config, measure
+from pretrainax.tokenization.segmentation import describe_segmentation
 from pretrainax.zoo import preset
 from tests.support import tiny
 
@@ -30,8 +32,8 @@ def experiment(text, cache, variant="t5"):
 # --- measure -------------------------------------------------------------------------------------------------------
 
 
-def test_figures_by_hand():
-    found = tokenizer_report.measure(LETTERS, ["ab ab", "a?"])
+def test_metrics_by_hand():
+    found = measure(LETTERS, ["ab ab", "a?"])
     assert (found["tokens"], found["bytes_per_token"], found["tokens_per_word"]) == (7, 1.0, 7 / 3)
     assert found["unknown_share"] == 1 / 7 and found["restored_share"] == 5 / 7  # "a?" does not come back
     assert (found["pieces"], found["pieces_used"], found["pieces_below_10"]) == (28, 3, 28)
@@ -42,7 +44,7 @@ def test_costs_are_those_of_the_model_at_this_size(tie, text, cache):
     made = experiment(text, cache)
     made.model = preset("t5_small")
     made.model.tie_embeddings = tie
-    costs = tokenizer_report._costs(made, LETTERS, bytes_per_token=2.0)
+    costs = tokenizer_command.model_costs(made, LETTERS, bytes_per_token=2.0)
     assert costs["embedding_parameters"] == (1 if tie else 2) * LETTERS.vocabulary.size * 512
     lengths, made.model.vocab_size = made.objective.lengths(made.data.sequence_length), LETTERS.vocabulary.size
     # the update of a batch of 8, over the text in it
@@ -64,7 +66,7 @@ def test_train_saves_what_the_preparation_uses(text, cache, tmp_path, capsys):
     assert "training the tokenizer" not in capsys.readouterr().out
     first, second = (load_tokenizer(str(tmp_path / name)) for name in ("made", "again"))
     assert first.fingerprint == second.fingerprint
-    assert said.split(";")[0] == again.split(";")[0]  # the figures; the rest is about time
+    assert said.split(";")[0] == again.split(";")[0]  # the metrics; the rest is about time
 
 
 # --- report --------------------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@ def reported(text, cache, tmp_path_factory):
     """The same report twice: the table and the directory."""
     made = experiment(text, cache)
     folders = [tmp_path_factory.mktemp("report") for _ in range(2)]
-    tables = [tokenizer_command.report(made, list(tokenizer_report.KINDS), [330, 400, 9000], str(f)) for f in folders]
+    tables = [tokenizer_command.report(made, list(KINDS), [330, 400, 9000], str(f)) for f in folders]
     return list(zip(tables, folders, strict=True))
 
 
@@ -85,11 +87,9 @@ def results(folder):
 
 def test_report_has_each_kind_at_each_size(reported):
     rows = results(reported[0][1])["rows"]
-    assert [(row["kind"], row["size"]) for row in rows] == [
-        (kind, size) for kind in tokenizer_report.KINDS for size in (330, 400)
-    ]
+    assert [(row["kind"], row["size"]) for row in rows] == [(kind, size) for kind in KINDS for size in (330, 400)]
     by = {(row["kind"], row["size"]): row for row in rows}
-    for kind in tokenizer_report.KINDS:
+    for kind in KINDS:
         assert by[kind, 400]["bytes_per_token"] > by[kind, 330]["bytes_per_token"] > 1
         assert by[kind, 400]["restored_share"] == (0 if kind == "wordpiece" else 1)
     assert by["unigram", 400]["vocabulary"] == 500  # 100 sentinels
@@ -98,7 +98,7 @@ def test_report_has_each_kind_at_each_size(reported):
 def test_a_size_that_the_text_is_too_small_for_is_skipped(reported):
     table, folder = reported[0]
     skipped = results(folder)["skipped"]
-    assert [(s["kind"], s["size"]) for s in skipped] == [(kind, 9000) for kind in tokenizer_report.KINDS]
+    assert [(s["kind"], s["size"]) for s in skipped] == [(kind, 9000) for kind in KINDS]
     assert all("this text is enough for" in s["reason"] for s in skipped)
     assert "\nSkipped 4:\n" in table and table.count(" 9,000: config.tokenizer.vocab_size is 9000, this text is") == 4
 
@@ -120,8 +120,8 @@ def test_report_is_written_as_it_is_returned(reported):
 
 def test_fields_of_the_config_hold_for_its_kind():
     given = WordPiece(vocab_size=300, lowercase=False)
-    assert tokenizer_report._config(given, WordPiece, 500) == WordPiece(vocab_size=500, lowercase=False)
-    assert tokenizer_report._config(given, Unigram, 500) == Unigram(vocab_size=500)
+    assert _config(given, WordPiece, 500) == WordPiece(vocab_size=500, lowercase=False)
+    assert _config(given, Unigram, 500) == Unigram(vocab_size=500)
 
 
 def test_no_validation_text_is_explained(tmp_path, cache):
@@ -137,7 +137,7 @@ def test_no_validation_text_is_explained(tmp_path, cache):
 
 
 def test_encode_shows_ids_and_what_they_say():
-    assert tokenizer_command.encode(LETTERS, "a b\n").splitlines() == [
+    assert describe_segmentation(LETTERS, "a b\n").splitlines() == [
         '5  "a"',
         '4  " "',
         '6  "b"',
@@ -147,19 +147,19 @@ def test_encode_shows_ids_and_what_they_say():
 
 
 def test_encode_says_what_is_lost():
-    last = tokenizer_command.encode(LETTERS, "aB").splitlines()[-1]
+    last = describe_segmentation(LETTERS, "aB").splitlines()[-1]
     assert last == '2 tokens of 2 bytes, 1.00 a token; what comes back is "a<unk>"'
 
 
 def test_encode_joins_the_bytes_of_a_character():
     tokenizer = ByteBPE(vocab_size=259).build(iter(["ab " * 50]))
-    lines = tokenizer_command.encode(tokenizer, "a漢😀\ufffd").splitlines()
+    lines = describe_segmentation(tokenizer, "a漢😀\ufffd").splitlines()
     assert [line.split("  ")[-1] for line in lines[:-1]] == ['"a"', '"漢"', '"😀"', *['"\ufffd"'] * 3]
     assert lines[-1].startswith("11 tokens of 11 bytes") and lines[-1].endswith("exactly")
 
 
 def test_encode_of_nothing():
-    assert tokenizer_command.encode(LETTERS, "") == "0 tokens of 0 bytes; the text comes back exactly"
+    assert describe_segmentation(LETTERS, "") == "0 tokens of 0 bytes; the text comes back exactly"
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

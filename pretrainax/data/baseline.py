@@ -1,12 +1,14 @@
-"""What a model that knows nothing but how often each token occurs would score on the same targets."""
+"""The score of a model that knows nothing but how often each token occurs, on the same targets."""
 
 from collections.abc import Iterable
 
 import numpy as np
 
+from pretrainax.data.batch import Batch
+
 
 def unigram_baseline(
-    train_batches: Iterable[dict[str, np.ndarray]], valid_batches: Iterable[dict[str, np.ndarray]], vocab_size: int
+    train_batches: Iterable[Batch], valid_batches: Iterable[Batch], vocab_size: int
 ) -> dict[str, float]:
     """Scores the frequencies of the training targets (add-one smoothed) on the validation targets.
 
@@ -22,8 +24,8 @@ def unigram_baseline(
     }
 
 
-def _counts(batches: Iterable[dict[str, np.ndarray]], vocab_size: int) -> np.ndarray:
-    """Sum of the loss weights of each target, [V] float64."""
+def _counts(batches: Iterable[Batch], vocab_size: int) -> np.ndarray:
+    """Sums the loss weights of each target, [V] float64."""
     counts = np.zeros(vocab_size)
     for batch in batches:
         counts += np.bincount(batch["targets"].ravel(), weights=batch["loss_weights"].ravel(), minlength=vocab_size)

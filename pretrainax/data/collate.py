@@ -5,31 +5,28 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.data.objectives import Lengths
+from pretrainax.data.batch import READ, Example, Lengths, row_length
 
-Example = dict[str, np.ndarray]
-
-_PREDICTED = ("targets", "loss_weights", "masked_positions")
 _SEGMENTS = ("segment_ids", "encoder_segment_ids")
 
 
 def collate(
-    rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int, like: Optional[Example] = None
+    rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int, template: Optional[Example] = None
 ) -> dict[str, np.ndarray]:
-    """A batch [b, ...] of rows, each of one or more examples; what the encoder reads, and a text alone, is [b, inputs].
+    """Makes a batch [b, ...] of rows, each of one or more examples, padded to `lengths`.
 
-    `like` has an array of each name that the batch is to have; None: the first example.
+    `template` has an array of each name that the batch is to have; None: the first example.
     Segments of an example are numbered after those of the one before it; its `masked_positions` count from the row's
     start. Padding is `pad` in the tokens and 0 everywhere else: segment 0 is seen by nobody, weight 0 is no loss.
     """
     batch: dict[str, np.ndarray] = {}
-    for name, array in (like or rows[0][0]).items():
+    template = template or rows[0][0]
+    for name, array in template.items():
         if array.ndim == 0:  # of a whole row
             batch[name] = np.array([row[0][name] for row in rows])
             continue
-        length = _length(name, rows[0][0], lengths)
-        padding = pad if name.endswith("tokens") else 0
-        batch[name] = filled = np.empty((len(rows), length), array.dtype)
+        padding = pad if name in READ else 0
+        batch[name] = filled = np.empty((len(rows), row_length(name, template, lengths)), array.dtype)
         for out, row in zip(filled, rows, strict=True):
             end = _lay(out, name, row)
             out[end:] = padding
@@ -54,10 +51,3 @@ def _lay(out: np.ndarray, name: str, row: Sequence[Example]) -> int:
             out[start:end] += shift
             shift += len(example["tokens"])
     return end
-
-
-def _length(name: str, example: Example, lengths: Lengths) -> int:
-    if name in _PREDICTED:
-        return lengths.targets
-    has_encoder = "encoder_tokens" in example
-    return lengths.targets if has_encoder and not name.startswith("encoder_") else lengths.inputs

@@ -38,7 +38,7 @@ class Corpus:
         return np.fromfile(os.path.join(self.directory, COUNTS), np.int64)
 
     def tokens(self, start: int, length: int) -> np.ndarray:
-        """int32 [length], from offset `start` on."""
+        """Returns int32 [length], from offset `start` on."""
         if not 0 <= start <= self.num_tokens - length or length < 1:
             raise ValueError(f"window {start}..{start + length} of a corpus of {self.num_tokens} tokens")
         tokens = np.empty(length, np.int32)
@@ -51,7 +51,7 @@ class Corpus:
         return tokens
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens from `start` on, and which of the window's documents each is of, from 1: int32 [length] both."""
+        """Returns tokens from `start` on, and which document of the window each is of, from 1: int32 [length] both."""
         tokens = self.tokens(start, length)
         first, last = self.document_ends.searchsorted((start, start + length - 1), "right")
         segment_ids = np.zeros(length, np.int32)
@@ -60,7 +60,7 @@ class Corpus:
         return tokens, segment_ids.cumsum(dtype=np.int32)
 
     def document(self, i: int) -> np.ndarray:
-        """The tokens of document i with its separator: int32 [tokens]."""
+        """Returns the tokens of document i with its separator: int32 [tokens]."""
         if not 0 <= i < self.num_documents:
             raise IndexError(f"document {i} of a corpus of {self.num_documents}")
         start = int(self.document_ends[i - 1]) if i else 0

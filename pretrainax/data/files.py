@@ -1,4 +1,4 @@
-"""What sources that read files share: which files, their fingerprint, archives, and cutting big ones at lines."""
+"""Files that sources read: which files, their fingerprint, archives, and cutting big ones at lines."""
 
 import concurrent.futures
 import contextlib
@@ -38,7 +38,7 @@ def digest(*parts: Any) -> str:
 
 
 def extra(module: str) -> Any:
-    """A module of a package that is installed with the extra `data`, imported when a source first needs it."""
+    """Imports a module of a package that is installed with the extra `data`, when a source first needs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as e:
@@ -47,7 +47,7 @@ def extra(module: str) -> Any:
 
 
 def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
-    """The sorted files of a `path` or `valid_path`: a file, a folder or a glob."""
+    """Returns the sorted files of a `path` or `valid_path`: a file, a folder or a glob."""
     field = "path" if split == "train" else "valid_path"
     path = os.path.expanduser(getattr(source, field))
     pattern = path
@@ -78,7 +78,7 @@ def fraction_problems(source: Any) -> Iterator[str]:
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
-    """Of the settings and the whole content of the files (about 1 GB/s a core): times and sizes miss changes."""
+    """Hashes the settings and the whole content of the files (about 1 GB/s a core): times and sizes miss changes."""
     files = find(source, "train", endings)
     held_out = find(source, "valid", endings) if source.valid_path is not None else []
     hashes = hashes_of([*files, *held_out])
@@ -97,7 +97,7 @@ def _hash_file(path: str) -> str:
 
 
 def fraction(content: bytes) -> float:
-    """A number in [0, 1) that depends on the content alone."""
+    """Returns a number in [0, 1) that depends on the content alone."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
 
 
@@ -116,13 +116,13 @@ def is_archive(path: str) -> bool:
 
 
 def with_archives(*endings: str) -> tuple[str, ...]:
-    """`(".txt", ".txt.gz", ...)` of `".txt"`."""
+    """Returns `(".txt", ".txt.gz", ...)` of `".txt"`."""
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """A file to read, an archive as its content. Where that is broken, a UserError names file and line."""
+    """Opens a file to read, an archive as its content. Where that is broken, a UserError names file and line."""
     try:
         with _open(path) as f:
             yield f
@@ -197,12 +197,12 @@ def _chunks(path: str, stop: int = sys.maxsize) -> Iterator[bytes]:
 
 
 def line_number(path: str, offset: int) -> int:
-    """The line, from 1, of the byte at `offset`."""
+    """Returns the line, from 1, of the byte at `offset`."""
     return 1 + sum(chunk.count(b"\n") for chunk in _chunks(path, offset))
 
 
 def byte_of_character(path: str, fraction: float) -> int:
-    """The byte at which character int(fraction * characters) of a UTF-8 file starts."""
+    """Returns the byte at which character int(fraction * characters) of a UTF-8 file starts."""
     wanted, size = int(fraction * sum(int(_character_starts(chunk).sum()) for chunk in _chunks(path))), 0
     for chunk in _chunks(path):
         starts = np.flatnonzero(_character_starts(chunk))
@@ -229,7 +229,7 @@ def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part
 
 
 def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, bytes) of what `ranges` would cut, of archives too, whose offsets are those of the content."""
+    """Yields (offset, bytes) of what `ranges` would cut, of archives too, whose offsets are those of the content."""
     stop = sys.maxsize if stop is None else stop
     with opened(path) as f:
         _skip(f, start)

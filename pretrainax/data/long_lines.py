@@ -16,7 +16,7 @@ _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 def read_line(f: BinaryIO) -> Union[bytes, bytearray]:
-    """The next line with its end; a long one as a bytearray, which grows in place."""
+    """Returns the next line with its end; a long one as a bytearray, which grows in place."""
     line = f.readline(LONG)
     if len(line) < LONG or line.endswith(b"\n"):
         return line
@@ -29,7 +29,7 @@ def read_line(f: BinaryIO) -> Union[bytes, bytearray]:
 
 
 def parse(line: bytearray) -> Any:
-    """As json.loads, but the long strings of an object are bytearrays of UTF-8. Empties `line`.
+    """Does what json.loads does, but the long strings of an object are bytearrays of UTF-8. Empties `line`.
 
     Raises ValueError where json.loads does, and where a string is not Unicode.
     """
@@ -53,7 +53,7 @@ def parse(line: bytearray) -> Any:
 
 
 def _unescaped(line: bytearray, start: int, stop: int) -> bytearray:
-    """The text of the JSON string without its quotes at line[start:stop]."""
+    """Returns the text of the JSON string without its quotes at line[start:stop]."""
     if _CONTROL.search(line, start, stop):
         raise ValueError("broken JSON in a very long line (control character in a string)")
     text, decode = bytearray(), codecs.getincrementaldecoder("utf-8")().decode

@@ -9,7 +9,7 @@ _CYCLE = 1 << 12, 1 << 18  # least and most rows in which streams have exactly t
 
 
 class MixtureSchedule:
-    """Which of several streams row i is of, and how many rows of that stream come before it.
+    """Tells which of several streams row i is of, and how many rows of that stream come before it.
 
     A cycle of rows holds each stream in proportion to its weight, spread evenly; a weight of a stage of the training
     counts from that stage's first row on. A stream with a weight has a row in each cycle, however small it is.
@@ -50,6 +50,6 @@ class _Stage:
         np.cumsum(self.streams[:, None] == np.arange(len(weights)), axis=0, out=self._counts[1:])
 
     def before(self, row: int) -> np.ndarray:
-        """Rows of each stream before `row`, int64 [streams]."""
+        """Counts the rows of each stream before `row`, int64 [streams]."""
         cycles, rest = divmod(row - self.first, len(self.streams))
         return self._used + cycles * self._quota + self._counts[rest]

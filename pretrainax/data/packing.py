@@ -1,4 +1,4 @@
-"""How texts of a corpus fill rows: in windows across documents, or document by document, several to a row or one.
+"""The ways to fill rows with a corpus: windows across documents, or document by document, several to a row or one.
 
 `pretrainax.data.row_plan` makes the rows of an epoch of them.
 """
@@ -30,7 +30,7 @@ class Packing(Choice):
                     yield f"config.data.packing is {kind}, {name} has one example a row: OneEach or None"
 
     def rows(self, sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-        """The row of each piece, [n] int64, from 0 without gaps.
+        """Returns the row of each piece, [n] int64, from 0 without gaps.
 
         Args:
           sizes: [n, 2], how many inputs and targets each has; none exceeds `capacity`, what a row has room for.
@@ -84,7 +84,7 @@ class OneEach(Packing):
 
 
 def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents that end at `ends` in pieces of at most `longest` tokens: starts int64 [n], lengths int64 [n]."""
+    """Cuts documents that end at `ends` in pieces of at most `longest` tokens: starts int64 [n], lengths int64 [n]."""
     lengths = np.diff(ends, prepend=0)
     counts = -(-lengths // longest)
     first = np.repeat(np.cumsum(counts) - counts, counts)
@@ -93,7 +93,7 @@ def cut_documents(ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarra
 
 
 def cut_sentences(ends: np.ndarray, sentence_ends: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
-    """As `cut_documents`, but pieces end where sentences do; a sentence that is too long by itself is cut."""
+    """Cuts as `cut_documents` does, but pieces end where sentences do; a sentence that is too long by itself is cut."""
     starts, lengths = [], []
     stop = np.searchsorted(sentence_ends, ends)  # a document's last sentence
     begin, sentence = 0, 0
@@ -125,7 +125,7 @@ def _in_blocks(fit: Callable, sizes: np.ndarray, capacity: tuple[int, int]) -> n
 
 
 def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """`Packing.rows`, in the order of the pieces."""
+    """Returns `Packing.rows`, in the order of the pieces."""
     rows = np.empty(len(sizes), np.int64)
     left, numbers, used = np.zeros((0, 2), np.int64), np.zeros(0, np.int64), 0
     for i, size in enumerate(sizes):
@@ -143,7 +143,7 @@ def first_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
 
 
 def best_fit(sizes: np.ndarray, capacity: tuple[int, int]) -> np.ndarray:
-    """`Packing.rows`: longest first, equally long ones in random order, each where the fewest inputs stay free."""
+    """Returns `Packing.rows`: longest first, equal ones in random order, each where the fewest inputs stay free."""
     rows = np.empty(len(sizes), np.int64)
     open_rows: list[list] = [[] for _ in range(capacity[0] + 1)]  # by inputs left: (row, targets left)
     some = 0  # bit n: there is a row with n inputs left

@@ -11,14 +11,14 @@ _ROUNDS = 6
 
 
 def _mix(x: int) -> int:
-    """A 64-bit hash (the finaliser of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
+    """Hashes to 64 bits (the finaliser of SplitMix64: Steele, Lea and Flood 2014, figure 15)."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
     return x ^ x >> 31
 
 
 def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
-    """Where `index` goes in a pseudo-random order of range(size), without a table of that order.
+    """Returns where `index` goes in a pseudo-random order of range(size), without a table of that order.
 
     A Feistel network permutes the numbers of as many bits; one that lands outside range(size) is permuted again until
     it is inside, which keeps the whole one-to-one (Black and Rogaway 2002, section 5). `keys` are an even number of
@@ -38,6 +38,6 @@ def permute(index: int, size: int, keys: tuple[int, ...]) -> int:
 
 @functools.lru_cache(maxsize=256)
 def epoch_draws(seed: int, stream: int, epoch: int, offsets: int) -> tuple[int, tuple[int, ...]]:
-    """Where the first window of an epoch starts, in range(offsets), and the keys of its permutation."""
+    """Draws where the first window of an epoch starts, in range(offsets), and the keys of its permutation."""
     rng = np.random.default_rng([seed, 1, epoch, stream])
     return int(rng.integers(offsets)), tuple(rng.integers(2**64, size=_ROUNDS, dtype=np.uint64).tolist())

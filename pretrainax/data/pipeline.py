@@ -1,9 +1,10 @@
-"""From a corpus to batches: which window each row is made of, the loader, and the check of what comes out.
+"""From a corpus to batches: which window each row is made of, and the loader.
 
 Row i of a run is a pure function of (seed, i), so batch s is one of (seed, s): nothing has to be saved to resume, and
 neither the number of processes nor of loader workers changes it.
 """
 
+import dataclasses
 import functools
 import multiprocessing
 import os
@@ -15,19 +16,18 @@ from typing import TYPE_CHECKING, Any, Optional
 import numpy as np
 from absl import flags
 
-from pretrainax.config import Experiment, ModelConfig, UserError
-from pretrainax.data.collate import Example, collate
+from pretrainax.config import Experiment, UserError
+from pretrainax.data.batch import Batch, Example, Lengths
+from pretrainax.data.collate import collate
 from pretrainax.data.mixture_schedule import MixtureSchedule
-from pretrainax.data.objectives import Lengths, Objective
-from pretrainax.data.packing import Packing
+from pretrainax.data.objectives import Objective
 from pretrainax.data.rng import CounterRng
-from pretrainax.data.row_stream import RowStream, packing_of
+from pretrainax.data.row_stream import RowOptions, RowStream
+from pretrainax.data.sources.base import WeightStages
 
 if TYPE_CHECKING:
     from pretrainax.data.corpus import Corpus
     from pretrainax.tokenization.base import Vocabulary
-
-Rates = Sequence[tuple[float, Sequence[float]]]  # (from which share of the training on, weight of each corpus)
 
 
 class Batches:
@@ -47,120 +47,107 @@ class Batches:
         corpora: Sequence["Corpus"],
         objective: Objective,
         vocabulary: "Vocabulary",
+        options: RowOptions,
         *,
-        sequence_length: int,
-        global_batch_size: int,
-        seed: int,
-        packing: Optional[Packing] = None,
-        rates: Rates = ((0.0, (1.0,)),),
+        weight_stages: WeightStages = ((0.0, (1.0,)),),
         steps: Optional[int] = None,
-        shuffle: bool = True,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """packing: None: what fits the objective; steps: of the whole run; None: every row is as at its end."""
-        objective.check_vocabulary(vocabulary, sequence_length)
-        if global_batch_size % process_count:
-            raise UserError(
-                f"config.train.global_batch_size {global_batch_size} is not a multiple of the {process_count} processes"
-            )
-        self.vocabulary, self.global_batch_size, self.rows = (
-            vocabulary,
-            global_batch_size,
-            (steps or 0) * global_batch_size,
-        )
-        self.local_batch_size = global_batch_size // process_count
+        """weight_stages: of the corpora; steps: of the whole run; None: every row is as at its end."""
+        rows = options.global_batch_size
+        objective.check_vocabulary(vocabulary, options.sequence_length)
+        if rows % process_count:
+            raise UserError(f"config.train.global_batch_size {rows} is not a multiple of the {process_count} processes")
+        self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
+        self.local_batch_size = rows // process_count
         self.first_row = process_index * self.local_batch_size
-        self.seed = seed % 2**64  # NumPy takes no negative ones
+        self.seed = options.seed % 2**64  # NumPy takes no negative ones
+        options = dataclasses.replace(options, seed=self.seed)
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
-                stream = RowStream(
-                    corpus,
-                    component,
-                    packing or packing_of(component),
-                    vocabulary,
-                    sequence_length=sequence_length,
-                    batch_size=global_batch_size,
-                    seed=self.seed,
-                    number=len(self.streams),
-                    shuffle=shuffle,
-                )
+                stream = RowStream(corpus, component, vocabulary, options, number=len(self.streams))
                 self.streams.append(stream)
                 of_corpus.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
-        self.shares = MixtureSchedule(
-            [(int(start * self.rows), [weights[c] * weight for c, weight in of_corpus]) for start, weights in rates]
+        self.schedule = MixtureSchedule(
+            [
+                (int(start * self.rows), [weights[c] * weight for c, weight in of_corpus])
+                for start, weights in weight_stages
+            ]
         )
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
     def examples(self, row: int, draws: Optional[CounterRng] = None) -> tuple[Objective, list[Example]]:
-        """What row `row` of the run is made of: the examples, not padded, of one objective."""
+        """Returns what row `row` of the run is made of: the examples, not padded, of one objective."""
         stream, n = self._place(row)
         return stream.objective, stream.examples(n, self.progress(row), draws or CounterRng(self.seed))
 
     def progress(self, row: int) -> float:
-        """Of the training at a row of the run, from 0 to 1."""
+        """Returns how much of the training is done at a row of the run, from 0 to 1."""
         return min(row / self.rows, 1.0) if self.rows else 1.0
 
     def lengths_of(self, step: int) -> Lengths:
-        """Of the rows of a batch: the longest there are, or those of its bucket."""
+        """Returns the lengths of the rows of a batch: the longest there are, or those of its bucket."""
         if len(self.streams[0].lengths) == 1:
             return self.lengths
         stream, n = self._place(step * self.global_batch_size)
         return stream.row(n)[1]
 
-    def figures(self) -> dict[str, float]:
-        """What the plans of the streams cut and leave out, added up; the fill, of the fullest."""
+    def statistics(self) -> dict[str, float]:
+        """Adds up what the plans of the streams cut and leave out; the fill is that of the fullest."""
         total: dict[str, float] = {}
         for stream in self.streams:
-            for name, value in stream.plan.figures.items():
+            for name, value in stream.plan.statistics.items():
                 total[name] = max(total.get(name, 0), value) if name == "fill" else total.get(name, 0) + value
         return total
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, step: int) -> Batch:
         first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
         rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
-        return collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.like)
+        return collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
 
     @functools.cached_property
-    def like(self) -> Example:
-        """Arrays of all names that batches have: those of each objective of a mixture, also where a batch has none."""
+    def template(self) -> Example:
+        """An array of each name that batches have: those of all objectives of a mixture, if a batch has some or not."""
         draws = CounterRng(self.seed)
         return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
 
     def _place(self, row: int) -> tuple[RowStream, int]:
-        number, n = self.shares[row]
+        number, n = self.schedule[row]
         return self.streams[number], n
 
 
 def batches_of(
     experiment: Experiment, prepared: Any, split: str, process_index: int = 0, process_count: int = 1
 ) -> Batches:
-    """The batches of a run (`prepared`: prepare.Prepared): of "train" in an order of its seed, of "valid" always the
-    same ones."""
+    """Returns the batches of a run (`prepared`: prepare.Prepared): of "train" in an order of its seed, of "valid"
+    always the same ones."""
     corpora, data = getattr(prepared, split), experiment.data
     training = split == "train"
     return Batches(
         corpora,
         experiment.objective.bind(prepared.tokenizer),
         prepared.tokenizer.vocabulary,
-        sequence_length=data.sequence_length,
-        global_batch_size=experiment.train.global_batch_size,
-        seed=experiment.train.seed if training else 0,
-        packing=data.packing,
-        rates=data.source.rates([corpus.num_documents for corpus in corpora]),
+        RowOptions(
+            sequence_length=data.sequence_length,
+            global_batch_size=experiment.train.global_batch_size,
+            seed=experiment.train.seed if training else 0,
+            shuffle=training,
+            packing=data.packing,
+        ),
+        weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),
         steps=experiment.train.steps if training else None,
-        shuffle=training,
         process_index=process_index,
         process_count=process_count,
     )
 
 
-def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterator[dict[str, np.ndarray]]:
-    """batches[start], ..., batches[stop - 1], made ahead of time: in a thread, or in `workers` processes.
+def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
+    """Yields batches[start], ..., batches[stop - 1], made ahead of time: in a thread, or in `workers` processes.
 
     A Grain graph whose elements are whole batches, so that their order is that of the steps for any `workers`.
     Worker processes import the program's main module again and start in a few seconds.
@@ -182,7 +169,7 @@ def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterat
 
 
 def _start_worker(number: int, count: int) -> None:
-    """A loader process leaves signals to the one that trains, and ends with that one, however it ends."""
+    """Leaves signals to the process that trains, and ends with that one, however it ends."""
     for each in (signal.SIGINT, signal.SIGTERM):  # a terminal, and SLURM, send them to all processes of a job
         signal.signal(each, signal.SIG_IGN)
 
@@ -191,57 +178,3 @@ def _start_worker(number: int, count: int) -> None:
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def check_batch(batch: dict[str, np.ndarray], model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
-    """Raises UserError, naming key, expected and got, unless `batch` is what `model` takes.
-
-    Args:
-      batch: arrays [B, ...]; keys, shapes and dtypes are spelled out in the code below.
-      lengths: of the objective, for the run's sequence length.
-      batch_size: B.
-    """
-    family, vocab_size = model.family, model.vocab_size
-    text = lengths.targets if family == "encoder_decoder" else lengths.inputs  # T
-    predicted = lengths.targets if "masked_positions" in batch else text  # K with the gathered head, else T
-    ids = {"tokens": text, "targets": predicted}
-    others = {"segment_ids": text, "positions": text}
-    if family == "encoder":
-        others["token_types"] = text
-        if "masked_positions" in batch:
-            others["masked_positions"] = predicted
-    if family == "decoder" and "prefix_mask" in batch:
-        others["prefix_mask"] = text
-    if family == "encoder_decoder":
-        ids["encoder_tokens"] = lengths.inputs
-        others |= {"encoder_segment_ids": lengths.inputs, "encoder_positions": lengths.inputs}
-
-    for name, length in (ids | others | {"loss_weights": predicted}).items():
-        dtype = np.dtype(np.float32 if name == "loss_weights" else np.int32)
-        if name not in batch:
-            raise UserError(f"batch has no {name!r}, the {family} needs {dtype} [{batch_size}, {length}]")
-        got = batch[name]
-        if got.shape != (batch_size, length) or got.dtype != dtype:
-            raise UserError(f"batch[{name!r}] is {got.dtype} {list(got.shape)}, not {dtype} [{batch_size}, {length}]")
-    for name in others:
-        if batch[name].min() < 0:
-            raise UserError(f"batch[{name!r}] has {batch[name].min()}, it must not be negative")
-    for name in ids:
-        low, high = batch[name].min(), batch[name].max()
-        if low < 0 or high >= vocab_size:
-            raise UserError(
-                f"batch[{name!r}] has ids from {low} to {high}, config.model.vocab_size {vocab_size} takes 0 to "
-                f"{vocab_size - 1}"
-            )
-    tables = {name: ("position.max_length", model.position.max_length) for name in ("positions", "encoder_positions")}
-    tables["token_types"] = "num_token_types", model.num_token_types or None  # without any, they are not looked up
-    for name, (field, rows) in tables.items():
-        if name in others and rows is not None and batch[name].max() >= rows:
-            raise UserError(
-                f"batch[{name!r}] has {batch[name].max()}, config.model.{field} {rows} takes 0 to {rows - 1}"
-            )
-    if "masked_positions" in others and batch["masked_positions"].max() >= text:
-        raise UserError(f"batch['masked_positions'] has {batch['masked_positions'].max()}, rows have {text} tokens")
-    weights = batch["loss_weights"]
-    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
-        raise UserError("batch['loss_weights'] must be finite and not negative, and not all 0")

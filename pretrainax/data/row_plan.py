@@ -21,9 +21,9 @@ from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentenc
 from pretrainax.data.permutation import permute
 
 _FORMAT = 2  # of the files, and of how pieces are cut and left out
-_FIGURES = "figures.json"
+_STATISTICS = "figures.json"
 
-Keys = Optional[tuple[int, ...]]  # of an epoch's permutation; None: in order
+PermutationKeys = Optional[tuple[int, ...]]  # of an epoch, see permutation.permute; None: in order
 
 
 class Row(NamedTuple):
@@ -32,14 +32,14 @@ class Row(NamedTuple):
 
 
 class RowPlan:
-    """The rows of an epoch, in the order that `keys` give."""
+    """The rows of an epoch, in the order that `keys` give: a row is looked up by its number."""
 
     rows_per_epoch: int
     pieces_per_row: float = 1.0  # on average
     offsets: int = 1  # places where an epoch may begin
-    figures: dict[str, float]  # what was cut and what left out
+    statistics: dict[str, float]  # what was cut and what left out
 
-    def row(self, number: int, keys: Keys, offset: int) -> Row:
+    def row(self, number: int, keys: PermutationKeys, offset: int) -> Row:
         raise NotImplementedError
 
 
@@ -49,7 +49,7 @@ class WindowPlan(RowPlan):
 
     def __init__(self, num_tokens: int, raw: int, shuffle: bool):
         spare = raw - 1 if shuffle else 0  # all must fit wherever the first one starts
-        self._raw, self.figures = raw, {}
+        self._raw, self.statistics = raw, {}
         self.rows_per_epoch = max(1, (num_tokens - spare) // raw)
         self.offsets = min(spare, num_tokens - self.rows_per_epoch * raw) + 1
 
@@ -64,8 +64,8 @@ class TablePlan(RowPlan):
     def __init__(self, directory: str):
         self.directory = directory
         self._starts, self._lengths, self._ends = (_load(directory, name) for name in ("starts", "lengths", "ends"))
-        with open(os.path.join(directory, _FIGURES), encoding="utf-8") as f:
-            self.figures = json.load(f)
+        with open(os.path.join(directory, _STATISTICS), encoding="utf-8") as f:
+            self.statistics = json.load(f)
         self.rows_per_epoch = len(self._ends)
         self.pieces_per_row = len(self._starts) / max(len(self._ends), 1)
 
@@ -93,7 +93,7 @@ class BucketPlan(TablePlan):
         self._first_batch = np.cumsum([0, *batches])
         self._first_piece = np.cumsum([0, *self._sizes]).tolist()
         self.rows_per_epoch = sum(batches) * batch_size
-        self.figures["pieces left out of each epoch"] = sum(self._sizes) - self.rows_per_epoch
+        self.statistics["pieces left out of each epoch"] = sum(self._sizes) - self.rows_per_epoch
 
     def __reduce__(self):
         return type(self), (self.directory, self._batch_size)
@@ -112,7 +112,7 @@ class BucketPlan(TablePlan):
 def make_row_plan(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
 ) -> RowPlan:
-    """The plan of a corpus, from the disk where it was made before.
+    """Returns the plan of a corpus, from the disk where it was made before.
 
     Raises:
       UserError: the corpus has not a single row.
@@ -126,13 +126,13 @@ def make_row_plan(
             )
         return WindowPlan(corpus.num_tokens, longest, shuffle)
     key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length)
-    directory = _kept(
-        os.path.join(corpus.directory, f"rows-{key}"), lambda: _tables(corpus, objective, packing, sequence_length)
+    directory = _find_or_write(
+        os.path.join(corpus.directory, f"rows-{key}"), lambda: _make_tables(corpus, objective, packing, sequence_length)
     )
     buckets = isinstance(packing, OneEach) and packing.buckets
     plan = BucketPlan(directory, batch_size) if buckets else TablePlan(directory)
     if not plan.rows_per_epoch:
-        left_out = ", ".join(f"{count:,} {reason}" for reason, count in plan.figures.items() if count)
+        left_out = ", ".join(f"{count:,} {reason}" for reason, count in plan.statistics.items() if count)
         raise UserError(
             f"the corpus has no row for {type(objective).__name__} with {type(packing).__name__} and "
             f"config.train.global_batch_size {batch_size}: {left_out or 'it has no document'}; give more text"
@@ -140,9 +140,10 @@ def make_row_plan(
     return plan
 
 
-def _tables(
+def _make_tables(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Returns the tables of a TablePlan, by name, and its statistics."""
     lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
     capacity = lengths_of[-1]
     if objective.unit == "pairs":
@@ -180,13 +181,16 @@ def _tables(
     }
 
 
-def _kept(directory: str, make: Callable) -> str:
-    """The directory, or where the corpus may only be read one in its place, after `make` where it is not there yet."""
+def _find_or_write(directory: str, make: Callable) -> str:
+    """Returns the directory of a plan, written by `make` where it is not there yet.
+
+    Where the corpus may only be read, it is one in its place among the temporary files.
+    """
     places = (directory, os.path.join(tempfile.gettempdir(), "pretrainax", os.path.basename(directory)))
     for place in places:
         if os.path.isdir(place):
             return place
-    (tables, figures), reasons = make(), []
+    (tables, statistics), reasons = make(), []
     for place in places:
         temporary = f"{place}.tmp{os.getpid()}"
         shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
@@ -194,8 +198,8 @@ def _kept(directory: str, make: Callable) -> str:
             os.makedirs(temporary)
             for name, table in tables.items():
                 np.save(os.path.join(temporary, f"{name}.npy"), table, allow_pickle=False)
-            with open(os.path.join(temporary, _FIGURES), "w", encoding="utf-8") as f:
-                json.dump(figures, f)
+            with open(os.path.join(temporary, _STATISTICS), "w", encoding="utf-8") as f:
+                json.dump(statistics, f)
             os.rename(temporary, place)
         except OSError as e:  # cannot be written, is full, or another process was faster
             shutil.rmtree(temporary, ignore_errors=True)

@@ -1,20 +1,34 @@
 """The rows of one objective over one corpus."""
 
-from typing import Any
+import dataclasses
+from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import Lengths, Objective, Text
+from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
+from pretrainax.tokenization.base import Vocabulary
 
 
-def packing_of(objective: Objective) -> Packing:
-    """How the texts of an objective fill rows where the config does not say."""
+@dataclasses.dataclass(frozen=True)
+class RowOptions:
+    """The ways in which texts become rows: the same for all streams of a run."""
+
+    sequence_length: int
+    global_batch_size: int  # rows of a batch over all processes
+    seed: int
+    shuffle: bool = True  # each epoch in an order of its own; False: in order
+    packing: Optional[Packing] = None  # None: what fits the objective
+
+
+def default_packing(objective: Objective) -> Packing:
+    """Returns how the texts of an objective fill rows where the config does not say."""
     if objective.unit == "tokens":
         return Windows()
     return BestFit() if objective.packs else OneEach()
@@ -26,26 +40,21 @@ class RowStream:
     Args:
       objective: bound to the tokenizer, and no mixture.
       number: of this stream among those of a run: it has random numbers of its own.
-      batch_size: rows of a batch over all processes.
     """
 
     def __init__(
         self,
         corpus: Corpus,
         objective: Objective,
-        packing: Packing,
-        vocabulary: Any,
-        *,
-        sequence_length: int,
-        batch_size: int,
-        seed: int,
+        vocabulary: Vocabulary,
+        options: RowOptions,
         number: int,
-        shuffle: bool,
     ):
         self.corpus, self.objective, self.vocabulary = corpus, objective, vocabulary
-        self.seed, self.number, self.shuffle = seed, number, shuffle
-        self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), sequence_length)]
-        self.plan = make_row_plan(corpus, objective, packing, sequence_length, batch_size, shuffle)
+        self.options, self.number = options, number
+        packing, length = options.packing or default_packing(objective), options.sequence_length
+        self.lengths = [objective.lengths(n) for n in (*getattr(packing, "buckets", ()), length)]
+        self.plan = make_row_plan(corpus, objective, packing, length, options.global_batch_size, options.shuffle)
         # What the weights of a mixture count: pairs, however many share a row; of text, rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
@@ -56,19 +65,20 @@ class RowStream:
             )
 
     def row(self, n: int) -> tuple[list[tuple[int, int]], Lengths]:
-        """The pieces (start, length) of row n, and the lengths it is padded to."""
+        """Returns the pieces (start, length) of row n, and the lengths it is padded to."""
         epoch, place = divmod(n, self.plan.rows_per_epoch)
-        if self.shuffle:
-            offset, keys = epoch_draws(self.seed, self.number, epoch, self.plan.offsets)
+        if self.options.shuffle:
+            seed = self.options.seed
+            offset, keys = epoch_draws(seed, self.number, epoch, self.plan.offsets)
             if self.objective.static:  # the same windows in each epoch, in another order
-                offset, _ = epoch_draws(self.seed, self.number, 0, self.plan.offsets)
+                offset, _ = epoch_draws(seed, self.number, 0, self.plan.offsets)
         else:
             offset, keys = 0, None
         pieces, bucket = self.plan.row(place, keys, offset)
         return pieces, self.lengths[bucket]
 
-    def examples(self, n: int, progress: float, draws: CounterRng) -> list[dict[str, np.ndarray]]:
-        """Not padded. progress: of the training at this row, from 0 to 1."""
+    def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
+        """Makes the examples of row n, not padded. progress: of the training at this row, from 0 to 1."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
         found = []
@@ -95,7 +105,7 @@ class RowStream:
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
 
     def _pair(self, start: int, length: int, progress: float) -> Text:
-        """Source and target, each cut to its room, its end kept."""
+        """Returns source and target, each cut to its room, its end kept."""
         tokens = self.corpus.tokens(start, length)
         middle = int(self.corpus.part_ends[self.corpus.part_ends.searchsorted(start, "right")]) - start
         cut = []
@@ -107,7 +117,7 @@ class RowStream:
         return Text(tokens, np.ones(len(tokens), np.int32), np.cumsum([len(part) for part in cut]), progress)
 
     def _another(self, start: int, rng: np.random.Generator) -> tuple[int, int]:
-        """A text of another document than the one around `start`: from a random one of the places where, but for the
+        """Draws a text of another document than the one around `start`: from one of the places where, but for the
         ends of sentences, rows would begin; long documents come up as often as they are long."""
         ends, raw = self.corpus.document_ends, self.lengths[-1].raw
         first, last = _around(ends, start)
@@ -119,6 +129,6 @@ class RowStream:
 
 
 def _around(ends: np.ndarray, place: int) -> tuple[int, int]:
-    """First token of what ends at one of `ends` and holds `place`, and the one behind its last."""
+    """Returns the first token of what ends at one of `ends` and holds `place`, and the one behind its last."""
     number = int(ends.searchsorted(place, "right"))
     return int(ends[number - 1]) if number else 0, int(ends[number])

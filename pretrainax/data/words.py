@@ -12,7 +12,7 @@ from pretrainax.tokenization.base import Tokenizer
 
 
 class Words:
-    """Where the words begin in a row of tokens, whichever tokenizer wrote them.
+    """Finds where words begin in a row of tokens, whichever tokenizer wrote them.
 
     Words are those of `Tokenizer.word_edges`, each Chinese character being one. With a list, characters that spell a
     word of it are one word; of several the longest, found from left to right.
@@ -31,7 +31,7 @@ class Words:
                     self._add(ids)
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether a word starts at each of the tokens, [n] int32 -> [n] bool. The first token always starts one."""
+        """Tells if a word starts at each of the tokens, [n] int32 -> [n] bool. The first token always starts one."""
         starts = self._begins[tokens]
         starts[1:] |= self._ends[tokens[:-1]]
         starts[:1] = True
@@ -81,12 +81,12 @@ class SimilarWords:
             )
 
     def of(self, ids: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """Empty where there is none."""
+        """Returns the similar words; empty where there is none."""
         return self._similar.get(ids, [])
 
 
 def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
-    """The ids of a word at the start of a text, and after a space: two, which may be equal."""
+    """Returns the ids of a word at the start of a text, and after a space: two, which may be equal."""
     bare, spaced = (tuple(ids.tolist()) for ids in tokenizer.encode_batch([word, f" {word}"]))
     mark = tokenizer.encode(" ").tolist()
     if len(mark) == 1 and bare[:1] == tuple(mark):  # SentencePiece may put a space at the start of each text

@@ -41,9 +41,10 @@ from pretrainax.interop.weights import Pretrained, families
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
+from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
-from pretrainax.tokenization.choices import PretrainedTokenizer
-from pretrainax.tokenization.huggingface import read_tokenizer, write_tokenizer
+from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import places, rows_of, their_shape, view
 from pretrainax.zoo.family import HuggingFace
 

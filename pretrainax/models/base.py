@@ -18,8 +18,6 @@ from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 
-Batch = dict[str, jax.Array]
-
 
 class MaskedLMHead(nn.Module):
     """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code).

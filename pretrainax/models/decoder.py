@@ -1,7 +1,8 @@
 """Decoder: every token sees those before it (GPT-2, LLaMA), and of a prefix LM the whole prefix."""
 
+from pretrainax.data.batch import Batch
 from pretrainax.layers.stack import Stack
-from pretrainax.models.base import Batch, Model
+from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
 
 

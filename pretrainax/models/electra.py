@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.batch import Batch, has_loss, is_gathered
 from pretrainax.layers.compute import Compute
-from pretrainax.models.base import Batch
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
@@ -145,7 +145,7 @@ class Electra:
             return encoder.apply({"params": params}, batch, deterministic=deterministic, rngs=keys)
 
         generated = run(1, generator, batch)
-        if "loss_weights" not in batch:  # nobody asks for a loss: what the generator says
+        if not has_loss(batch):  # nobody asks for a loss: what the generator says
             return generated
         tokens, replaced = replace(generated, batch, sample)
         found = run(0, discriminator, {**batch, "tokens": tokens})
@@ -181,7 +181,7 @@ def replace(generated: Outputs, batch: Batch, sample: Optional[jax.Array] = None
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens.sum(axis=1))
     else:
         keys = jax.random.split(sample, rows)
-    if "masked_positions" in batch:
+    if is_gathered(batch):
         places = jnp.where(predicted, batch["masked_positions"], length)  # slots that a row does not need have 0
         put = jax.vmap(lambda row, place, values: row.at[place].set(values, mode="drop"))
         fill = lambda values: put(tokens, places, values)  # noqa: E731

@@ -2,8 +2,9 @@
 
 import jax.numpy as jnp
 
+from pretrainax.data.batch import Batch, is_gathered
 from pretrainax.layers.stack import Stack
-from pretrainax.models.base import Batch, Model, PairHead, ReplacedTokenHead
+from pretrainax.models.base import Model, PairHead, ReplacedTokenHead
 from pretrainax.models.outputs import Outputs
 
 
@@ -26,7 +27,7 @@ class Encoder(Model):
         pair_logits = self.pair_head(x) if config.pair_head else None
         if config.replaced_token_head:
             return Outputs(pair_logits=pair_logits, replaced_logits=self.replaced_token_head(x, batch["segment_ids"]))
-        if "masked_positions" in batch:
+        if is_gathered(batch):
             # [B, T, D] -> [B, K, D]
             x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
         return self.predict(x).replace(pair_logits=pair_logits)

@@ -1,9 +1,10 @@
 """Encoder-decoder: a decoder that also reads an encoded text (Vaswani et al. 2017; T5)."""
 
 from pretrainax.config import LearnedPositions
+from pretrainax.data.batch import Batch
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.stack import Stack
-from pretrainax.models.base import Batch, Model
+from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
 
 

@@ -22,7 +22,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.config import Experiment, MeshConfig, TrainConfig
-from pretrainax.data.objectives import Lengths
+from pretrainax.data.batch import has_prefix, lengths_of
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_batch_divides
@@ -126,12 +126,6 @@ def _key(experiment: Experiment) -> str:
     return json.dumps(config_lib.to_json(dataclasses.replace(experiment, mesh=MeshConfig())), sort_keys=True)
 
 
-def lengths_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> Lengths:
-    """Inputs and targets of a row, of the shapes of its batch."""
-    inputs = shapes.get("encoder_tokens", shapes["tokens"]).shape[1]
-    return Lengths(inputs, inputs, shapes["targets"].shape[1])
-
-
 @functools.lru_cache(maxsize=512)
 def _trace(key: str, rows: int, platform: str) -> list[Kept]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
@@ -140,9 +134,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
     with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
         train = for_this_machine(experiment.train)
         compute = compute_for(train)
-        chosen = [
-            name for name, _ in attentions(experiment.model, compute, lengths_of(shapes), "prefix_mask" in shapes, 1)
-        ]
+        chosen = [name for name, _ in attentions(experiment.model, compute, lengths_of(shapes), has_prefix(shapes), 1)]
     if "cudnn" in chosen:
         # It asks for cuDNN when it is traced. The TPU's kernels keep the same: queries, keys, values, result, and the
         # normaliser of each row.

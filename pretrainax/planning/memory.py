@@ -14,12 +14,12 @@ from typing import Any, Optional
 import jax
 
 from pretrainax.config import Experiment
+from pretrainax.data.batch import lengths_of
 from pretrainax.planning.activations import (
     Kept,
     abstract_mesh,
     abstract_state,
     kept,
-    lengths_of,
     micro_rows,
     shapes_of,
     train_on,

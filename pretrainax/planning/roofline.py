@@ -20,8 +20,9 @@ import math
 from typing import Optional
 
 from pretrainax.config import Experiment
+from pretrainax.data.batch import lengths_of
 from pretrainax.models.flops import flops_per_step
-from pretrainax.planning.activations import kept, lengths_of, micro_rows, shapes_of
+from pretrainax.planning.activations import kept, micro_rows, shapes_of
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective

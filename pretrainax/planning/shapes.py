@@ -4,8 +4,9 @@ import jax
 import numpy as np
 
 from pretrainax.config import Experiment
-from pretrainax.data.collate import Example, collate
-from pretrainax.data.objectives import Lengths, Objective, Text
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.collate import collate
+from pretrainax.data.objectives import Objective, Text
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
 
@@ -24,8 +25,8 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     kinds = [part for source in experiment.data.source.components() for _, part in bound.components(source.pairs)]
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
     examples = [_example(kind, kind.lengths(length), tokenizer.vocabulary) for kind in kinds]
-    like = {name: array for example in examples for name, array in example.items()}
-    row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, like)
+    template = {name: array for example in examples for name, array in example.items()}
+    row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)
     return global_shapes(row, experiment.train.global_batch_size)
 
 

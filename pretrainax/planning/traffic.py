@@ -14,7 +14,8 @@ from typing import Any
 import jax
 
 from pretrainax.config import Experiment
-from pretrainax.planning.activations import abstract_state, lengths_of, micro_rows, shapes_of, train_on
+from pretrainax.data.batch import lengths_of
+from pretrainax.planning.activations import abstract_state, micro_rows, shapes_of, train_on
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 

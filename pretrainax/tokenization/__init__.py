@@ -1,13 +1,9 @@
 """Subword tokenizers: what is trained or loaded, as configs name it."""
 
-from pretrainax.tokenization.choices import (
-    BPE,
-    ByteBPE,
-    Characters,
-    PretrainedTokenizer,
-    TokenizerConfig,
-    Unigram,
-    WordPiece,
-)
+from pretrainax.tokenization.characters import Characters
+from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.tokenization.huggingface import PretrainedTokenizer
+from pretrainax.tokenization.sentencepiece import BPE, Unigram
+from pretrainax.tokenization.subwords import ByteBPE, WordPiece
 
 __all__ = ["TokenizerConfig", "Unigram", "BPE", "WordPiece", "ByteBPE", "Characters", "PretrainedTokenizer"]

@@ -1,7 +1,8 @@
-"""How large a vocabulary, and of which kind: each is learned from the same text and measured on the same other text."""
+"""Compares kinds and sizes of a vocabulary: each is learned from the same text and measured on the same other text."""
 
 import contextlib
 import dataclasses
+import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,42 +10,54 @@ from typing import Any
 
 import numpy as np
 
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import UserError
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.tables import markdown
-from pretrainax.tokenization.base import unknown_share
-from pretrainax.tokenization.choices import BPE, ByteBPE, Tokenizer, TokenizerConfig, Unigram, WordPiece
+from pretrainax.tokenization.base import Tokenizer, unknown_share
+from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.tokenization.sentencepiece import BPE, Unigram
+from pretrainax.tokenization.subwords import ByteBPE, WordPiece
 
 KINDS = {"unigram": Unigram, "bpe": BPE, "byte_bpe": ByteBPE, "wordpiece": WordPiece}
+# (tokenizer, its bytes per token) -> {"embedding_parameters": …, "flops_per_byte": …} of the model that would use it
+Costs = Callable[[Tokenizer, float], dict[str, float]]
 
 
 def compare(
-    experiment: Experiment,
+    given: TokenizerConfig,
     training: Sequence[str],
     held_out: Sequence[str],
     kinds: Sequence[str],
     sizes: Sequence[int],
+    costs: Costs,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """The figures of each kind at each size of config.tokenizer.vocab_size, ready for JSON.
+    """Returns the metrics of each kind at each size of config.tokenizer.vocab_size, ready for JSON.
 
-    Where `experiment.tokenizer` is of that kind, its other fields hold. A size for which the text is too small is
-    among the `skipped`, with the reason.
+    Args:
+      given: config.tokenizer; for tokenizers of its kind, its other fields hold.
+      training: texts to learn from.
+      held_out: texts to measure on.
+      kinds: of KINDS.
+      costs: of a model with that tokenizer.
+
+    A size for which the text is too small is among the `skipped`, with the reason.
     """
     rows, skipped = [], []
     for kind in kinds:
         for size in sizes:
             started = time.perf_counter()
             try:
-                tokenizer = _config(experiment.tokenizer, KINDS[kind], size).build(iter(training))
+                tokenizer = _config(given, KINDS[kind], size).build(iter(training))
             except UserError as e:
                 skipped.append({"kind": kind, "size": size, "reason": str(e)})
                 say(f"{kind} {size:,}: skipped, {e}")
                 continue
             seconds = time.perf_counter() - started
-            figures = measure(tokenizer, held_out)
-            costs = _costs(experiment, tokenizer, figures["bytes_per_token"])
-            rows.append({"kind": kind, "size": size, **figures, **costs, "training_seconds": seconds})
-            say(f"{kind} {size:,}: {figures['bytes_per_token']:.3f} bytes per token, trained in {seconds:.1f} s")
+            metrics = measure(tokenizer, held_out)
+            metrics |= costs(tokenizer, metrics["bytes_per_token"])
+            rows.append({"kind": kind, "size": size, **metrics, "training_seconds": seconds})
+            say(f"{kind} {size:,}: {metrics['bytes_per_token']:.3f} bytes per token, trained in {seconds:.1f} s")
     return {
         "training_bytes": _bytes(training),
         "held_out_bytes": _bytes(held_out),
@@ -59,7 +72,7 @@ def _config(given: Any, kind: type[TokenizerConfig], size: int) -> TokenizerConf
 
 
 def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
-    """What a tokenizer makes of texts, and how fast on one core."""
+    """Measures what a tokenizer makes of texts, and how fast on one core."""
     with _one_thread():
         started = time.process_time()  # of this core, whatever else the machine does
         encoded = tokenizer.encode_batch(list(texts))
@@ -82,24 +95,8 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _costs(experiment: Experiment, tokenizer: Tokenizer, bytes_per_token: float) -> dict[str, float]:
-    """Of config.model with as many rows as there are ids: parameters of its tables, and training FLOPs a byte of text.
-
-    More ids make the softmax dearer and the text shorter.
-    """
-    from pretrainax.models.flops import flops_per_step  # here: it imports JAX
-
-    model = dataclasses.replace(experiment.model, vocab_size=tokenizer.vocabulary.size)
-    lengths = experiment.objective.lengths(experiment.data.sequence_length)
-    tables = 1 if model.tie_embeddings else 2
-    return {
-        "embedding_parameters": tables * model.vocab_size * model.embedding_width,
-        "flops_per_byte": flops_per_step(model, 1, lengths.inputs, lengths.targets) / (lengths.raw * bytes_per_token),
-    }
-
-
 def table(results: Mapping[str, Any]) -> str:
-    """The figures of `compare` in Markdown, and what they were measured on."""
+    """Writes the results of `compare` in Markdown, and what they were measured on."""
     header = [
         *("tokenizer", "vocab_size", "bytes per token", "tokens per word", "unknown", "restored", "used", "under 10 ×"),
         *("embedding, M", "MFLOP a byte", "MB/s", "trained in, s"),
@@ -139,6 +136,17 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_report(results: Mapping[str, Any], directory: str) -> None:
+    """Writes report.md, report.json and report.png with the results of `compare`."""
+    from pretrainax.reporting.text_plots import draw_tokenizers  # here: matplotlib takes long to import
+
+    os.makedirs(directory, exist_ok=True)
+    for name, content in (("report.md", table(results)), ("report.json", json.dumps(results, indent=1) + "\n")):
+        write_atomically(os.path.join(directory, name), content)
+    if results["rows"]:
+        draw_tokenizers(os.path.join(directory, "report.png"), results)
+
+
 def _cheapest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         best = min((row for row in rows if row["kind"] == kind), key=lambda row: row["flops_per_byte"])
@@ -151,7 +159,7 @@ def _bytes(texts: Sequence[str]) -> int:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """The library tokenizers looks at this variable at each call."""
+    """Keeps the library tokenizers, which looks at this variable at each call, to one thread."""
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     try:

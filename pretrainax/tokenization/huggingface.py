@@ -1,39 +1,31 @@
-"""Tokenizers of Hugging Face directories, both ways.
+"""Tokenizers of Hugging Face directories: `read_tokenizer(directory)` gives one with the ids that transformers gives.
 
-`read_tokenizer(directory)` gives a `Tokenizer` with the ids that transformers gives; `write_tokenizer(tokenizer,
-directory, model)` writes the files from which transformers loads one with our ids. Reading back what was written gives
-the same ids, vocabulary and fingerprint.
-
-Only JSON, text and SentencePiece models are read; a repository's own code never is.
+`huggingface_export` writes such a directory; reading back what was written gives the same ids, vocabulary and
+fingerprint. Only JSON, text and SentencePiece models are read; a repository's own code never is.
 """
 
+import dataclasses
 import itertools
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import UserError
 from pretrainax.config.json_files import read_object
-from pretrainax.tokenization.base import (
-    DESCRIPTION,
-    SentencePieceTokenizer,
-    SubwordTokenizer,
-    Tokenizer,
-    Vocabulary,
-    byte_character,
-    decisive_part,
-    load_tokenizer,
-)
-from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json, with_template
+from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
+from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
+from pretrainax.tokenization.subwords import SubwordTokenizer, byte_character, decisive_part
+from pretrainax.tokenization.tokenizer_json import add_special, tokenizer_json
 
 _MOST_SENTINELS = 1_000_000  # as text, some 100 MB
-_FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
+FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 # The special pieces of a directory that names none: the first line whose pieces are all in the vocabulary.
 _CONVENTIONS = (
     dict(pad="[PAD]", unk="[UNK]", cls="[CLS]", sep="[SEP]", mask="[MASK]"),  # BERT, ELECTRA, DeBERTa
@@ -58,11 +50,8 @@ _READERS = {
 }
 
 
-# --- reading -------------------------------------------------------------------------------------------------------
-
-
 def tokenizer_file(directory: str) -> str:
-    """The name of the file that tells how a directory's tokenizer splits a text; UserError where there is none."""
+    """Returns the name of the file that tells how a text is split; UserError where the directory has none."""
     if not os.path.isdir(directory):
         raise UserError(f"{directory} is no directory")
     for name in (DESCRIPTION, "tokenizer.json", *_READERS):
@@ -80,7 +69,7 @@ def tokenizer_file(directory: str) -> str:
 
 
 def read_tokenizer(directory: str) -> Tokenizer:
-    """The tokenizer of a Hugging Face directory, or of one that `write_tokenizer` or `Tokenizer.save` wrote.
+    """Reads the tokenizer of a Hugging Face directory, or of one that `write_tokenizer` or `Tokenizer.save` wrote.
 
     A SentencePiece model is read by SentencePiece. Raises a UserError where there is no tokenizer, or one whose ids
     follow from more than its files say.
@@ -101,15 +90,28 @@ def read_tokenizer(directory: str) -> Tokenizer:
         raise UserError(f"the tokenizer in {directory} is damaged ({type(e).__name__}: {e})") from e
 
 
+def _is_decisive(tokenizer: Tokenizer, directory: str) -> bool:
+    """Tells if a saved `tokenizer` is what the other files of `directory` speak of, too: they may be newer."""
+    try:
+        with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
+            there = f.read()
+    except FileNotFoundError:
+        return True
+    if isinstance(tokenizer, SubwordTokenizer):
+        return not os.path.exists(os.path.join(directory, "tokenizer_config.json"))
+    ours, theirs = (json.loads(decisive_part(m, tokenizer.vocabulary)) for m in (tokenizer_json(tokenizer), there))
+    return ours == theirs
+
+
 class _Files:
-    """What a Hugging Face directory says of its tokenizer."""
+    """A Hugging Face directory, read for what it says of its tokenizer."""
 
     def __init__(self, directory: str):
         self._directory = directory
         self._config = self._json("tokenizer_config.json")
         # special_tokens_map.json is older, tokenizer_config.json has the last word
         said = self._json("special_tokens_map.json") | self._config
-        self._named = {field: _piece(said.get(f"{field}_token")) for field in _FIELDS}
+        self._named = {field: _piece(said.get(f"{field}_token")) for field in FIELDS}
         self._named = {field: piece for field, piece in self._named.items() if piece}
         extra = said.get("extra_special_tokens") or said.get("additional_special_tokens") or []
         self._extra = [_piece(token) for token in (extra.values() if isinstance(extra, dict) else extra)]
@@ -127,7 +129,7 @@ class _Files:
         return kinds.get(name, self._bytes)()
 
     def _tokenizers(self) -> SubwordTokenizer:
-        """Any tokenizer.json."""
+        """Reads any tokenizer.json."""
         model = self._read("tokenizer.json")
         try:
             tokenizer = tokenizers.Tokenizer.from_buffer(model)
@@ -150,7 +152,7 @@ class _Files:
         return self._subword(tokenizer, model)
 
     def _wordpiece(self) -> SubwordTokenizer:
-        """BERT's vocab.txt, a piece a line."""
+        """Reads BERT's vocab.txt, a piece a line."""
         vocabulary = {piece: i for i, piece in enumerate(self._lines("vocab.txt"))}
         unk = self._named.get("unk", "[UNK]")
         tokenizer = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unk))
@@ -164,7 +166,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _byte_bpe(self) -> SubwordTokenizer:
-        """vocab.json and merges.txt of GPT-2, RoBERTa, BART."""
+        """Reads vocab.json and merges.txt of GPT-2, RoBERTa, BART."""
         vocabulary = self._json("vocab.json")
         if not set(pre_tokenizers.ByteLevel.alphabet()) <= vocabulary.keys():
             raise self._error("vocab.json is none of bytes, as GPT-2's is: a tokenizer.json is needed")
@@ -180,7 +182,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _bytes(self) -> SubwordTokenizer:
-        """ByT5's tokenizer, which has no file: byte b is id b + 3."""
+        """Makes ByT5's tokenizer, which has no file: byte b is id b + 3."""
         names = {0: "<pad>", 1: "</s>", 2: "<unk>"} | {
             259 + n: f"<extra_id_{n}>" for n in range(self._num_sentinels(125))
         }
@@ -191,7 +193,7 @@ class _Files:
         return self._subword(self._with_added(tokenizer))
 
     def _sentencepiece(self, name: str) -> SentencePieceTokenizer:
-        """T5's, LLaMA's and Gemma's, DeBERTa's model file."""
+        """Reads T5's, LLaMA's and Gemma's, DeBERTa's model file."""
         model = self._read(name)
         processor = sentencepiece.SentencePieceProcessor()
         try:
@@ -225,7 +227,7 @@ class _Files:
         return SubwordTokenizer(model, described, special_pieces)
 
     def _special(self, vocabulary: Mapping[str, int]) -> tuple[Vocabulary, dict[int, str]]:
-        """The special ids among the pieces, and what is written for them."""
+        """Returns the special ids among the pieces, and what is written for them."""
         ids = set(vocabulary.values())
         if missing := max(ids) + 1 - len(ids):
             first = next(i for i in itertools.count() if i not in ids)
@@ -246,7 +248,7 @@ class _Files:
         return Vocabulary(len(ids), **special, sentinels=sentinels), pieces
 
     def _with_added(self, tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-        """With the pieces of added_tokens.json and added_tokens_decoder."""
+        """Adds the pieces of added_tokens.json and added_tokens_decoder."""
         for piece, _ in sorted(self._added.items(), key=lambda item: item[1]):
             tokenizer.add_tokens([tokenizers.AddedToken(piece, normalized=False)])
         self._check_added(tokenizer.get_vocab())
@@ -279,67 +281,42 @@ class _Files:
 
 
 def _json(directory: str, name: str) -> dict[str, Any]:
-    """{} where there is no such file."""
+    """Reads a file; {} where there is none."""
     path = os.path.join(directory, name)
     return read_object(path) if os.path.exists(path) else {}
 
 
 def _class(directory: str) -> str:
-    """The class of transformers, without "Tokenizer" and "Fast"; "" where no file names one."""
+    """Returns the class of transformers, without "Tokenizer" and "Fast"; "" where no file names one."""
     files = ("tokenizer_config.json", "config.json")
     name = next(filter(None, (_json(directory, name).get("tokenizer_class") for name in files)), "")
     return re.sub("Tokenizer(Fast)?$", "", str(name))
 
 
 def _piece(token: Any) -> Any:
-    """The text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
+    """Returns the text of a token: transformers writes "</s>", or {"content": "</s>", …}."""
     return token.get("content") if isinstance(token, dict) else token
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
+@dataclasses.dataclass
+class PretrainedTokenizer(TokenizerConfig):
+    """The tokenizer of a Hugging Face directory: that of RoBERTa, T5, LLaMA 3, …, with the ids of their weights."""
 
+    path: Optional[str] = None  # the directory: a tokenizer.json, or the files of older models
 
-def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) -> None:
-    """The files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
+    train_bytes = None
 
-    A tokenizer.json that was read is written as it was. One of ours gets the special tokens around a text that are
-    usual for `model`: [CLS] … [SEP] of an encoder, … </s> of an encoder-decoder, <s> … of a decoder. Qwen 2 is the one
-    `model_type` for which AutoTokenizer puts its own rules in the place of those of the file.
-    """
-    os.makedirs(directory, exist_ok=True)
-    pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
-    named = {f"{field}_token": pieces[i] for field in _FIELDS if (i := getattr(vocabulary, field)) is not None}
-    if vocabulary.sentinels:
-        named["additional_special_tokens"] = [pieces[i] for i in vocabulary.sentinels]
-    types = ["token_type_ids"] if model.num_token_types > 1 else []
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",  # what takes tokenizer.json as it is
-        "model_input_names": ["input_ids", *types, "attention_mask"],
-        "clean_up_tokenization_spaces": False,
-        **named,
-    }
-    if model.position.max_length is not None:
-        config["model_max_length"] = model.position.max_length
-    if not isinstance(tokenizer, SubwordTokenizer):
-        tokenizer.save(directory)  # `read_tokenizer` gives this back
-    _write(directory, "tokenizer.json", with_template(tokenizer, model))
-    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
-        _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
+    def problems(self, experiment: Any) -> Iterator[str]:
+        if self.path is None:
+            yield "config.tokenizer.path is None, it must be a Hugging Face directory"
+            return
+        try:
+            tokenizer_file(os.path.expanduser(self.path))
+        except UserError as e:
+            yield f"config.tokenizer.path: {e}"
 
-
-def _write(directory: str, name: str, content: bytes) -> None:
-    with open(os.path.join(directory, name), "wb") as f:
-        f.write(content)
-
-
-def _is_decisive(tokenizer: Tokenizer, directory: str) -> bool:
-    """Whether a saved `tokenizer` is what the other files of `directory` speak of, too: they may be newer."""
-    try:
-        with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
-            there = f.read()
-    except FileNotFoundError:
-        return True
-    if isinstance(tokenizer, SubwordTokenizer):
-        return not os.path.exists(os.path.join(directory, "tokenizer_config.json"))
-    ours, theirs = (json.loads(decisive_part(m, tokenizer.vocabulary)) for m in (tokenizer_json(tokenizer), there))
-    return ours == theirs
+    def load(self) -> Tokenizer:
+        try:
+            return read_tokenizer(os.path.expanduser(self.path))
+        except UserError as e:
+            raise UserError(f"config.tokenizer.path: {e}") from e

@@ -1,14 +1,20 @@
-"""SentencePiece models: learning one, lossless, with the special pieces of a published family."""
+"""SentencePiece models, unigram and BPE: encoding with one, and learning one, lossless, with the special pieces of a
+published family."""
 
+import dataclasses
 import io
 import re
 from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Optional
 
+import numpy as np
 import sentencepiece
 
 from pretrainax.config import UserError
-from pretrainax.tokenization.base import SPACE_MARK, SentencePieceTokenizer, Vocabulary
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 
+SPACE_MARK = "\u2581"  # what SentencePiece writes for a space, and so cannot tell from one
 # config.tokenizer.special_pieces -> Vocabulary field: piece, in the order of their ids
 SPECIALS = {
     "t5": {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"},
@@ -20,8 +26,72 @@ _DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # tho
 _RARE = 1e-3  # share of the characters; SentencePiece leaves out the rarest ones that make up 5e-4 of a text
 
 
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model, unigram or BPE."""
+
+    file = "spiece.model"
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        super().__init__(model, vocabulary, special_pieces)
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._check_size(self._processor.get_piece_size())
+        self._mark_ids = self._ids_of_mark()
+        self.spellings()  # raises where a piece is no text
+
+    @property
+    def encodes_marks(self) -> bool:
+        """U+2581 in a text has other ids than a space."""
+        return bool(self._mark_ids)
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        encoded = self._processor.encode(texts, out_type="numpy", num_threads=1)
+        if self._mark_ids:
+            for i, text in enumerate(texts):
+                if SPACE_MARK in text:
+                    encoded[i] = self._encode_around_marks(text)
+        return [np.asarray(ids, np.int32) for ids in encoded]
+
+    def _encode_around_marks(self, text: str) -> list[int]:
+        ids = []
+        for part in self._processor.encode(text.split(SPACE_MARK), out_type=int):
+            ids += part + self._mark_ids
+        return ids[: -len(self._mark_ids)]
+
+    def _ids_of_mark(self) -> list[int]:
+        """Returns U+2581 as three byte pieces, where the model has them and leaves the start of a text alone."""
+        processor = self._processor
+        ids = [processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()]
+        adds_a_space = processor.encode("a", out_type=str)[0].startswith(SPACE_MARK)
+        return ids if all(map(processor.is_byte, ids)) and not adds_a_space else []
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._processor.decode(ids)
+
+    @property
+    def unknown_ids(self) -> list[int]:
+        processor = self._processor
+        return [*super().unknown_ids, *filter(processor.is_byte, range(processor.get_piece_size()))]
+
+    def spellings(self) -> list[bytes]:
+        pieces = [self._processor.id_to_piece(i) for i in range(self._processor.get_piece_size())]
+        return [piece_bytes(piece) for piece in pieces] + [b""] * (self.vocabulary.size - len(pieces))
+
+
+_BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def piece_bytes(piece: str) -> bytes:
+    """Returns what a piece of SentencePiece writes; "<0xE5>" is a byte."""
+    if byte := _BYTE_PIECE.fullmatch(piece):
+        return bytes.fromhex(byte[1])
+    return piece.replace(SPACE_MARK, " ").encode()
+
+
+# --- learning and reading ------------------------------------------------------------------------------------------
+
+
 def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapping[str, str]) -> bytes:
-    """A model of `vocab_size` pieces, special ones and 256 of bytes included. model_type: unigram | bpe."""
+    """Returns a model of `vocab_size` pieces, special ones and 256 of bytes included. model_type: unigram | bpe."""
     model = io.BytesIO()
     settings = {f"{field}_id": -1 for field in _DEFAULTS}
     for i, (field, piece) in enumerate(specials.items()):
@@ -57,7 +127,7 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
 
 
 def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: str | None) -> SentencePieceTokenizer:
-    """A model as a tokenizer: [CLS] and the like as `specials` names them, the others as the model does itself.
+    """Returns a model as a tokenizer: [CLS] and the like as `specials` names them, the others as the model does itself.
 
     The sentinels come after its pieces, <extra_id_0> last.
     """
@@ -81,6 +151,7 @@ def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: st
 
 
 def _explain(error: str, vocab_size: int) -> str:
+    """Writes the error line for what SentencePiece says."""
     too_high = re.search(r"to a value <= (\d+)", error)
     too_low = re.search(r"required_chars\. \d+ vs (\d+)", error)
     if too_high:
@@ -92,8 +163,63 @@ def _explain(error: str, vocab_size: int) -> str:
     )
 
 
-def too_little_text(vocab_size: int, most: int) -> str:
-    return (
-        f"config.tokenizer.vocab_size is {vocab_size}, this text is enough for {most} at most: "
-        "set it lower, or give more text"
-    )
+# --- what a config chooses ------------------------------------------------------------------------------------------
+
+
+class _SentencePiece(TokenizerConfig):
+    """Base of the models that SentencePiece learns."""
+
+    kind = SentencePieceTokenizer
+    model_type: ClassVar[str]
+
+    @property
+    def size(self) -> int:
+        return self.vocab_size + self.num_sentinels
+
+    @property
+    def specials(self) -> dict[str, str]:
+        return SPECIALS[self.special_pieces]
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from super().problems(experiment)
+        yield from special_piece_problems(self, SPECIALS)
+
+    def build(self, texts: Iterator[str]) -> Tokenizer:
+        return self._read(learn(texts, self.model_type, self.vocab_size, self.specials))
+
+    def _read(self, model: bytes) -> Tokenizer:
+        return read(model, self.specials, self.num_sentinels, self.path)
+
+
+@dataclasses.dataclass
+class Unigram(_SentencePiece):
+    """SentencePiece's unigram language model (Kudo 2018), lossless: bytes stand in for unknown characters.
+
+    As in T5, pad = 0, eos = 1, unk = 2, and the sentinels come after the `vocab_size` pieces, <extra_id_0> last:
+    32,000 pieces and 100 sentinels are 32,100 ids.
+    """
+
+    vocab_size: int = 32_000  # pieces to learn, without the sentinels
+    path: Optional[str] = None  # read this instead: a saved tokenizer or a .model file (T5's, LLaMA's)
+    num_sentinels: int = 100  # <extra_id_0> ... for span corruption
+    train_bytes: int = 10_000_000  # of text to learn from
+    special_pieces: str = "t5"  # t5: <pad> </s> <unk> | albert: <pad> <unk> [CLS] [SEP] [MASK] | llama | gemma
+
+    model_type = "unigram"
+
+
+@dataclasses.dataclass
+class BPE(_SentencePiece):
+    """SentencePiece's byte pair encoding (Kudo and Richardson 2018) of LLaMA 1 and 2, Mistral and Gemma, lossless.
+
+    It merges characters, not bytes, within words and the spaces before them; bytes stand in for unknown characters.
+    As in LLaMA, unk = 0, bos = 1, eos = 2.
+    """
+
+    vocab_size: int = 32_000  # pieces to learn, without the sentinels
+    path: Optional[str] = None  # read this instead: a saved tokenizer or a .model file (LLaMA's, Gemma's)
+    num_sentinels: int = 0  # <extra_id_0> ... for span corruption
+    train_bytes: int = 10_000_000  # of text to learn from
+    special_pieces: str = "llama"  # llama: <unk> <s> </s> | gemma: <pad> <eos> <bos> <unk> | t5 | albert
+
+    model_type = "bpe"

@@ -27,8 +27,9 @@ import numpy as np
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Experiment, RunFailed
 from pretrainax.data.baseline import unigram_baseline
+from pretrainax.data.batch import Batch, check_batch, padding_fraction, tokens_read
 from pretrainax.data.inspection import check
-from pretrainax.data.pipeline import batches_of, check_batch, iterate
+from pretrainax.data.pipeline import batches_of, iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
@@ -166,7 +167,7 @@ class Loop:
                         jax.block_until_ready(metrics)
                 self.is_compiled = True
                 self.padding = self.paddings.popleft()
-                self.tokens += sum(x.size for name, x in batch.items() if name in ("tokens", "encoder_tokens"))
+                self.tokens += tokens_read(batch)
                 self.flops += self.run.flops_of(self.batches.index(step - 1))
                 self.pending.append((step, metrics))
                 loop_state.step = step
@@ -220,7 +221,7 @@ class Loop:
         self.waited += time.perf_counter() - before
         return batch
 
-    def _watch_batches(self, batches: Iterator[dict[str, np.ndarray]], first: int) -> Iterator[dict[str, np.ndarray]]:
+    def _watch_batches(self, batches: Iterator[Batch], first: int) -> Iterator[Batch]:
         """Yields the batches of step `first` on. That one is checked in full; of the others only the padding counts."""
         model, made = self.run.experiment.model, self.run.train_batches
         for step, batch in enumerate(batches, first):
@@ -228,8 +229,7 @@ class Loop:
                 check_batch(batch, model, made.lengths_of(self.batches.index(step - 1)), made.local_batch_size)
             if self.observe:
                 self.observe(step, batch)
-            segments = [v for k, v in batch.items() if k.endswith("segment_ids")]
-            self.paddings.append(sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments))
+            self.paddings.append(padding_fraction(batch))
             yield batch
 
     def _announce_speed(self, done: int, left: int) -> None:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import UserError
+from pretrainax.data.batch import Batch, has_pairs, has_replaced
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
@@ -22,18 +23,18 @@ from pretrainax.sharding.mesh import axis_size
 Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
 
 
-def counts(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+def counts(batch: Batch) -> dict[str, jax.Array]:
     """How many predictions a batch asks for, of each loss: what `objective` divides its sums by, float32 scalars."""
     found = {"loss": batch["loss_weights"].sum()}
     if "segment_ids" in batch:
         found["replaced_loss"] = (batch["segment_ids"] > 0).sum()
-    if "pair_labels" in batch:
+    if has_pairs(batch):
         found["pair_loss"] = jnp.asarray(batch["pair_labels"].size)
     return {name: jnp.maximum(count.astype(jnp.float32), 1e-9) for name, count in found.items()}
 
 
 def objective(
-    outputs: Any, batch: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array], **options: Any
+    outputs: Any, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Any
 ) -> tuple[jax.Array, Sums]:
     """What training minimises, and the sums of each loss and accuracy.
 
@@ -51,7 +52,7 @@ def objective(
     if outputs.features is not None:
         sums = loss_sums(outputs, batch["targets"], batch["loss_weights"], **options)
         total += sums.pop("objective")[0] / total_counts["loss"]
-    if outputs.pair_logits is not None and "pair_labels" in batch:
+    if outputs.pair_logits is not None and has_pairs(batch):
         labels = batch["pair_labels"]
         loss = jax.nn.logsumexp(outputs.pair_logits, axis=-1) - jnp.take_along_axis(
             outputs.pair_logits, labels[:, None], axis=1
@@ -61,7 +62,7 @@ def objective(
         total += loss.sum() / total_counts["pair_loss"]
     if outputs.replaced_logits is not None:
         logits, truth = outputs.replaced_logits, outputs.replaced
-        if truth is None and "replaced" not in batch:
+        if truth is None and not has_replaced(batch):
             raise UserError(
                 "a replaced_token_head has nothing to tell apart without a generator: set config.model.generator"
             )
@@ -76,10 +77,10 @@ def objective(
     return total, sums
 
 
-def check_labels(outputs: Any, batch: Mapping[str, jax.Array]) -> None:
+def check_labels(outputs: Any, batch: Batch) -> None:
     """Raises UserError for a pair head that would not be trained, or labels that nothing would learn from."""
-    if (outputs.pair_logits is None) == ("pair_labels" in batch):
-        lack = "pair_labels have no head" if "pair_labels" in batch else "the head has no pair_labels to learn from"
+    if (outputs.pair_logits is None) == has_pairs(batch):
+        lack = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
         raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
 
 

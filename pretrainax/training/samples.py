@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from pretrainax.data.batch import Batch, has_prefix, is_encoder_decoder, is_gathered
 from pretrainax.sharding.arrays import constrain
-from pretrainax.tokenization.choices import Tokenizer
+from pretrainax.tokenization.base import Tokenizer
 
 
-def samples(
-    model: Any, params: Any, batch: dict[str, np.ndarray], tokenizer: Tokenizer, count: int = 4
-) -> Iterator[str]:
+def samples(model: Any, params: Any, batch: Batch, tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
     """Yields a text for each of the first `count` rows of a host batch, of a packed row its first example.
 
     The names of the batch decide what is asked.
@@ -22,12 +21,12 @@ def samples(
     batch = {name: value[:count] for name, value in batch.items() if name not in ("loss_weights", "targets")} | {
         "targets": batch["targets"][:count] * (batch["loss_weights"][:count] > 0)
     }
-    if "masked_positions" in batch:
+    if is_gathered(batch):
         return _fill_masks(model, params, batch, tokenizer)
-    return (_write if "encoder_tokens" in batch else _continue)(model, params, batch, tokenizer)
+    return (_write if is_encoder_decoder(batch) else _continue)(model, params, batch, tokenizer)
 
 
-def _example(batch: dict, row: int, *names: str) -> Iterator[np.ndarray]:
+def _example(batch: Batch, row: int, *names: str) -> Iterator[np.ndarray]:
     """Yields the arrays of a row, without the padding and without what is packed behind its first example."""
     for name in names:
         segments = batch.get("encoder_segment_ids" if name.startswith("encoder") else "segment_ids")
@@ -113,17 +112,17 @@ def _continue(model, params, batch, tokenizer) -> Iterator[str]:
     """Yields the first half of each window, or its prefix, then how the model goes on, drawn at temperature 0.8."""
     length = batch["tokens"].shape[1]
     kept = np.broadcast_to(np.arange(length) < length // 2, batch["tokens"].shape)
-    if "prefix_mask" in batch:  # what stands in it is seen from before its place, so it cannot be filled in
+    if has_prefix(batch):  # what stands in it is seen from before its place, so it cannot be filled in
         kept = (batch["prefix_mask"] > 0) | (np.arange(length) == 0)
     drawn = _decode(model, params, batch, kept, temperature=0.8)
     for row, tokens in enumerate(drawn):
         start = int(kept[row].argmin())
-        end = np.count_nonzero(batch["segment_ids"][row] == 1) if "prefix_mask" in batch else length
+        end = np.count_nonzero(batch["segment_ids"][row] == 1) if has_prefix(batch) else length
         yield f"{tokenizer.decode(tokens[:start]).strip()} ⟶ {tokenizer.decode(tokens[start:end]).strip()}"
 
 
 def _decode(
-    model, params, batch: dict, kept: np.ndarray, banned: Optional[np.ndarray] = None, temperature: float = 0.0
+    model, params, batch: Batch, kept: np.ndarray, banned: Optional[np.ndarray] = None, temperature: float = 0.0
 ) -> np.ndarray:
     """Returns batch["tokens"] [B, T] with the places that are not `kept` [B, T] filled in, each from those before it.
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Optional
 
 import jax
-import numpy as np
 import optax
 
 from pretrainax import models
 from pretrainax.config import DisentangledPositions, Experiment, ModelConfig, RelativePositionBuckets
-from pretrainax.data.objectives import CausalLM, Lengths
+from pretrainax.data.batch import Batch, Lengths, has_prefix, tokens_read
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
@@ -70,7 +69,7 @@ class Run:
     @functools.cached_property
     def tokens_per_step(self) -> int:
         """Counts the tokens that enter the model in one update, padding included; encoder's and decoder's."""
-        return sum(x.size for name, x in self.batch_shapes.items() if name in ("tokens", "encoder_tokens"))
+        return tokens_read(self.batch_shapes)
 
     @functools.cached_property
     def flops_per_step(self) -> float:
@@ -90,7 +89,7 @@ class Run:
         rows = self.experiment.train.global_batch_size
         return flops.flops_per_step(self.experiment.model, rows, lengths.inputs, lengths.targets)
 
-    def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[dict[str, np.ndarray]]:
+    def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[Batch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
         batches = batches or self.valid_batches
         every = max(batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
@@ -102,7 +101,7 @@ class Run:
         tokens, text_bytes = (
             sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
         )
-        causal = type(self.experiment.objective) is CausalLM  # the only loss that is a likelihood of the text
+        causal = self.experiment.objective.is_likelihood
         sums = [self.eval_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
         totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
         return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
@@ -114,8 +113,8 @@ class Run:
         shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
         device = jax.devices()[0].device_kind
-        has_prefix, sequence = "prefix_mask" in self.batch_shapes, self.mesh.shape[LENGTH_AXIS]
-        attention = dict(attentions(model, self.model.compute, self.lengths, has_prefix, sequence))
+        prefix, sequence = has_prefix(self.batch_shapes), self.mesh.shape[LENGTH_AXIS]
+        attention = dict(attentions(model, self.model.compute, self.lengths, prefix, sequence))
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             ("data", self.prepared.summary),

@@ -10,20 +10,19 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
+from pretrainax.data.batch import Batch
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses
 
-Batch = dict[str, jax.Array]
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
 _USES = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
@@ -38,7 +37,7 @@ class TrainState:
     opt_state: optax.OptState
 
 
-def global_shapes(batch: dict[str, np.ndarray], global_batch_size: int) -> Shapes:
+def global_shapes(batch: Batch, global_batch_size: int) -> Shapes:
     """Returns the shapes [B, …] of the global batch that local rows [b, …] are a part of."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pretrainax.tokenization.choices import ByteBPE, Characters, Tokenizer, Unigram, WordPiece
+from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization.base import Tokenizer
 
 ENGLISH = """The chef cooked the meal. My dog is hairy, and it barks at the neighbours' cat whenever she comes near.
 Thank you for inviting me to your party last week! I was happy to meet your friends again.

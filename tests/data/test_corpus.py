@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pretrainax.config import UserError
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.preparation import shards
-from pretrainax.tokenization.choices import Characters
+from pretrainax.tokenization import Characters
 
 TOKENIZER = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz .\n"]))
 EOS = TOKENIZER.vocabulary.eos

@@ -14,6 +14,7 @@ from pretrainax.data.packing import BestFit, FirstFit, OneEach, Windows, cut_doc
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.preparation import shards
 from pretrainax.tokenization.base import Vocabulary
+from tests.support.rows import row_options
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
 SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 20)), min_size=1, max_size=80)
@@ -108,8 +109,8 @@ def corpus(tmp_path_factory):
 
 
 def make(corpus, packing, objective=None, **settings):
-    settings = dict(sequence_length=32, global_batch_size=4, seed=3) | settings
-    return Batches([corpus], objective or CausalLM(), VOCABULARY, packing=packing, **settings)
+    options, others = row_options(dict(sequence_length=32, global_batch_size=4, seed=3, packing=packing) | settings)
+    return Batches([corpus], objective or CausalLM(), VOCABULARY, options, **others)
 
 
 @pytest.mark.parametrize("packing", PACKINGS, ids=name_of)
@@ -120,7 +121,7 @@ def test_an_epoch_holds_every_token_once(corpus, packing, objective):
         rows = range(epoch * batches.rows_per_epoch, (epoch + 1) * batches.rows_per_epoch)
         made = [example for row in rows for example in batches.examples(row)[1]]
         texts = [objective.restore(example, VOCABULARY) for example in made]
-        left_out = batches.figures()["pieces without a target"]
+        left_out = batches.statistics()["pieces without a target"]
         assert sum(map(len, texts)) == corpus.num_tokens - left_out  # of one token each
         found = np.bincount(np.concatenate(texts), minlength=VOCABULARY.size)
         assert (corpus.token_counts - found).min() >= 0
@@ -174,10 +175,10 @@ def test_a_bucketed_batch_is_as_short_as_its_bucket(corpus):
 
 def test_what_fills_no_batch_is_counted(corpus):
     batches = make(corpus, OneEach(buckets=(8, 16)))
-    figures = batches.figures()
+    counts = batches.statistics()
     starts, _ = cut_documents(corpus.document_ends, 33)
-    left = figures["pieces left out of each epoch"] + figures["pieces without a target"]
-    assert batches.rows_per_epoch + left == len(starts) and figures["pieces left out of each epoch"] < 3 * 4
+    left = counts["pieces left out of each epoch"] + counts["pieces without a target"]
+    assert batches.rows_per_epoch + left == len(starts) and counts["pieces left out of each epoch"] < 3 * 4
 
 
 def corpus_of(directory, lengths, parts=None):
@@ -193,7 +194,7 @@ def corpus_of(directory, lengths, parts=None):
 def test_the_end_of_a_document_alone_is_no_piece(tmp_path):
     cut = corpus_of(str(tmp_path), [30, 31] * 20)  # and a separator each; a row takes 31 tokens of a decoder's text
     batches = make(cut, OneEach(), MaskedLM(), sequence_length=33)
-    assert batches.figures()["pieces without a target"] == 20
+    assert batches.statistics()["pieces without a target"] == 20
     assert {len(example["tokens"]) for row in range(40) for example in batches.examples(row)[1]} == {33}
 
 
@@ -216,7 +217,7 @@ def test_next_sentences_want_two_documents(tmp_path):
 
 def test_a_plan_is_made_once(corpus, monkeypatch):
     first = make(corpus, BestFit(), sequence_length=20)[0]
-    monkeypatch.setattr("pretrainax.data.row_plan._tables", None)
+    monkeypatch.setattr("pretrainax.data.row_plan._make_tables", None)
     np.testing.assert_array_equal(make(corpus, BestFit(), sequence_length=20)[0]["tokens"], first["tokens"])
 
 

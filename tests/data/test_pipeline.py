@@ -1,4 +1,4 @@
-"""Batches: pure functions of (seed, step), whoever makes them; and the check of a batch."""
+"""Batches: pure functions of (seed, step), whoever makes them."""
 
 import collections
 import os
@@ -9,13 +9,16 @@ import sys
 import numpy as np
 import pytest
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import UserError
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, RateChange, SpanCorruption
 from pretrainax.data.packing import BestFit
-from pretrainax.data.pipeline import Batches, check_batch, iterate
+from pretrainax.data.pipeline import Batches, iterate
 from pretrainax.data.preparation import shards
-from pretrainax.tokenization.choices import Characters, Vocabulary
+from pretrainax.data.row_stream import RowOptions
+from pretrainax.tokenization import Characters
+from pretrainax.tokenization.base import Vocabulary
+from tests.support.rows import row_options
 from tests.support.runs import ROOT
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
@@ -37,8 +40,8 @@ class CountingCorpus:
 
 
 def make(objective=None, num_tokens=1000, **kwargs):
-    settings = dict(sequence_length=31, global_batch_size=4, seed=3) | kwargs
-    return Batches([CountingCorpus(num_tokens)], objective or CausalLM(), VOCABULARY, **settings)
+    options, others = row_options(dict(sequence_length=31, global_batch_size=4, seed=3) | kwargs)
+    return Batches([CountingCorpus(num_tokens)], objective or CausalLM(), VOCABULARY, options, **others)
 
 
 def start(batches, row):
@@ -128,9 +131,9 @@ def of(corpus):
     return counting
 
 
-def mixed(rates, **settings):
-    settings = dict(sequence_length=31, global_batch_size=8, seed=3, steps=10) | settings
-    return Batches([of(300), of(301)], CausalLM(), VOCABULARY, rates=rates, **settings)
+def mixed(stages, **settings):
+    options, others = row_options(dict(sequence_length=31, global_batch_size=8, seed=3, steps=10) | settings)
+    return Batches([of(300), of(301)], CausalLM(), VOCABULARY, options, weight_stages=stages, **others)
 
 
 def test_corpora_come_in_their_shares_in_each_batch():
@@ -202,9 +205,9 @@ def packed_and_mixed(directory):
     with shards.ShardWriter(directory, 0, TOKENIZER) as writer:
         list(writer.write(["abcd" * (1 + i % 9) for i in range(300)], collections.Counter()))
     shards.write_index(directory, 1, TOKENIZER.vocabulary.size, "letters")
-    corpora, rates = [Corpus(directory)] * 2, [(0.0, (2.0, 1.0)), (0.5, (0.0, 1.0))]
-    settings = dict(sequence_length=31, global_batch_size=4, seed=3, packing=BestFit(), rates=rates, steps=12)
-    return Batches(corpora, CausalLM(), TOKENIZER.vocabulary, **settings)
+    corpora, stages = [Corpus(directory)] * 2, [(0.0, (2.0, 1.0)), (0.5, (0.0, 1.0))]
+    options = RowOptions(sequence_length=31, global_batch_size=4, seed=3, packing=BestFit())
+    return Batches(corpora, CausalLM(), TOKENIZER.vocabulary, options, weight_stages=stages, steps=12)
 
 
 def test_making_batches_does_not_import_jax():
@@ -228,40 +231,6 @@ def test_processes_that_do_not_divide_the_batch_are_refused():
 def test_a_vocabulary_that_does_not_fit_is_refused():
     with pytest.raises(UserError, match="100 sentinels, .* have 399 spans"):
         make(SpanCorruption(mean_span_length=1.0, noise_density=0.5), sequence_length=800, num_tokens=5000)
-
-
-def model(family):
-    return ModelConfig(family=family, vocab_size=VOCABULARY.size)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: type(o).__name__)
-def test_batches_of_every_objective_pass_the_check(objective):
-    check_batch(make(objective)[0], model(objective.families[0]), objective.lengths(31), 4)
-
-
-def broken(name, change):
-    batch = make(MaskedLM())[0]
-    batch[name] = change(batch[name])
-    return batch
-
-
-@pytest.mark.parametrize(
-    "batch, message",
-    [
-        ({}, r"batch has no 'tokens', the encoder needs int32 \[4, 31\]"),
-        (broken("tokens", lambda x: x[:2]), r"batch\['tokens'\] is int32 \[2, 31\], not int32 \[4, 31\]"),
-        (broken("tokens", lambda x: x.astype(np.int64)), r"batch\['tokens'\] is int64 \[4, 31\], not int32 \[4, 31\]"),
-        (broken("targets", lambda x: x[:, :1]), r"batch\['targets'\] is int32 \[4, 1\], not int32 \[4, 5\]"),
-        (broken("tokens", lambda x: x + 5000), r"batch\['tokens'\] has ids from .* config.model.vocab_size 5000"),
-        (broken("segment_ids", lambda x: x - 2), r"batch\['segment_ids'\] has -1, it must not be negative"),
-        (broken("masked_positions", lambda x: x + 31), r"batch\['masked_positions'\] has \d+, rows have 31 tokens"),
-        (broken("loss_weights", lambda x: x * 0), "loss_weights.* not all 0"),
-        (broken("loss_weights", lambda x: x * np.float32(np.nan)), "loss_weights.* finite"),
-    ],
-)
-def test_a_wrong_batch_is_named(batch, message):
-    with pytest.raises(UserError, match=message):
-        check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
 
 
 LOADING = """

@@ -39,7 +39,7 @@ def _use(tokenizer) -> None:
 
 def _saved(kind: str) -> Callable[[pathlib.Path], None]:
     def make(folder: pathlib.Path) -> None:
-        from pretrainax.tokenization.choices import ByteBPE, Characters, Unigram, WordPiece
+        from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
         from tests.support.huggingface_directories import lines
 
         choice = {
@@ -63,9 +63,9 @@ def _read_model(name: str, file: str) -> Callable[[pathlib.Path], None]:
     """`config.tokenizer.path` is a model's own file."""
 
     def read(folder: pathlib.Path) -> None:
-        from pretrainax.tokenization import choices as tokenizer
+        from pretrainax import tokenization
 
-        _use(getattr(tokenizer, name)(path=str(folder / file)).load())
+        _use(getattr(tokenization, name)(path=str(folder / file)).load())
 
     return read
 

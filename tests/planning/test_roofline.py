@@ -6,9 +6,9 @@ import runpy
 
 import pytest
 
+from pretrainax.data.batch import lengths_of
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning import roofline
-from pretrainax.planning.activations import lengths_of
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology

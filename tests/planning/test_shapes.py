@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import pytest
 
+from pretrainax.data.batch import check_batch
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, SequenceToSequence, TextToText, WholeWords
 from pretrainax.data.packing import OneEach
-from pretrainax.data.pipeline import batches_of, check_batch
+from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.training.train_step import global_shapes
 from tests import test_configs
 from tests.training import test_pretraining

@@ -14,7 +14,7 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from pretrainax.tokenization.choices import WordPiece
+from pretrainax.tokenization import WordPiece
 
 FIELDS = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 NASTY = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pretrainax.data.objectives import NGrams, Spans, Text, Tokens, WholeWords
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 SPECIAL = {PAD, UNK, CLS, SEP, MASK}

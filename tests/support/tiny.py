@@ -14,7 +14,7 @@ from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.sources import TextFiles
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
-from pretrainax.tokenization.choices import ByteBPE, Unigram, WordPiece
+from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
 
 
 def get_config(variant: str = "t5") -> Experiment:

@@ -12,17 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.tokenization.choices import (
-    BPE,
-    ByteBPE,
-    Characters,
-    Unigram,
-    Vocabulary,
-    WordPiece,
-    check_tokenizer,
-    load_tokenizer,
-)
-from pretrainax.tokenization.huggingface import read_tokenizer, write_tokenizer
+from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization.base import Vocabulary, load_tokenizer
+from pretrainax.tokenization.choices import check_tokenizer
+from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.tokenization.sentencepiece import SPECIALS
 from tests.support.huggingface_directories import FIELDS, auto, same_ids, unigram_scores
 

@@ -11,7 +11,7 @@ from pretrainax.config import Choice, DataConfig, Experiment, ModelConfig, UserE
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
-from pretrainax.tokenization.choices import PretrainedTokenizer, WordPiece
+from pretrainax.tokenization import PretrainedTokenizer, WordPiece
 from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.support.huggingface_directories import (
     FIELDS,

@@ -8,8 +8,9 @@ import shutil
 import pytest
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.tokenization.choices import ByteBPE, Characters, Unigram, WordPiece
-from pretrainax.tokenization.huggingface import read_tokenizer, write_tokenizer
+from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.tokenization.huggingface_export import write_tokenizer
 from tests.support.huggingface_directories import (
     FIELDS,
     NEW,

@@ -34,7 +34,7 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.packing import BestFit, FirstFit, OneEach
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
-from pretrainax.tokenization.choices import ByteBPE, Unigram
+from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.training import loop
 
 get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]

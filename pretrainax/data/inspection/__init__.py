@@ -1,1 +1,1 @@
-"""What a model will see, measured and shown before the first step."""
+"""The rows that a model will see, measured and shown before the first step."""

@@ -1,4 +1,4 @@
-"""Whether the examples are what the config asks for, measured before the first step."""
+"""A check that the examples are what the config asks for, by measuring some before the first step."""
 
 import dataclasses
 import math
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.collate import Example
-from pretrainax.data.objectives import Lengths, Objective, Statistic
+from pretrainax.data.batch import Example, Lengths, is_encoder_decoder
+from pretrainax.data.objectives import Objective, Statistic
 
 _TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
-_SHARES = ("padding", "unknown", "rows without")  # figures that are shown as per cent
+_SHARES = ("padding", "unknown", "rows without")  # statistics that are shown as per cent
 _FEW = 0.01  # of the rows may have nothing to predict: those of a text of unknown tokens
 
 
@@ -25,17 +25,17 @@ class Group(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What the first rows of a run show."""
+    """The statistics of the first rows of a run."""
 
     groups: list[Group]
     rows: int
-    figures: list[Statistic]  # of the rows, whatever the objective
+    statistics: list[Statistic]  # of the rows, whatever the objective
     fill: np.ndarray  # [rows], the share of each row's inputs that is no padding
     plan: dict[str, float]  # what the plan of the rows cut and left out
 
 
 def measure(batches: Any, rows: int = _ROWS) -> Measured:
-    """The statistics of the objectives and of the padding, over the first `rows` rows of `batches` or fewer."""
+    """Returns statistics of the objectives and of the padding, over the first `rows` rows of `batches` or fewer."""
     rows = max(1, min(rows, _TOKENS // max(batches.lengths.raw, 1)))
     by_objective: dict[int, tuple[Objective, list[Example]]] = {}
     made = []
@@ -51,8 +51,8 @@ def measure(batches: Any, rows: int = _ROWS) -> Measured:
         statistics = list(objective.between(begin, end).statistics(examples, batches.vocabulary))
         groups.append(Group(kinds[i] + number, examples, statistics))
     capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(rows)]
-    figures, fill = _figures(made, capacity, batches)
-    return Measured(groups, rows, figures, fill, batches.figures())
+    statistics, fill = _row_statistics(made, capacity, batches)
+    return Measured(groups, rows, statistics, fill, batches.statistics())
 
 
 def check(measured: Measured, objective: Objective) -> None:
@@ -60,69 +60,73 @@ def check(measured: Measured, objective: Objective) -> None:
 
     objective: that of the config, for the field to set.
     """
-    for figure in measured.figures:
-        if figure.is_off:
+    for stat in measured.statistics:
+        if stat.is_off:
             raise UserError(
-                f"{figure.measured:.1%} of {measured.rows} rows have no loss token, {type(objective).__name__} leaves "
+                f"{stat.measured:.1%} of {measured.rows} rows have no loss token, {type(objective).__name__} leaves "
                 f"nothing to predict there: raise {' or '.join([*_fields(objective), 'config.data.sequence_length'])}, "
                 "or see in python -m pretrainax.inspect --config=... whether they are all unknown tokens"
             )
     for group in measured.groups:
-        for figure in group.statistics:
-            if figure.is_off:
+        for stat in group.statistics:
+            if stat.is_off:
                 raise RunFailed(
-                    f"{group.name} has {figure.name} {figure.measured:.4g} in {len(group.examples):,} examples, "
-                    f"asked is {figure.asked:.4g} within {figure.tolerance:.2g}; see python -m pretrainax.inspect "
-                    f"--config=..., and {figure.advice or 'compare config.objective with the text'}"
+                    f"{group.name} has {stat.name} {stat.measured:.4g} in {len(group.examples):,} examples, "
+                    f"asked is {stat.asked:.4g} within {stat.tolerance:.2g}; see python -m pretrainax.inspect "
+                    f"--config=..., and {stat.advice or 'compare config.objective with the text'}"
                 )
 
 
 def one_line(measured: Measured) -> str:
-    """`MaskedLM: mask rate 0.15 (asked 0.15), …; padding 0.0 %, 1,216 loss tokens a batch`."""
+    """Writes `MaskedLM: mask rate 0.15 (asked 0.15), …; padding 0.0 %, 1,216 loss tokens a batch`."""
     rates = [
         f"{group.name}: " + ", ".join(f"{s.name} {s.measured:.3g} (asked {s.asked:.3g})" for s in asked)
         for group in measured.groups
         if (asked := [s for s in group.statistics if s.asked is not None])
     ]
-    general = [f"{figure.name} {number(figure)}" for figure in measured.figures if figure.asked is None]
+    general = [f"{stat.name} {number(stat)}" for stat in measured.statistics if stat.asked is None]
     counted = [f"{count:,} {name}" for name, count in measured.plan.items() if count and name != "fill"]
     return "; ".join(filter(None, [*rates, ", ".join(general), ", ".join(counted)]))
 
 
-def number(figure: Statistic) -> str:
-    """MixtureSchedule of the rows as per cent, counts with commas."""
-    if figure.name.startswith(_SHARES):
-        return f"{figure.measured:.2%}"
-    return f"{figure.measured:,.0f}" if figure.measured >= 100 else f"{figure.measured:.4g}"
+def number(stat: Statistic) -> str:
+    """Writes shares of the rows as per cent, counts with commas."""
+    if stat.name.startswith(_SHARES):
+        return f"{stat.measured:.2%}"
+    return f"{stat.measured:,.0f}" if stat.measured >= 100 else f"{stat.measured:.4g}"
 
 
-def _figures(
+def _row_statistics(
     made: Sequence[list[Example]], capacity: Sequence[Lengths], batches: Any
 ) -> tuple[list[Statistic], np.ndarray]:
-    """Of the rows made of these examples, with room for `capacity`; and how full each row is."""
-    has_encoder = "encoder_tokens" in made[0][0]
+    """Returns statistics of the rows made of these examples, with room for `capacity`, and how full each row is."""
+    has_encoder = is_encoder_decoder(made[0][0])
     read = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[read]) for e in row) for row in made])
     room = np.array([lengths.inputs for lengths in capacity])
     loss = np.array([sum(np.count_nonzero(e["loss_weights"]) for e in row) for row in made])
-    figures = [Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))]
+    statistics = [
+        Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))
+    ]
     if has_encoder:
         outputs = sum(len(e["tokens"]) for row in made for e in row)
-        figures.append(Statistic("padding of the decoder", 1 - outputs / sum(lengths.targets for lengths in capacity)))
-    figures += [
+        statistics.append(
+            Statistic("padding of the decoder", 1 - outputs / sum(lengths.targets for lengths in capacity))
+        )
+    statistics += [
         Statistic("loss tokens a batch", float(loss.mean()) * batches.global_batch_size),
         Statistic("examples a row", sum(map(len, made)) / len(made)),
     ]
     if batches.vocabulary.unk is not None:
         unknown = sum(np.count_nonzero(e[read] == batches.vocabulary.unk) for row in made for e in row)
-        figures.append(Statistic("unknown tokens", float(unknown / inputs.sum())))
+        statistics.append(Statistic("unknown tokens", float(unknown / inputs.sum())))
     few = _FEW + 5 * math.sqrt(_FEW / len(made))
-    figures.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=few))
-    return figures, inputs / room
+    statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=few))
+    return statistics, inputs / room
 
 
 def _fields(objective: Any, path: str = "config.objective") -> Iterator[str]:
-    """The paths of the fields that say how much is predicted."""
+    """Yields the paths of the fields that say how much is predicted."""
     for field in dataclasses.fields(objective):
         value = getattr(objective, field.name)
         if field.name.endswith(("_rate", "_density")) and isinstance(value, float):

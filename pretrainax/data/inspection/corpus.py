@@ -1,4 +1,4 @@
-"""What a corpus is made of, in figures: documents and their lengths, use of the vocabulary, duplicates.
+"""The metrics of a corpus: documents and their lengths, use of the vocabulary, duplicates.
 
 A corpus of any size is read in blocks; what is kept of it fits in a few hundred megabytes.
 """
@@ -23,11 +23,11 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
-    """The figures of each split, ready for JSON. Lengths are in tokens, the separator of the document included."""
-    figures, digests = {}, {}
+    """Returns the metrics of each split, ready for JSON. Lengths are in tokens, the document's separator included."""
+    metrics, digests = {}, {}
     for name, corpus in splits.items():
         digests[name] = Digests(_document_digests(corpus))
-        figures[name] = {
+        metrics[name] = {
             "documents": corpus.num_documents,
             "tokens": corpus.num_tokens,
             "bytes": corpus.num_bytes,
@@ -36,12 +36,12 @@ def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, dic
             **_vocabulary_use(corpus.token_counts, tokenizer),
             "duplicates": digests[name].duplicates,
             "duplicates_compared": 0.5 ** digests[name].level,
-            "in_earlier_splits": {before: digests[name].among(digests[before]) for before in figures},
+            "in_earlier_splits": {before: digests[name].among(digests[before]) for before in metrics},
             "skipped": dict(corpus.skipped),
         }
         if corpus.parts == "sentences":
-            figures[name]["sentences"] = corpus.num_parts
-    return figures
+            metrics[name]["sentences"] = corpus.num_parts
+    return metrics
 
 
 # --- lengths -------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 class Digests:
-    """Which documents are equal, from a hash of each.
+    """Finds which documents are equal, from a hash of each.
 
     Of more than `limit` different ones, those are kept whose hash ends in `level` zero bits, and counted for 2^level
     (adaptive sampling, Flajolet 1990): all copies of a document or none, the same ones in every corpus.
@@ -113,7 +113,7 @@ class Digests:
         return int(self._copies.sum() - len(self._hashes)) << self.level
 
     def among(self, others: "Digests") -> int:
-        """How many documents of these are among the others."""
+        """Counts the documents of these that are among the others."""
         level = max(self.level, others.level)
         found = np.isin(self._hashes, others._hashes) & _ends_in_zeros(self._hashes, level)
         return int(self._copies[found].sum()) << level
@@ -129,7 +129,7 @@ def _ends_in_zeros(hashes: np.ndarray, count: int) -> np.ndarray:
 
 
 def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
-    """uint64 [about a million documents], until all are there."""
+    """Yields uint64 [about a million documents], until all are there."""
     digest, collected = hashlib.blake2b(digest_size=8), []
     for start in range(0, corpus.num_tokens, _BLOCK):
         block = corpus.tokens(start, min(_BLOCK, corpus.num_tokens - start))
@@ -149,10 +149,10 @@ def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
 # --- table ---------------------------------------------------------------------------------------------------------
 
 
-def table(figures: Mapping[str, Mapping[str, Any]]) -> str:
-    """The figures of `measure` in Markdown, a column a split."""
-    names = list(figures)
-    rows = {name: dict(_rows(figures[name])) for name in names}
+def table(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+    """Writes the metrics of `measure` in Markdown, a column a split."""
+    names = list(metrics)
+    rows = {name: dict(_rows(metrics[name])) for name in names}
     said = dict.fromkeys(itertools.chain.from_iterable(rows.values()))
     return markdown(["", *names], [[line, *(rows[name].get(line, "") for name in names)] for line in said])
 

@@ -60,7 +60,7 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
 
 
 def render(config: str, summary: str, measured: check.Measured, views: list[View]) -> str:
-    """The whole page.
+    """Writes the whole page.
 
     Args:
       config: its name.
@@ -85,25 +85,25 @@ def _table(measured: check.Measured) -> str:
     head = "<tr><th>figure<th class=n>measured<th class=n>asked<th>"
     several = len(measured.groups) > 1
     rows = [
-        _figure(f"{group.name}: {figure.name}" if several else figure.name, figure)
+        _statistic(f"{group.name}: {statistic.name}" if several else statistic.name, statistic)
         for group in measured.groups
-        for figure in group.statistics
+        for statistic in group.statistics
     ]
-    rows += [_figure(figure.name, figure) for figure in measured.figures]
+    rows += [_statistic(statistic.name, statistic) for statistic in measured.statistics]
     rows += [f"<tr><td>{_escape(name)}<td class=n>{value:,.4g}<td><td>" for name, value in measured.plan.items()]
     return f"<table>{head}{''.join(rows)}</table>"
 
 
-def _figure(name: str, figure: Statistic) -> str:
+def _statistic(name: str, statistic: Statistic) -> str:
     asked = verdict = ""
-    if figure.asked is not None:
-        asked = f"{figure.asked:.4g} ± {figure.tolerance:.2g}"
-        verdict = "<span class=off>✗ off</span>" if figure.is_off else "<span class=ok>✓</span>"
-    return f"<tr><td>{_escape(name)}<td class=n>{check.number(figure)}<td class=n>{asked}<td>{verdict}"
+    if statistic.asked is not None:
+        asked = f"{statistic.asked:.4g} ± {statistic.tolerance:.2g}"
+        verdict = "<span class=off>✗ off</span>" if statistic.is_off else "<span class=ok>✓</span>"
+    return f"<tr><td>{_escape(name)}<td class=n>{check.number(statistic)}<td class=n>{asked}<td>{verdict}"
 
 
 def _histogram(fill: np.ndarray) -> str:
-    """How many rows are how full, in twenty bars."""
+    """Draws how many rows are how full, in twenty bars."""
     counts, _ = np.histogram(np.clip(fill, 0, 1), bins=20, range=(0, 1))
     bars = "".join(
         f'<rect x="{i * 12 + 1}" y="{96 - 88 * count / counts.max():.1f}" width="10" '
@@ -122,7 +122,7 @@ def _histogram(fill: np.ndarray) -> str:
 
 
 def _legend(views: list[View]) -> str:
-    """The kinds that these views show, and no others."""
+    """Explains the kinds that these views show, and no others."""
     pieces = [piece for view in views for side in view.sides for piece in side.pieces]
     kinds = {piece.kind for piece in pieces if piece.tokens} - {"text"}
     items = [(f"<mark class={kind}>{kind}</mark>", KINDS[kind].partition(": ")[2]) for kind in KINDS if kind in kinds]

@@ -5,6 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_decoder, is_gathered
+from pretrainax.data.collate import collate
+from pretrainax.data.objectives import ReplacedTokenDetection
+from pretrainax.data.pipeline import Batches
+
 # The kinds of a piece.
 KINDS = {
     "text": "text as it is",
@@ -36,7 +41,7 @@ class Side(NamedTuple):
 
 
 class View(NamedTuple):
-    """What a row shows."""
+    """A row as it is shown."""
 
     title: str
     sides: list[Side]
@@ -51,7 +56,7 @@ class Words:
         self.spellings = tokenizer.spellings()
 
     def of(self, ids: np.ndarray) -> str:
-        """The text of a run of ids; line breaks and tabs are seen."""
+        """Returns the text of a run of ids; line breaks and tabs are seen."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
@@ -62,18 +67,34 @@ class Words:
         return text.replace("\n", "⏎").replace("\t", "⇥")
 
 
-def view(row: dict[str, np.ndarray], words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
-    """The sides of a row: what the encoder and the decoder read, and what is predicted.
+def views_of(batches: Batches, words: Words, count: int) -> list[View]:
+    """Returns views of the first `count` rows of a run."""
+    views = []
+    for number in range(count):
+        objective, examples = batches.examples(number)
+        lengths = batches.lengths_of(number // batches.global_batch_size)
+        row = {name: array[0] for name, array in collate([examples], lengths, batches.vocabulary.pad or 0).items()}
+        title = f"row {number} · {type(objective).__name__}"
+        if len(examples) > 1:
+            title += f" · {len(examples)} examples"
+        on_device = isinstance(objective, ReplacedTokenDetection)
+        notes = ("the generator's replacements are drawn on the device, during the training",) if on_device else ()
+        views.append(view(row, words, title, notes))
+    return views
+
+
+def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = ()) -> View:
+    """Shows the sides of a row: what the encoder and the decoder read, and what is predicted.
 
     row: the arrays of a batch [B, ...] at one place: padded, one example or several.
     """
     vocabulary, sides = words.vocabulary, []
-    if "encoder_tokens" in row:
+    if is_encoder_decoder(row):
         tokens, segments = row["encoder_tokens"], row["encoder_segment_ids"]
         sides.append(Side("encoder reads", _pieces(tokens, segments, _kinds(tokens, segments, vocabulary), words)))
     tokens, segments = row["tokens"], row["segment_ids"]
     kinds, parts = _kinds(tokens, segments, vocabulary), _parts(row)
-    if "masked_positions" in row:
+    if is_gathered(row):
         sides += _masked(row, kinds, parts, words)
     else:
         name = "decoder reads" if sides else "reads"
@@ -81,12 +102,12 @@ def view(row: dict[str, np.ndarray], words: Words, title: str = "", notes: tuple
         targets, weights = row["targets"], row["loss_weights"]
         kinds = _kinds(targets, segments, vocabulary)
         sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
-    label = (f"pair label {int(row['pair_labels'])}",) if "pair_labels" in row else ()
+    label = (f"pair label {int(row['pair_labels'])}",) if has_pairs(row) else ()
     return View(title, sides, [*label, *notes])
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:
-    """The code of each token's kind, [T]; from the ids alone."""
+    """Returns the code of each token's kind, [T]; from the ids alone."""
     kinds = np.where(np.isin(tokens, list(vocabulary.special_ids)), _CODE["special"], _CODE["text"])
     for name, ids in (("sentinel", vocabulary.sentinels), ("masked", vocabulary.mask), ("unknown", vocabulary.unk)):
         if ids is not None:
@@ -95,17 +116,17 @@ def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndar
     return kinds
 
 
-def _parts(row: dict[str, np.ndarray]) -> np.ndarray:
-    """The name of the part that each token is of, [T]."""
-    if "pair_labels" in row:
+def _parts(row: Example) -> np.ndarray:
+    """Returns the name of the part that each token is of, [T]."""
+    if has_pairs(row):
         return np.where(row["token_types"] == 0, "A", "B")
-    if "prefix_mask" in row:
+    if has_prefix(row):
         return np.where(row["prefix_mask"] > 0, "prefix", "")
     return np.full(len(row["tokens"]), "")
 
 
-def _masked(row: dict[str, np.ndarray], kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
-    """What is read, with the targets beside the places they are predicted at; and the targets by themselves."""
+def _masked(row: Example, kinds: np.ndarray, parts: np.ndarray, words: Words) -> list[Side]:
+    """Shows what is read, with the targets beside the places they are predicted at; and the targets by themselves."""
     tokens, segments = row["tokens"], row["segment_ids"]
     is_loss = row["loss_weights"] > 0
     places, targets = row["masked_positions"][is_loss], row["targets"][is_loss]
@@ -119,7 +140,7 @@ def _masked(row: dict[str, np.ndarray], kinds: np.ndarray, parts: np.ndarray, wo
     order = np.argsort(places, kind="stable")
     runs = np.split(targets[order], np.flatnonzero(np.diff(places[order]) > 1) + 1)
     predicted = [Piece(words.of(run).strip(" "), "text", len(run), new=False) for run in runs if len(run)]
-    is_pair = "pair_labels" in row
+    is_pair = has_pairs(row)
     read = _pieces(tokens, segments, kinds, words, parts, originals=originals, separates=not is_pair)
     gap = Piece(" … ", "padding", 0)
     between = [piece for one in predicted for piece in (gap, one)][1:]
@@ -127,7 +148,7 @@ def _masked(row: dict[str, np.ndarray], kinds: np.ndarray, parts: np.ndarray, wo
 
 
 def _pieces(tokens, segments, kinds, words, parts=None, *, originals=None, dim=None, separates=True) -> list[Piece]:
-    """Runs of tokens that look alike; masked, random and kept ones stand alone.
+    """Returns runs of tokens that look alike; masked, random and kept ones stand alone.
 
     originals: [T] ids that are predicted at these places, -1 elsewhere.
     separates: the vocabulary's separator ends a document.

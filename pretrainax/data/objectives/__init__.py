@@ -1,9 +1,10 @@
-"""What a model is asked to predict: each objective turns a window of token ids into an example of arrays.
+"""The tasks of pretraining: each objective turns a window of token ids into an example of what a model is to predict.
 
 NumPy only: loader workers never load JAX.
 """
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic, Text
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import UL2R, MixtureOfDenoisers, SequentialDenoising
 from pretrainax.data.objectives.denoising import Denoising

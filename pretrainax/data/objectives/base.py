@@ -1,4 +1,4 @@
-"""What every objective has: lengths, an example of a text, its inverse, and checks of config and vocabulary."""
+"""The face of every objective: lengths, an example of a text, its inverse, and checks of config and vocabulary."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -7,21 +7,14 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import Choice, Experiment, UserError
+from pretrainax.data.batch import Example, Lengths
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 
-class Lengths(NamedTuple):
-    """Tokens of one example, or of one row."""
-
-    raw: int  # taken from the corpus
-    inputs: int  # read by the encoder, or by the decoder where there is no encoder
-    targets: int  # predicted
-
-
 class Text(NamedTuple):
-    """What one example is made of: a run of tokens of the corpus."""
+    """The text that one example is made of: a run of tokens of the corpus."""
 
     tokens: np.ndarray  # [n] int32; a document ends with the vocabulary's separator
     segment_ids: np.ndarray  # [n] int32, numbers the documents from 1
@@ -31,7 +24,7 @@ class Text(NamedTuple):
 
 
 class Statistic(NamedTuple):
-    """A figure of some examples beside what the config asks for."""
+    """A number measured over some examples, beside what the config asks for."""
 
     name: str  # "mask rate"
     measured: float
@@ -45,7 +38,7 @@ class Statistic(NamedTuple):
 
 
 def of_field(field: str, lines: Iterator[str]) -> Iterator[str]:
-    """The error lines of an objective that is `config.objective.<field>`."""
+    """Yields the error lines of an objective that is `config.objective.<field>`."""
     for line in lines:
         yield line.replace("config.objective", f"config.objective.{field}")
 
@@ -63,53 +56,53 @@ class Objective(Choice):
     unit: ClassVar[str] = "tokens"  # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source
     pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
+    is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
     static: bool = False  # the same text gives the same example in each epoch
 
     def lengths(self, sequence_length: int) -> Lengths:
-        """The most raw tokens whose example has no more than `sequence_length` inputs, and that example's lengths."""
+        """Returns the lengths of the longest example that has no more than `sequence_length` inputs."""
         raise NotImplementedError
 
     def measure(self, raw: int) -> Lengths:
-        """At most how long an example of `raw` tokens is; of pairs, `measure_pairs`."""
+        """Returns at most how long an example of `raw` tokens is; of pairs, `measure_pairs`."""
         raise NotImplementedError
 
     def pair_room(self, lengths: Lengths) -> tuple[int, int]:
-        """The most tokens of source and target that make an example of these lengths; pairs are cut to it."""
+        """Returns the most tokens of source and target that make an example of these lengths; pairs are cut to it."""
         return lengths.inputs, lengths.targets
 
     def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
-        """Inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
+        """Returns inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
         return sizes
 
     def between(self, begin: float, end: float) -> "Objective":
-        """As it is in this part of the training, from 0 to 1: whose `statistics` are asked for."""
+        """Returns the objective as it is in this part of the training, from 0 to 1: its `statistics` are asked for."""
         return self
 
     def bind(self, tokenizer: "Tokenizer") -> "Objective":
-        """This objective with what it needs to know of the tokenizer beyond its vocabulary. `example` is called of it.
+        """Returns this objective with what it needs to know of the tokenizer; that one makes the examples.
 
         What is known is kept outside of the fields: it is not part of the config.
         """
         return self
 
     def components(self, pairs: bool = False) -> list[tuple[float, "Objective"]]:
-        """The weighted objectives that a mixture is made of, for a corpus that holds `pairs` or text; not nested."""
+        """Returns the weighted objectives of a mixture, not nested, for a corpus that holds `pairs` or text."""
         return [(1.0, self)]
 
-    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> dict[str, np.ndarray]:
-        """Arrays of one example, not padded; a pure function of the arguments and the state of `rng`.
+    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
+        """Makes the arrays of one example, not padded; a pure function of the arguments and the state of `rng`.
 
-        Its names are those of a batch. Arrays of int32 [inputs] or [targets], `loss_weights` float32, `pair_labels`
-        int32 [].
+        Its names are those of a batch, and so are shapes and dtypes but for the axis of rows: `data.batch.FIELDS`.
         """
         raise NotImplementedError
 
-    def restore(self, example: dict[str, np.ndarray], vocabulary: "Vocabulary") -> np.ndarray:
-        """The tokens that `example` was made of, [raw] int32: nothing of the text is lost."""
+    def restore(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
+        """Returns the tokens that `example` was made of, [raw] int32: nothing of the text is lost."""
         raise NotImplementedError
 
-    def statistics(self, examples: Sequence[dict[str, np.ndarray]], vocabulary: "Vocabulary") -> Iterator[Statistic]:
-        """What `examples` show of the objective: the rates that its fields ask for, and others worth a look."""
+    def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary") -> Iterator[Statistic]:
+        """Measures `examples`: the rates that the fields of the objective ask for, and others worth a look."""
         yield from ()
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
@@ -122,7 +115,7 @@ class Objective(Choice):
             )
 
     def field_problems(self) -> Iterator[str]:
-        """One line for each own field out of range."""
+        """Yields one line for each own field out of range."""
         yield from ()
 
     def problems(self, experiment: Experiment) -> Iterator[str]:

@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 
 
 def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
@@ -42,6 +43,7 @@ class CausalLM(Objective):
     mask_documents: bool = False  # attention, positions and predictions stay inside one document
 
     families: ClassVar[tuple[str, ...]] = ("decoder",)
+    is_likelihood: ClassVar[bool] = True
 
     def lengths(self, sequence_length):
         return self.measure(sequence_length + 1)

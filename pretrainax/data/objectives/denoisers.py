@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.mixture import ObjectiveMixture
 from pretrainax.data.objectives.spans import Denoiser, SpanCorruption, encoder_decoder_example
 
@@ -44,7 +45,7 @@ class SequentialDenoising(Denoiser):
         return Lengths(raw, raw - min(most, 1) + 1 + self.room, most + 1)
 
     def _most(self, raw: int) -> int:
-        """Tokens of the longest rest."""
+        """Counts the tokens of the longest rest."""
         return min(max(round(2 * self.noise_density * raw) - 1, 1), raw - 1)
 
     def example(self, text, rng, vocabulary):
@@ -116,8 +117,8 @@ class MixtureOfDenoisers(ObjectiveMixture):
 
 @dataclasses.dataclass
 class UL2R(ObjectiveMixture):
-    """What goes on with the training of a decoder (Tay et al. 2022b, arXiv 2210.11399, section 2.3; for a decoder, in
-    a DecoderOnly): half of the rows S, a quarter R, a quarter X.
+    """The mixture that goes on with the training of a model (Tay et al. 2022b, arXiv 2210.11399, section 2.3; for a
+    decoder, in a DecoderOnly): half of the rows S, a quarter R, a quarter X.
 
     The prefix of S ends anywhere in the text. R has spans of 3 tokens and 15 % of the text; X, in equal parts, spans
     of 32 tokens, or 50 % of the text.

@@ -6,12 +6,13 @@ from typing import ClassVar, NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.spans import encoder_decoder_example
 
 
 class Counts(NamedTuple):
-    """How many tokens of a text go, and how."""
+    """Numbers of the tokens of a text that go, by the way they go."""
 
     infilled: int
     masked: int
@@ -19,7 +20,7 @@ class Counts(NamedTuple):
 
 
 def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np.random.Generator) -> np.ndarray:
-    """The sentences that end at `ends` in another order: ceil(rate * count) of them change places among each other."""
+    """Moves sentences, which end at `ends`: ceil(rate * count) of them change places among each other."""
     sentences = np.split(tokens, ends[:-1])
     count = math.ceil(rate * len(sentences) - 1e-6)  # 0.07 * 100 is 7.000000000000001
     places = rng.permutation(len(sentences))[:count]
@@ -29,7 +30,7 @@ def permute_sentences(tokens: np.ndarray, ends: np.ndarray, rate: float, rng: np
 
 
 def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Where spans start and how long they are, int64 [spans] both: `infilled` tokens in all.
+    """Draws where spans start and how long they are, int64 [spans] both: `infilled` tokens in all.
 
     Lengths are drawn of a Poisson distribution until there are enough tokens; the last span is cut to what is left.
     All spans, also those of length 0, are shuffled among the tokens that stay, every order equally likely. There are
@@ -48,7 +49,7 @@ def draw_spans(length: int, infilled: int, mean: float, rng: np.random.Generator
 
 
 def corrupt(tokens: np.ndarray, dropped: np.ndarray, masks: np.ndarray, mask: int) -> np.ndarray:
-    """`tokens` without those under `dropped` (bool), and with a `mask` before each of the places in `masks` (sorted).
+    """Returns `tokens` without those under `dropped` (bool), with a `mask` before each place in `masks` (sorted).
 
     So a token is masked that is dropped and has a mask at its place, a span that is dropped and has one at its start.
     """
@@ -118,7 +119,7 @@ class Denoising(Objective):
 
     @property
     def _lost(self) -> float:
-        """Of the tokens, what the encoder does not read."""
+        """Returns the tokens that the encoder does not read."""
         return self.infilling_rate + self.masking_rate + self.deletion_rate
 
     def lengths(self, sequence_length):
@@ -128,7 +129,7 @@ class Denoising(Objective):
         return Lengths(raw, raw + 2, raw + 2)
 
     def counts(self, length: int) -> Counts:
-        """Of a text without its end."""
+        """Returns the numbers for a text without its end."""
         infilled = min(round(self.infilling_rate * length), length)
         masked = min(round(self.masking_rate * length), length - infilled)
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
@@ -187,6 +188,6 @@ class Denoising(Objective):
 
 
 def _is_part(some: np.ndarray, tokens: np.ndarray) -> bool:
-    """Whether `some` are of `tokens`, in their order."""
+    """Tells if `some` are of `tokens`, in their order."""
     rest = iter(tokens.tolist())
     return all(token in rest for token in some.tolist())

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Statistic, Text
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.objectives.base import Statistic, Text
 from pretrainax.data.objectives.causal import CausalLM
 
 _NO_ROOM = 0.15  # of the documents that are drawn may find no room
@@ -41,6 +42,7 @@ class FillInTheMiddle(CausalLM):
     spm_rate: float = 0.5  # of these come suffix first
     tokens_per_document: int = 256  # of text, for each document that may be taken apart
 
+    is_likelihood: ClassVar[bool] = False  # of a text in another order, with marks
     shortest: ClassVar[int] = 4  # of two tokens and three sentinels, all but the last
 
     def field_problems(self):
@@ -68,7 +70,7 @@ class FillInTheMiddle(CausalLM):
         return Lengths(raw, length, length)
 
     def _room(self, raw: int) -> int:
-        """How many documents of a text may be taken apart."""
+        """Returns how many documents of a text may be taken apart."""
         return math.ceil(raw / self.tokens_per_document) if raw > 1 else 0
 
     def example(self, text, rng, vocabulary):
@@ -96,9 +98,9 @@ class FillInTheMiddle(CausalLM):
         documents = self._documents(example, vocabulary)
         return np.concatenate([part for parts in documents for part in parts])
 
-    def _documents(self, example: dict[str, np.ndarray], vocabulary) -> list[list[np.ndarray]]:
-        """Of each document the parts, in their order: one, or four: what stands before the suffix' mark, what after
-        the middle's, the suffix, the end. Of SPM the first is empty."""
+    def _documents(self, example: Example, vocabulary) -> list[list[np.ndarray]]:
+        """Returns the parts of each document, in their order: one, or four: what stands before the suffix' mark, what
+        after the middle's, the suffix, the end. Of SPM the first is empty."""
         tokens = super().restore(example, vocabulary)
         before, after, between = vocabulary.sentinels[:3]
         found = []

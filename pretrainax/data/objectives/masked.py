@@ -10,14 +10,15 @@ from typing import ClassVar, Optional
 import numpy as np
 
 from pretrainax.config import Choice
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.masking_units import Chosen, MaskUnit, Runs, Tokens, WholeWords
 from pretrainax.data.words import SimilarWords
 
 
 @functools.lru_cache(maxsize=8)
 def _ordinary(vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Whether each id is ordinary, not special, [V] bool; and those that are, [<= V] int32."""
+    """Tells of each id if it is ordinary, not special, [V] bool; and those that are, [<= V] int32."""
     is_ordinary = np.ones(vocabulary.size, bool)
     is_ordinary[list(vocabulary.special_ids)] = False
     return is_ordinary, np.flatnonzero(is_ordinary).astype(np.int32)
@@ -137,7 +138,7 @@ class MaskedLM(Objective):
         return min(self.rate, last), max(self.rate, last)
 
     def rate_at(self, progress: float) -> float:
-        """The rate when this much of the training, from 0 to 1, is done."""
+        """Returns the rate when this much of the training, from 0 to 1, is done."""
         change = self.rate_change
         if change is None or progress < change.begin:
             return self.rate
@@ -157,7 +158,7 @@ class MaskedLM(Objective):
         return Lengths(raw, inputs=raw + 2, targets=self._most(raw))
 
     def _most(self, tokens: int) -> int:
-        """At most this many of the tokens are predicted."""
+        """Returns how many of the tokens are predicted at most."""
         return max(math.ceil(self.rates[1] * tokens - 1e-6), 1)  # 0.07 * 100 is 7.000000000000001
 
     def example(self, text, rng, vocabulary):
@@ -172,7 +173,7 @@ class MaskedLM(Objective):
         }
 
     def mask(self, row: np.ndarray, rng: np.random.Generator, vocabulary, progress: float = 1.0) -> dict:
-        """Of a row with its special tokens, [n] int32: `tokens`, masked, and what is predicted of it."""
+        """Masks a row with its special tokens, [n] int32: returns `tokens`, masked, and what is predicted of it."""
         is_ordinary, ordinary_ids = _ordinary(vocabulary)
         ordinary = is_ordinary.take(row)
         count = np.count_nonzero(ordinary)
@@ -192,7 +193,7 @@ class MaskedLM(Objective):
         }
 
     def _replaced(self, row, targets, chosen, rng, ordinary_ids, mask) -> np.ndarray:
-        """What is written in place of the chosen tokens, [k] int32."""
+        """Draws what is written in place of the chosen tokens, [k] int32."""
         fate, draws = rng.random((2, len(targets)))
         words = None
         if self._similar is not None:
@@ -231,7 +232,7 @@ def _unmasked(example) -> np.ndarray:
 
 
 def _rate(objective, examples, vocabulary):
-    """The share of the ordinary tokens that is predicted."""
+    """Measures the share of the ordinary tokens that is predicted."""
     is_ordinary, _ = _ordinary(vocabulary)
     low, high = objective.rates
     counts = np.array([np.count_nonzero(is_ordinary[_unmasked(e)]) for e in examples])
@@ -250,7 +251,7 @@ def _rate(objective, examples, vocabulary):
 
 
 def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Of the words of an example the tokens that are ordinary, and those that are predicted: [W] int64 both."""
+    """Counts in each word of an example the tokens that are ordinary, and those that are predicted: [W] int64 both."""
     is_ordinary, _ = _ordinary(vocabulary)
     row = _unmasked(example)
     starts = np.flatnonzero(objective.mask_unit.starts(row))
@@ -260,7 +261,7 @@ def _sizes(objective, example, vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fates(objective, examples, vocabulary):
-    """The shares of the predicted tokens that are masked, random and kept."""
+    """Measures the shares of the predicted tokens that are masked, random and kept."""
     masked, kept, sizes = [], [], []  # by token, by token, by what has one fate
     for example in examples:
         places, targets = example["masked_positions"], example["targets"]
@@ -295,7 +296,7 @@ def _fates(objective, examples, vocabulary):
 
 
 def _words(objective, examples, vocabulary):
-    """Whether words are predicted whole, and how many in a row."""
+    """Measures if words are predicted whole, and how many in a row."""
     words = [_sizes(objective, example, vocabulary) for example in examples]
     touched = sum(np.count_nonzero(taken) for _, taken in words)
     if touched:
@@ -306,7 +307,7 @@ def _words(objective, examples, vocabulary):
 
 
 def _in_a_row(unit: WholeWords, words: list[tuple[np.ndarray, np.ndarray]]) -> Statistic:
-    """Predicted words in a row; asked is what as many words have on average, of which the budget cuts the last run."""
+    """Counts predicted words in a row; asked is what as many have on average, of which the budget cuts the last run."""
     if isinstance(unit, Runs):  # texts that are nearly full have no choice
         words = [(sizes, taken) for sizes, taken in words if 5 * np.count_nonzero(taken) <= 2 * len(sizes)]
     touched = runs = more = fewer = expected = variance = 0

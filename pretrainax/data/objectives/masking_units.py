@@ -1,4 +1,4 @@
-"""What is masked as one: single tokens, whole words, n-grams, spans."""
+"""The units that are masked as one: single tokens, whole words, n-grams, spans."""
 
 import copy
 import dataclasses
@@ -27,7 +27,7 @@ class MaskUnit(Choice):
     shares_fate: ClassVar[bool] = False  # tokens of one draw are all masked, all random or all kept
 
     def field_problems(self) -> Iterator[str]:
-        """One line for each own field out of range."""
+        """Yields one line for each own field out of range."""
         yield from ()
 
     def bind(self, tokenizer: Tokenizer) -> "MaskUnit":
@@ -35,7 +35,7 @@ class MaskUnit(Choice):
         return self
 
     def choose(self, tokens: np.ndarray, ordinary: np.ndarray, budget: int, rng: np.random.Generator) -> Chosen:
-        """CounterRng what is predicted.
+        """Draws what is predicted.
 
         Args:
           tokens: [n] int32.
@@ -82,7 +82,7 @@ class WholeWords(MaskUnit):
         return bound
 
     def starts(self, tokens: np.ndarray) -> np.ndarray:
-        """Whether a word starts at each of the tokens: [n] bool."""
+        """Tells if a word starts at each of the tokens: [n] bool."""
         assert self._words is not None, "where words begin is known to an objective that is bound to its tokenizer"
         return self._words.starts(tokens)
 
@@ -107,7 +107,7 @@ class WholeWords(MaskUnit):
         return Chosen(places, span_of[places])
 
     def _draw(self, sizes: np.ndarray, budget: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Words in the order in which they are taken, and the number of the draw that each is of; may be too many."""
+        """Draws words in the order in which they are taken, and the number of the draw of each; may be too many."""
         words = rng.permutation(np.flatnonzero(sizes))
         return words, words
 
@@ -122,11 +122,11 @@ class Runs(WholeWords):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """How often 1, 2, 3, … words are drawn; adds up to 1."""
+        """The shares of draws of 1, 2, 3, … words; they add up to 1."""
         raise NotImplementedError
 
     def runs_of(self, words: int) -> tuple[float, float]:
-        """Mean and variance of the number of draws that it takes to have so many words, the last one cut."""
+        """Returns mean and variance of the number of draws that it takes to have so many words, the last one cut."""
         mean, square = _runs(self.shares, 1 << max(words, 1).bit_length())
         return mean[words], square[words] - mean[words] ** 2
 
@@ -204,7 +204,7 @@ class Spans(Runs):
 
 @functools.lru_cache(maxsize=64)
 def _runs(shares: tuple[float, ...], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mean number of draws until they add up to 0, 1, …, size - 1, and of its square: [size] float64 both."""
+    """Returns the mean number of draws until they add up to 0, …, size - 1, and of its square: [size] float64 both."""
     mean, square, back = np.zeros(size), np.zeros(size), np.array(shares[::-1])
     for n in range(1, size):
         before, chances = slice(max(n - len(back), 0), n), back[max(len(back) - n, 0) :]

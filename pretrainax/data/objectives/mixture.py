@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, of_field
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, of_field
 
 
 class _CommonFamilies:

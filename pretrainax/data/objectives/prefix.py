@@ -8,7 +8,8 @@ from typing import ClassVar
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic, of_field
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.objectives.base import Objective, Statistic, of_field
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import SequentialDenoising
 from pretrainax.data.objectives.spans import SpanCorruption, encoder_decoder_example
@@ -33,6 +34,8 @@ class PrefixLM(CausalLM):
     SequentialDenoising(0.5).
     """
 
+    is_likelihood: ClassVar[bool] = False  # of the text after the prefix alone
+
     def example(self, text, rng, vocabulary):
         example = super().example(text, rng, vocabulary)
         documents = example["segment_ids"] - 1
@@ -55,8 +58,8 @@ class PrefixLM(CausalLM):
         )
 
 
-def _predictable(example: dict[str, np.ndarray]) -> np.ndarray:
-    """How many tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
+def _predictable(example: Example) -> np.ndarray:
+    """Counts the tokens of each document of a prefix LM's example a causal one would predict, [documents]."""
     segment_ids = example["segment_ids"]
     ends = np.flatnonzero(np.diff(segment_ids, append=0))
     # The next document's first token is not predicted, and of the last document all are read and predicted.
@@ -179,7 +182,7 @@ class DecoderOnly(Objective):
 
 
 def _joined(objective: Objective, raw: int) -> int:
-    """At most how long inputs and targets together are, without the last target, which is not read."""
+    """Returns at most how long inputs and targets together are, without the last target, which is not read."""
     _, inputs, targets = objective.measure(raw)
     if isinstance(objective, SequentialDenoising):  # its longest inputs and targets are not those of one example
         return raw + objective.room + 1
@@ -187,19 +190,19 @@ def _joined(objective: Objective, raw: int) -> int:
 
 
 def _most(objective: Objective, length: int) -> int:
-    """The most raw tokens whose inputs and targets together have no more than `length`."""
+    """Returns the most raw tokens whose inputs and targets together have no more than `length`."""
     if objective.unit == "pairs":
         return length + 1
     return bisect.bisect_right(range(1, length + 2), length, key=lambda raw: _joined(objective, raw))
 
 
 def _with_start(vocabulary):
-    """For an encoder-decoder's objective, which starts its targets with <pad>; a decoder needs none."""
+    """Gives an encoder-decoder's objective the <pad> that it starts its targets with; a decoder needs none."""
     return vocabulary if vocabulary.pad is not None else dataclasses.replace(vocabulary, pad=vocabulary.eos)
 
 
-def _apart(example: dict[str, np.ndarray], vocabulary) -> dict[str, np.ndarray]:
-    """The encoder-decoder's example that one of DecoderOnly was made of."""
+def _apart(example: Example, vocabulary) -> Example:
+    """Returns the encoder-decoder's example that one of DecoderOnly was made of."""
     inputs = int(example["prefix_mask"].sum())
     targets, weights = example["targets"][inputs - 1 :], example["loss_weights"][inputs - 1 :]
     both = encoder_decoder_example(example["tokens"][:inputs], targets, _with_start(vocabulary).pad)

@@ -7,7 +7,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic, of_field
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic, of_field
 from pretrainax.data.objectives.masked import MaskedLM
 
 _FRAME = 3  # [CLS] and two [SEP]
@@ -39,7 +40,7 @@ class SentencePairs(Objective):
         return self.masking.static
 
     def pair(self, tokens: np.ndarray, ends: np.ndarray, elsewhere, rng, vocabulary) -> Pair:
-        """Two segments of at most max(n, 2) tokens together.
+        """Returns two segments of at most max(n, 2) tokens together.
 
         Args:
           tokens: [n] int32, of one document.
@@ -98,7 +99,7 @@ class SentencePairs(Objective):
         }
 
     def segments(self, example) -> tuple[np.ndarray, np.ndarray]:
-        """The two segments of an example as they were before masking, in the order of the row."""
+        """Returns the two segments of an example as they were before masking, in the order of the row."""
         row = example["tokens"].copy()
         row[example["masked_positions"]] = example["targets"]
         middle = int(np.count_nonzero(example["token_types"] == 0))
@@ -110,7 +111,7 @@ class SentencePairs(Objective):
 
 
 def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and ends of the sentences of a text, without the separator of its document: the row has its own.
+    """Returns tokens and ends of the sentences of a text, without the separator of its document: the row has its own.
 
     It stays where without it there would be no two tokens to make a pair of.
     """
@@ -122,7 +123,7 @@ def _sentences(text, vocabulary) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _some_sentences(tokens, ends, wanted: int, least: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences in a row, their tokens and ends: as few as have `wanted` tokens, and no fewer than `least`.
+    """Draws sentences in a row, their tokens and ends: as few as have `wanted` tokens, and no fewer than `least`.
 
     The first one is drawn from those behind which there is enough; where there never is, these are all sentences.
     """
@@ -135,7 +136,7 @@ def _some_sentences(tokens, ends, wanted: int, least: int, rng) -> tuple[np.ndar
 
 
 def truncate_pair(first: np.ndarray, second: np.ndarray, room: int, rng) -> tuple[np.ndarray, np.ndarray]:
-    """BERT's way to make a pair fit: token by token from the longer segment, at its front or back as a coin falls.
+    """Cuts a pair as BERT does: token by token from the longer segment, at its front or back as a coin falls.
 
     Of two equally long ones the second gives the token. Done in one go: how many go in front of a segment is binomial.
     """
@@ -202,7 +203,7 @@ class NextSentencePrediction(SentencePairs):
         return Pair(*truncate_pair(first, second, room, rng), int(not follows))
 
     def restore(self, example, vocabulary):
-        """A and B as they stood in the document; A alone where B is of another one."""
+        """Returns A and B as they stood in the document; A alone where B is of another one."""
         first, second = self.segments(example)
         return first if example["pair_labels"] else np.concatenate([first, second])
 
@@ -246,7 +247,7 @@ class SentenceOrderPrediction(SentencePairs):
         return Pair(second, first, 1) if rng.random() < 0.5 else Pair(first, second, 0)
 
     def restore(self, example, vocabulary):
-        """The text that was parted, in its order."""
+        """Returns the text that was parted, in its order."""
         segments = self.segments(example)
         return np.concatenate(segments[::-1] if example["pair_labels"] else segments)
 

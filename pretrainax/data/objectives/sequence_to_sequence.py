@@ -5,7 +5,8 @@ from typing import ClassVar, Optional
 
 import numpy as np
 
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.spans import encoder_decoder_example
 
 

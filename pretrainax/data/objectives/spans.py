@@ -8,11 +8,12 @@ from typing import ClassVar, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.objectives.base import Lengths, Objective, Statistic
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.objectives.base import Objective, Statistic
 
 
 class Noise(NamedTuple):
-    """How many of a text's tokens are dropped, and in how many spans."""
+    """Numbers of the tokens of a text that are dropped, and of the spans they are in."""
 
     tokens: int
     spans: int
@@ -20,7 +21,7 @@ class Noise(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def noise_of(raw: int, density: float, mean_span_length: float) -> Noise:
-    """The published counts (Raffel et al. 2020, section 3.1.4): 568 raw tokens, 0.15, 3.0 -> 85 tokens in 28 spans.
+    """Returns the published counts (Raffel et al. 2020, section 3.1.4): 568 tokens, 0.15, 3.0 -> 85 in 28 spans.
 
     At least one token goes and one stays; spans are parted by text, so there are no more spans than tokens that stay.
     A single token stays.
@@ -30,7 +31,7 @@ def noise_of(raw: int, density: float, mean_span_length: float) -> Noise:
 
 
 def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Lengths:
-    """Inputs are the tokens that stay, a sentinel a span and the end; targets those that go, and as many more.
+    """Counts inputs, which stay, with a sentinel a span and the end; and targets, which go, with as many more.
 
     A single token has targets too, as in T5's code: the first sentinel, which says that nothing follows, and the end.
     """
@@ -40,7 +41,7 @@ def corrupted_lengths(raw: int, density: float, mean_span_length: float) -> Leng
 
 @functools.lru_cache(maxsize=64)
 def span_lengths(sequence_length: int, density: float, mean_span_length: float) -> Lengths:
-    """The most raw tokens whose corrupted form, with its end of sequence, fits: 512, 0.15, 3.0 -> (568, 512, 114).
+    """Returns the longest text whose corrupted form, with its end, fits: 512, 0.15, 3.0 -> (568, 512, 114).
 
     Inputs fill the sequence length, or are one shorter where so much is dropped that it bounds the spans.
     """
@@ -52,7 +53,7 @@ def span_lengths(sequence_length: int, density: float, mean_span_length: float) 
 
 
 def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.ndarray:
-    """[parts] positive integers that add up to `total`, every such sequence equally likely."""
+    """Draws [parts] positive integers that add up to `total`, every such sequence equally likely."""
     last = np.empty(parts, np.int64)  # the last place of each part
     last[:-1] = rng.choice(total - 1, parts - 1, replace=False, shuffle=False)
     last[-1] = total - 1
@@ -63,7 +64,7 @@ def random_partition(total: int, parts: int, rng: np.random.Generator) -> np.nda
 
 
 def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random.Generator) -> np.ndarray:
-    """Which tokens are dropped, [raw] bool: text and noise in turn, text first, both of randomly parted lengths."""
+    """Draws which tokens are dropped, [raw] bool: text and noise in turn, text first, both of random lengths."""
     noise = noise_of(raw, density, mean_span_length)
     if not noise.spans:
         return np.zeros(raw, bool)
@@ -76,7 +77,7 @@ def noise_mask(raw: int, density: float, mean_span_length: float, rng: np.random
 
 
 def _fold(tokens: np.ndarray, kept: np.ndarray, places: np.ndarray, sentinels: np.ndarray, end: int) -> np.ndarray:
-    """The tokens under `kept` and, at each of `places`, which hold others, a sentinel; then `end`."""
+    """Returns the tokens under `kept` and, at each of `places`, which hold others, a sentinel; then `end`."""
     marked, stays = tokens.copy(), kept.copy()
     marked[places], stays[places] = sentinels[: len(places)], True
     marked = marked[stays]
@@ -86,7 +87,7 @@ def _fold(tokens: np.ndarray, kept: np.ndarray, places: np.ndarray, sentinels: n
 
 
 def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets of a text whose tokens under `mask` are dropped; see SpanCorruption for an example.
+    """Returns inputs and targets of a text whose tokens under `mask` are dropped; see SpanCorruption for an example.
 
     `mask` must leave the first token: the n-th run of text then comes before the n-th span, so that both sides name
     span n by sentinel n.
@@ -100,8 +101,8 @@ def corrupt(tokens: np.ndarray, mask: np.ndarray, vocabulary) -> tuple[np.ndarra
     return inputs, _fold(tokens, mask, before, sentinels, vocabulary.eos)
 
 
-def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """An example whose encoder reads `inputs`, and whose decoder reads `start` and all `targets` but the last."""
+def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int) -> Example:
+    """Makes an example whose encoder reads `inputs`, and its decoder `start` and all `targets` but the last."""
     decoder_tokens = np.empty_like(targets)
     decoder_tokens[0], decoder_tokens[1:] = start, targets[:-1]
     return {
@@ -156,7 +157,7 @@ class Denoiser(Objective):
         yield from super().problems(experiment)
 
     def read_first(self, inputs: np.ndarray) -> np.ndarray:
-        """`inputs` after the mode."""
+        """Returns `inputs` after the mode."""
         if not self.mode:
             return inputs
         assert self._mode_ids is not None, "a denoiser with a mode makes examples when bound to a tokenizer"

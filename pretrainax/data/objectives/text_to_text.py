@@ -3,7 +3,8 @@
 import dataclasses
 from typing import ClassVar
 
-from pretrainax.data.objectives.base import Lengths, Objective, of_field
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Objective, of_field
 from pretrainax.data.objectives.sequence_to_sequence import SequenceToSequence
 from pretrainax.data.objectives.spans import SpanCorruption
 

@@ -49,7 +49,7 @@ def _digest(document: Document) -> bytes:
 
 
 def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
-    """For each of `count` shards the sorted numbers of its documents that occurred before, there or in another shard.
+    """Finds for each of `count` shards the sorted numbers of its documents that occurred before, in any shard.
 
     A range of hashes at a time, each read from all shards once.
     """
@@ -69,7 +69,7 @@ def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
 
 
 def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The columns of a shard's file whose first halves are in range i of `ranges` equal ones."""
+    """Returns the columns of a shard's file whose first halves are in range i of `ranges` equal ones."""
     if not size:
         return tuple(np.empty(0, dtype) for dtype in ("<u8", "<u8", "<i8"))
     high, low, documents = np.memmap(path, "<u8", mode="r", shape=(3, size))
@@ -107,7 +107,7 @@ def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.
 
 
 def _runs(chosen: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-    """(start, end) in tokens of each run of chosen documents."""
+    """Yields (start, end) in tokens of each run of chosen documents."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]])))
     for first, behind in edges.reshape(-1, 2).tolist():
         yield int(starts[first]), int(ends[behind - 1])

@@ -1,4 +1,4 @@
-"""What is left out of a corpus for its quality or its likeness to the rest, by datatrove's rules and signatures.
+"""Filters of documents, for their quality or their likeness to the rest, by datatrove's rules and signatures.
 
 datatrove is an extra (`pip install 'pretrainax[filters]'`) and imported only where a config asks for it.
 """
@@ -82,7 +82,7 @@ class QualityFilter(Filter):
 
 
 def _reason(rule: Any, document: Any) -> str:
-    """Why `rule` drops the document; empty where it keeps it."""
+    """Says why `rule` drops the document; empty where it keeps it."""
     result = rule.filter(document)
     if isinstance(result, tuple):
         kept, reason = result
@@ -121,7 +121,7 @@ class NearDuplicates(Filter):
         step.run((Signed(text=beginning(d), id=str(i)) for i, d in enumerate(documents)), rank=shard)
 
     def find(self, directory: str, count: int) -> list[np.ndarray]:
-        """For each of `count` shards the sorted numbers of the documents that are like an earlier one."""
+        """Finds for each of `count` shards the sorted numbers of the documents that are like an earlier one."""
         from datatrove.pipeline.dedup import MinhashDedupBuckets
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
@@ -155,7 +155,7 @@ class NearDuplicates(Filter):
 
 
 def _no_words(language: str) -> str:
-    """Why datatrove cannot divide this language into words; empty where it can."""
+    """Says why datatrove cannot divide this language into words; empty where it can."""
     from datatrove.utils.word_tokenizers import load_word_tokenizer
 
     try:
@@ -174,7 +174,7 @@ def _be_quiet() -> None:
 
 
 def beginning(document: Document) -> str:
-    """The text by which a document is judged."""
+    """Returns the text by which a document is judged."""
     if isinstance(document, tuple):
         return "\n".join(document)[:BATCH]
     return next(pieces_of(document), "")

@@ -1,9 +1,7 @@
-"""From a source of text to a tokenizer and token shards in the cache. Training does it first; so does `prepare`."""
+"""From a source of text to token shards in the cache. Training does it first; so does the command `prepare`."""
 
 import collections
-import contextlib
 import dataclasses
-import errno
 import functools
 import os
 import shutil
@@ -15,19 +13,19 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from tqdm import tqdm
 
-from pretrainax.config import DataConfig, Experiment, UserError, to_json
+from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
+from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
-from pretrainax.data.preparation.tokenizer import FORMAT, make_tokenizer, sample_texts
+from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.tokenization.choices import Tokenizer, check_tokenizer, load_tokenizer
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.choices import check_tokenizer
 
 SPLITS = ("train", "valid")
-
-
 Run = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
 
 
@@ -55,15 +53,15 @@ class Recipe(NamedTuple):
 
     @property
     def drops(self) -> bool:
-        """Whether documents go only when all are there."""
+        """Documents go only when all are there."""
         return self.drop_duplicates or self.near_duplicates is not None
 
     def directory(self, split: str) -> str:
-        """Of the finished corpus."""
+        """Returns the folder of the finished corpus."""
         return os.path.join(self.cache, "corpora", self.key, split)
 
     def tokenized(self, split: str) -> str:
-        """Of the shards as they are tokenized."""
+        """Returns the folder of the shards as they are tokenized."""
         return os.path.join(self.directory(split), "whole") if self.drops else self.directory(split)
 
 
@@ -73,7 +71,7 @@ def prepare(experiment: Experiment, report: Callable[[str], None] = print, elsew
     elsewhere: where shards are tokenized, if not in processes of this machine.
     """
     started = time.perf_counter()
-    with _at_work(experiment.data) as (cache, workers):
+    with open_cache(experiment.data) as (cache, workers):
         recipes, tokenizer = _recipes(experiment, cache, workers, report)
         corpora = {
             split: tuple(_corpus(split, recipe, workers, elsewhere or workers.run, report) for recipe in recipes)
@@ -85,7 +83,7 @@ def prepare(experiment: Experiment, report: Callable[[str], None] = print, elsew
 
 def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
     """Tokenizes the shards whose number is `index` modulo `count`, and returns a line about them."""
-    with _at_work(experiment.data) as (cache, workers):
+    with open_cache(experiment.data) as (cache, workers):
         recipes, _ = _recipes(experiment, cache, workers, report)
         for split in SPLITS:
             for recipe in recipes:
@@ -94,29 +92,8 @@ def prepare_share(experiment: Experiment, index: int, count: int, report: Callab
     return f"share {index} of {count} is done; when all are, run the same command once without --shard"
 
 
-def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
-    """Finds or makes the tokenizer of a config alone."""
-    source = experiment.data.source
-    with _at_work(experiment.data) as (cache, workers):
-        fingerprints = [component.fingerprint() for component in source.components()]
-        return load_tokenizer(make_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
-
-
-def sample(experiment: Experiment, split: str, limit: int) -> list[str]:
-    """About `limit` bytes of the text of a split, as much from each of the shards of a component."""
-    with _at_work(experiment.data) as (_, workers):
-        return list(sample_texts(experiment.data.source, limit, workers, split))
-
-
-@contextlib.contextmanager
-def _at_work(data: DataConfig) -> Iterator[tuple[str, Workers]]:
-    cache = os.path.abspath(os.path.expanduser(data.cache_dir))
-    with _explained_errors(cache), Workers(data.prepare_workers) as workers:
-        yield cache, workers
-
-
 def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Callable) -> tuple[list[Recipe], Tokenizer]:
-    """One for each component of the source."""
+    """Returns a recipe for each component of the source, and the tokenizer."""
     data = experiment.data
     components = data.source.components()
     fingerprints = [source.fingerprint() for source in components]
@@ -134,19 +111,21 @@ def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Calla
 
 
 def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
-    figures, skipped = [], collections.Counter()
+    """Writes a line about the sizes of the corpora and what was left out."""
+    sizes, skipped = [], collections.Counter()
     for split, several in corpora.items():
         for i, corpus in enumerate(several):
             number = f" {i + 1}" if len(several) > 1 else ""
             kinds = f", {corpus.num_parts:,} sentences" if corpus.parts == "sentences" else ""
             documents = "pairs" if corpus.parts == "pairs" else "documents"
             size = f"{corpus.num_bytes / 1e6:,.1f} MB, {corpus.num_tokens:,} tokens"
-            figures.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
+            sizes.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
             skipped.update(corpus.skipped)
-    return "; ".join([*figures, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
+    return "; ".join([*sizes, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
 
 
 def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, report: Callable) -> Corpus:
+    """Opens a corpus, which is made first where it is not in the cache."""
     directory = recipe.directory(split)
     if not shards.is_complete(directory):
         with alone(directory, report):
@@ -166,7 +145,10 @@ def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, repor
 
 
 def _tokenize(split: str, recipe: Recipe, run: Run, report: Callable, index: int = 0, count: int = 1) -> int:
-    """Writes the shards that are missing among those whose number is `index` modulo `count`; how many there are."""
+    """Writes the shards that are missing among those whose number is `index` modulo `count`.
+
+    Returns how many shards there are in all.
+    """
     directory, descriptions = recipe.tokenized(split), recipe.source.shards(split)
     os.makedirs(directory, exist_ok=True)
     own = range(index, len(descriptions), count)
@@ -193,6 +175,7 @@ def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) ->
 
 
 def _write_shard(i: int, shard: Any, recipe: Recipe, directory: str) -> None:
+    """Tokenizes one shard, and writes beside it what finds its duplicates."""
     skipped = collections.Counter()
     documents = until_stopped(recipe.source.read(shard, skipped))
     if recipe.quality is not None:
@@ -226,7 +209,7 @@ def _drop(split: str, recipe: Recipe, count: int, workers: Workers, report: Call
 
 
 def _progress(results: Iterator, total: int, split: str, report: Callable) -> Iterator:
-    """A bar on a terminal, else a line every ten seconds."""
+    """Yields the results, with a bar on a terminal, else a line every ten seconds."""
     if sys.stderr.isatty():
         yield from tqdm(results, desc=f"tokenizing {split}", total=total, unit="shard", leave=False)
         return
@@ -236,23 +219,3 @@ def _progress(results: Iterator, total: int, split: str, report: Callable) -> It
             report(f"tokenizing {split}: {done} of {total} shards")
             said = time.monotonic()
         yield result
-
-
-@contextlib.contextmanager
-def _explained_errors(cache: str) -> Iterator[None]:
-    """Turns a full disk, a cache that cannot be written and a file that cannot be read into one line."""
-    try:
-        yield
-    except OSError as e:
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise UserError(
-                f"no space left in {cache}; what is done is kept: make room and run again, "
-                "or set config.data.cache_dir to another disk"
-            ) from e
-        if e.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
-            if str(e.filename).startswith(cache) or cache.startswith(str(e.filename)):
-                raise UserError(
-                    f"cannot write to {cache} ({e.strerror}); set config.data.cache_dir to a folder that can be written"
-                ) from e
-            raise UserError(f"cannot read {e.filename} ({e.strerror}); see config.data.source") from e
-        raise

@@ -1,4 +1,4 @@
-"""Where the sentences of a text end: with spaces, as in the Latin and Cyrillic scripts, and without, as in Chinese and
+"""Finds where sentences end: with spaces, as in the Latin and Cyrillic scripts, and without, as in Chinese and
 Japanese.
 
 Rules, and no model: a mark of the end, what follows it, and what stands before it. In doubt two sentences stay one,
@@ -42,7 +42,7 @@ _FARTHEST = 12  # characters before a period that are looked at
 
 
 def split(text: str) -> list[str]:
-    """The sentences of a text. Joined, they are the text.
+    """Returns the sentences of a text. Joined, they are the text.
 
     White space belongs to the sentence that it precedes, as in the tokens of byte pairs and of SentencePiece, and at
     the end of the text to the last one. A line's end is white space; empty lines and items of lists are borders.

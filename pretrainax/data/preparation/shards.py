@@ -36,7 +36,7 @@ def is_complete(directory: str) -> bool:
 
 
 def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int]:
-    """The shards below `count` that are still to write."""
+    """Returns the shards below `count` that are still to write."""
     itemsize = np.dtype(token_dtype(vocabulary_size)).itemsize
     missing = []
     for shard in range(count):
@@ -98,7 +98,7 @@ class ShardWriter:
             yield from self._write_batch(batch)
 
     def _write_batch(self, documents: list[Document]) -> Iterator[Document]:
-        """All at once: arrays of the pieces that are tokenized, `owners` the document of each."""
+        """Writes all at once: arrays of the pieces that are tokenized, `owners` the document of each."""
         pairs = self._parts == "pairs"
         if pairs:
             pieces, owners = [text for pair in documents for text in pair], np.arange(len(documents)).repeat(2)
@@ -126,7 +126,7 @@ class ShardWriter:
         yield from written
 
     def _write_long(self, document: Union[str, bytearray]) -> Iterator[Document]:
-        """A piece at a time, so that neither its text nor its tokens are ever in memory as a whole."""
+        """Writes a piece at a time, so that neither its text nor its tokens are ever in memory as a whole."""
         start, part_ends = self._size, []
         for piece in pieces_of(document):
             encoded = [ids for ids in self._tokenizer.encode_batch(self._split(piece)) if len(ids)]
@@ -203,7 +203,7 @@ def write_index(
 
 
 def bytes_of(document: Document) -> int:
-    """Of its text in UTF-8."""
+    """Counts the bytes of its text in UTF-8."""
     if isinstance(document, tuple):
         return sum(map(bytes_of, document))
     if isinstance(document, bytearray) or document.isascii():
@@ -225,7 +225,7 @@ def pieces_of(text: Union[str, bytearray]) -> Iterator[str]:
 
 
 def _whole(text: Union[str, bytearray], end: int) -> int:
-    """The end of a whole character."""
+    """Returns the end of a whole character."""
     if isinstance(text, bytearray):
         while text[end] & 0xC0 == 0x80:
             end -= 1

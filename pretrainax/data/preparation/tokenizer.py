@@ -1,4 +1,4 @@
-"""Finds the tokenizer of a config in the cache, or trains it on a sample of the text."""
+"""The tokenizer of a config: found in the cache, or trained on a sample of the text."""
 
 import collections
 import functools
@@ -10,24 +10,37 @@ from typing import Any, Optional
 
 import numpy as np
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import shards
+from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Document
-from pretrainax.tokenization.choices import Tokenizer, TokenizerConfig
-
-FORMAT = 2  # of the files in the cache; another number, another cache
-
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.choices import TokenizerConfig
 
 _SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
+
+
+def prepare_tokenizer(experiment: Experiment, report: Callable[[str], None] = print) -> Tokenizer:
+    """Finds or makes the tokenizer of a config alone."""
+    source = experiment.data.source
+    with open_cache(experiment.data) as (cache, workers):
+        fingerprints = [component.fingerprint() for component in source.components()]
+        return load_tokenizer(make_tokenizer(experiment.tokenizer, source, fingerprints, cache, workers, report))
+
+
+def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
+    """Returns about `limit` bytes of the text of a split, as much from each of the shards of a component."""
+    with open_cache(experiment.data) as (_, workers):
+        return list(sample_texts(experiment.data.source, limit, workers, split))
 
 
 def make_tokenizer(
     config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
 ) -> str:
-    """The directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
+    """Returns the directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
     loaded = None if config.path is None else config.load()
     weights = component_weights(source).tolist()
     key = digest(fingerprints, weights, to_json(config), FORMAT) if loaded is None else loaded.fingerprint
@@ -50,6 +63,7 @@ def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> Non
 
 
 def _save(tokenizer: Tokenizer, directory: str) -> None:
+    """Writes a directory that is there as a whole or not at all."""
     temporary = f"{directory}.tmp-{socket.gethostname()}-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     tokenizer.save(temporary)
@@ -62,15 +76,15 @@ def _save(tokenizer: Tokenizer, directory: str) -> None:
 
 
 def component_weights(source: Source) -> np.ndarray:
-    """Of each component on average over the training, were all of one size; their sum is 1."""
-    stages = source.rates([1] * len(source.components()))
+    """Returns the weight of each component on average over the training, were all of one size; their sum is 1."""
+    stages = source.weight_stages([1] * len(source.components()))
     lengths = np.diff([start for start, _ in stages], append=1.0)
     weights = lengths @ np.array([weights for _, weights in stages], float)  # [stages] @ [stages, components]
     return weights / weights.sum()
 
 
 def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
-    """`limit` bytes of text (None: all of it), as much from each of the shards of a component."""
+    """Returns `limit` bytes of text (None: all of it), as much from each of the shards of a component."""
     components = source.components()
     if limit is None:
         documents = (
@@ -95,6 +109,7 @@ def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: 
 
 
 def _sample_shard(i: int, source: Source, shard: Any, limit: int) -> tuple[int, list[str]]:
+    """Returns `i`, and the beginning of a shard."""
     sample = []
     for document in until_stopped(source.read(shard, collections.Counter())):
         for text in _texts(document):

@@ -37,7 +37,7 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def run(self, function: Callable, tasks: list[tuple]) -> Iterator:
-        """function(*task) for each task, in the order in which they end."""
+        """Yields function(*task) for each task, in the order in which they end."""
         self.worked = True
         if self._count == 1 or len(tasks) <= 1:
             yield from itertools.starmap(function, tasks)
@@ -55,7 +55,7 @@ class Workers:
             ) from e
 
     def apart(self, function: Callable, *arguments: Any) -> Any:
-        """function(*arguments) in a process of its own with all threads, whose memory the system gets back after."""
+        """Calls a function in a process of its own with all threads, whose memory the system gets back after."""
         self.worked = True
         if self._count == 1:
             return function(*arguments)
@@ -98,7 +98,7 @@ def _end_after(wait: Callable) -> None:
 
 
 def until_stopped(items: Iterator) -> Iterator:
-    """The items, until the process that started this one has no more use for them."""
+    """Yields the items, until the process that started this one has no more use for them."""
     for item in items:
         if _stop is not None and _stop.is_set():
             raise InterruptedError("stopped by the process that prepares")

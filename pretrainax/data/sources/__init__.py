@@ -1,4 +1,4 @@
-"""Where documents come from. A source names its shards, reads one of them as text, and has a fingerprint.
+"""Sources of documents. A source names its shards, reads one of them as text, and has a fingerprint.
 
 Shards are small picklable descriptions, so that processes can read different ones at a time.
 """

@@ -1,4 +1,4 @@
-"""What every source has."""
+"""The face of every source."""
 
 import collections
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,10 @@ from pretrainax.config import Choice
 Document = Union[str, bytearray, tuple[str, str]]  # a text; a very long one as its UTF-8; source and target
 
 
+# Weights of several things, by stage of the training: (from which share of it on, weight of each), the first from 0.
+WeightStages = Sequence[tuple[float, Sequence[float]]]
+
+
 class Source(Choice):
     """Base of the sources. `split` is "train" or "valid"."""
 
@@ -16,11 +20,11 @@ class Source(Choice):
     config_path: ClassVar[str] = "config.data.source"  # where error lines say that its fields are
 
     def components(self) -> tuple["Source", ...]:
-        """The sources that a mixture is made of, each with a corpus of its own."""
+        """Returns the sources that a mixture is made of, each with a corpus of its own."""
         return (self,)
 
-    def rates(self, sizes: Sequence[int]) -> list[tuple[float, tuple[float, ...]]]:
-        """(from which share of the training on, weight of each component). sizes: documents of each."""
+    def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
+        """Returns the weight of each component at each stage of the training. sizes: documents of each."""
         return [(0.0, (1.0,))]
 
     def fingerprint(self) -> str:
@@ -31,5 +35,5 @@ class Source(Choice):
         raise NotImplementedError
 
     def read(self, shard: Any, skipped: collections.Counter) -> Iterator[Document]:
-        """The documents of a shard. Counts in `skipped`, by reason, what it leaves out."""
+        """Yields the documents of a shard. Counts in `skipped`, by reason, what it leaves out."""
         raise NotImplementedError

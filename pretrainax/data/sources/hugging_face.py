@@ -45,7 +45,7 @@ class HuggingFace(RecordSets, Source):
             yield f"{self.config_path}.valid_data_files needs {self.config_path}.valid_split='validation'"
 
     def fingerprint(self) -> str:
-        """Of the content of local files; the name of one of the hub holds its commit."""
+        """Hashes the content of local files; the name of one of the hub holds its commit."""
         with self._one_line() as datasets:
             builder = datasets.load_dataset_builder(**self._arguments())
         found = builder.config.data_files or {}

@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Optional
 
-from pretrainax.data.sources.base import Source
-
-Rates = list[tuple[float, tuple[float, ...]]]
+from pretrainax.data.sources.base import Source, WeightStages
 
 
 @dataclasses.dataclass
@@ -44,18 +42,18 @@ class SourceMixture(Source):
     def components(self) -> tuple[Source, ...]:
         return tuple(part for i in range(len(self.sources)) for part in self._placed(i).components())
 
-    def rates(self, sizes: Sequence[int]) -> Rates:
-        """Of the components; sizes: documents of each. The weights of a mixture within count within it."""
+    def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
+        """Returns the weights of the components; sizes: documents of each. A mixture within divides its own weight."""
         sizes, parts, inner = list(sizes), [], []
         for source in self.sources:
             count = len(source.components())
             parts.append(sizes[:count])
-            inner.append(source.rates(sizes[:count]))
+            inner.append(source.weight_stages(sizes[:count]))
             del sizes[:count]
         outer = [(0.0, self.weights or self._proportional(list(map(sum, parts)))), *self.stages]
-        starts = sorted({start for rates in (outer, *inner) for start, _ in rates})
+        starts = sorted({start for stages in (outer, *inner) for start, _ in stages})
         return [
-            (start, tuple(_products(_at(outer, start), [_at(rates, start) for rates in inner]))) for start in starts
+            (start, tuple(_products(_at(outer, start), [_at(stages, start) for stages in inner]))) for start in starts
         ]
 
     def _proportional(self, sizes: list[int]) -> tuple[float, ...]:
@@ -90,15 +88,15 @@ class SourceMixture(Source):
                 yield f"{path}.sources[{i}] is {type(source).__name__}, it must be of kind Source"
 
     def _placed(self, i: int) -> Source:
-        """Source i, whose error lines name its own fields."""
+        """Returns source i, whose error lines name its own fields."""
         source = copy.copy(self.sources[i])
         source.config_path = f"{self.config_path}.sources[{i}]"
         return source
 
 
-def _at(rates: Sequence[tuple[float, tuple[float, ...]]], progress: float) -> tuple[float, ...]:
-    """The weights that are in force, with a sum of 1."""
-    weights = [weights for start, weights in rates if start <= progress][-1]
+def _at(stages: WeightStages, progress: float) -> tuple[float, ...]:
+    """Returns the weights that are in force, with a sum of 1."""
+    weights = [weights for start, weights in stages if start <= progress][-1]
     return tuple(weight / sum(weights) for weight in weights)
 
 

@@ -88,7 +88,7 @@ def _module(relative: str, path: str) -> Iterator[Module]:
 
 
 def _docstrings(node: Any, name: str) -> Iterator[tuple[str, str]]:
-    """(qualified name, docstring) of a module or class and of what it defines, in the order of the file."""
+    """Yields (qualified name, docstring) of a module or class and of what it defines, in the order of the file."""
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         docstring = ast.get_docstring(node)
         if docstring and docstring.strip():

@@ -1,4 +1,4 @@
-"""What sources of records share: which fields hold the text, pairs, what is held out, and broken records."""
+"""Records that sources read: which fields hold the text, pairs, what is held out, and broken records."""
 
 import collections
 import dataclasses
@@ -40,7 +40,7 @@ class Records:
         split: Optional[str],
         skipped: collections.Counter,
     ) -> Iterator[Document]:
-        """The documents of numbered rows.
+        """Yields the documents of numbered rows.
 
         Args:
           parse: makes the record of a row; ValueError where it is broken.
@@ -86,7 +86,7 @@ class Records:
         return value
 
     def columns(self, names: Iterable[str]) -> list[str]:
-        """The columns of a table that are read, without fields inside of them. UserError where one is missing."""
+        """Returns the columns of a table that are read, without fields inside. UserError where one is missing."""
         columns, names = {}, list(names)
         for setting in ("text_field", "target_field"):
             field = getattr(self, setting)
@@ -120,7 +120,7 @@ class RecordFiles(Records):
         return [files.Part(file, start, stop, wanted) for file in found for start, stop in self._cuts(file)]
 
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
-        """(start, stop) of the shards of a file."""
+        """Returns (start, stop) of the shards of a file."""
         raise NotImplementedError
 
 
@@ -132,7 +132,7 @@ class RecordSets(Records):
     valid_split: Optional[str] = None  # None: valid_fraction of the training split is held out
 
     def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
-        """The data set's name of a split, and which of its documents are wanted."""
+        """Returns the data set's name of a split, and which of its documents are wanted."""
         field = "train_split" if split == "train" or self.valid_split is None else "valid_split"
         name = getattr(self, field)
         if name not in names:
@@ -141,7 +141,7 @@ class RecordSets(Records):
 
 
 def json_object(line: Union[bytes, bytearray]) -> dict:
-    """The object of a line of JSON, of a bytearray with its long strings as UTF-8; ValueError where it is none."""
+    """Reads the object of a line of JSON, of a bytearray with its long strings as UTF-8; ValueError if it is none."""
     try:
         is_long = isinstance(line, bytearray)
         record = long_lines.parse(line) if is_long else json.loads(line.rstrip().decode("utf-8-sig"))
@@ -163,14 +163,14 @@ def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
 
 
 def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
-    """(start, stop) of ranges of `count` rows, of which all together have `size` bytes: about SHARD_BYTES each."""
+    """Yields (start, stop) of ranges of `count` rows, of `size` bytes in all: about SHARD_BYTES each."""
     rows = rows_of(count, size, files.SHARD_BYTES)
     for start in range(0, count, rows):
         yield start, min(start + rows, count)
 
 
 def rows_of(count: int, size: int, wanted: int) -> int:
-    """How many of `count` rows of `size` bytes have about `wanted` bytes; at least one."""
+    """Returns how many of `count` rows of `size` bytes have about `wanted` bytes; at least one."""
     return max(1, count * wanted // max(size, 1))
 
 

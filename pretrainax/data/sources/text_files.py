@@ -57,7 +57,7 @@ class TextFiles(Source):
                 raise UserError(f"{path}:{line}: byte 0x{content[e.start]:02x} is not UTF-8 ({e.reason})") from e
 
     def _range(self, file: str, split: Optional[str]) -> tuple[int, Optional[int]]:
-        """The bytes (start, stop) of a split; stop is None where that is the file's end."""
+        """Returns the bytes (start, stop) of a split; stop is None where that is the file's end."""
         if split is None:
             return 0, None
         boundary = files.byte_of_character(file, 1 - self.valid_fraction)

@@ -26,7 +26,7 @@ class TFDS(RecordSets, Source):
     valid_split: Optional[str] = dataclasses.field(default="validation", kw_only=True)
 
     def fingerprint(self) -> str:
-        """Of the version, and of the sizes of the shards: TFDS writes a version once, and keeps no hashes of it."""
+        """Hashes the version and the sizes of the shards: TFDS writes a version once, and keeps no hashes of it."""
         info = self._builder().info
         sizes = {name: [int(n) for n in split.shard_lengths] for name, split in info.splits.items()}
         bytes_ = {name: split.num_bytes for name, split in info.splits.items()}

@@ -46,12 +46,12 @@ class FakeBatches:
     def progress(self, row):
         return row / 1000
 
-    def figures(self):
+    def statistics(self):
         return {"documents cut": 3}
 
 
 def figure(measured, name) -> float:
-    return {f.name: f.measured for f in measured.figures}[name]
+    return {f.name: f.measured for f in measured.statistics}[name]
 
 
 def test_figures_of_the_rows():

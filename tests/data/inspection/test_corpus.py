@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pretrainax.data.inspection import corpus as report
 from pretrainax.data.inspection.corpus import Digests, measure
+from pretrainax.tokenization import BPE, Characters
 from pretrainax.tokenization.base import unknown_share
-from pretrainax.tokenization.choices import BPE, Characters
 
 EOS, UNK, FIRST = 1, 2, 3  # ids of Characters: special ones, then "a", "b", "c", …
 TOKENIZER = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz"]))

@@ -7,7 +7,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.inspection.corpus_files import write_report
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources import JsonLines
-from pretrainax.tokenization.choices import Characters
+from pretrainax.tokenization import Characters
 from tests.support import tiny
 
 

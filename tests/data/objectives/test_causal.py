@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pretrainax.config import DataConfig, Experiment, LearnedPositions, ModelConfig
 from pretrainax.data.objectives import CausalLM, Lengths, SpanCorruption, Text
 from pretrainax.data.objectives.causal import positions_from_segments
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
 VOCABULARY = Vocabulary(size=50, bos=1, eos=1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import UL2R, Lengths, MixtureOfDenoisers, SequentialDenoising, SpanCorruption, Text
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
 PAD, EOS, UNK = range(3)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import Denoising, Lengths, Text
 from pretrainax.data.objectives.denoising import corrupt, draw_spans, permute_sentences
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
 BOS, PAD, EOS, UNK, MASK = range(5)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM, FillInTheMiddle, Lengths, Text
 from pretrainax.data.sources import TextFiles
-from pretrainax.tokenization.choices import ByteBPE, Vocabulary
+from pretrainax.tokenization import ByteBPE
+from pretrainax.tokenization.base import Vocabulary
 from pretrainax.training import loop
 from tests.data.conftest import CHINESE, ENGLISH, TEXTS
 from tests.support import tiny

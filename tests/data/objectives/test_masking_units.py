@@ -12,7 +12,7 @@ from tokenizers import models, pre_tokenizers
 from pretrainax.config import UserError
 from pretrainax.data.objectives import MaskedLM, NGrams, Spans, Tokens, WholeWords
 from pretrainax.data.words import Words
-from pretrainax.tokenization.choices import WordPiece
+from pretrainax.tokenization import WordPiece
 from tests.data.conftest import ENGLISH
 from tests.support.masking import (
     MASK,

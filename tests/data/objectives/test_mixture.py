@@ -15,7 +15,7 @@ from pretrainax.config import (
     to_json,
 )
 from pretrainax.data.objectives import CausalLM, Denoising, Lengths, MaskedLM, ObjectiveMixture, SpanCorruption
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 
 SHORT, LONG = SpanCorruption(), SpanCorruption(noise_density=0.5)
 VOCABULARY = Vocabulary(size=1000, pad=0, eos=1, sentinels=tuple(range(800, 1000)))

@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pretrainax.config import DataConfig, Experiment, LearnedPositions, ModelConfig, UserError, from_json, to_json
+from pretrainax.data.batch import check_batch
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import (
     UL2R,
@@ -25,9 +26,9 @@ from pretrainax.data.objectives import (
     TextToText,
     spans,
 )
-from pretrainax.data.pipeline import check_batch
 from pretrainax.data.sources import TextFiles
-from pretrainax.tokenization.choices import ByteBPE, Vocabulary
+from pretrainax.tokenization import ByteBPE
+from pretrainax.tokenization.base import Vocabulary
 from pretrainax.training import loop
 from tests.data.conftest import CHINESE, ENGLISH, TEXTS
 from tests.support import tiny

@@ -14,7 +14,7 @@ from pretrainax.data.collate import collate
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, Text
 from pretrainax.models import electra
 from pretrainax.models.outputs import Outputs
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
 PAD, UNK, CLS, SEP, MASK, THE, CHEF, COOKED, ATE, MEAL = range(10)

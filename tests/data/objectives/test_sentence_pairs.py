@@ -18,7 +18,8 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.objectives.sentence_pairs import truncate_pair
 from pretrainax.data.preparation.sentences import split
-from pretrainax.tokenization.choices import Unigram, Vocabulary
+from pretrainax.tokenization import Unigram
+from pretrainax.tokenization.base import Vocabulary
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY = Vocabulary(size=1000, pad=PAD, unk=UNK, cls=CLS, sep=SEP, mask=MASK)

@@ -11,7 +11,7 @@ from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Lengths, SequenceToSequence, Text
 from pretrainax.data.sources import TextFiles
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 
 PAD, EOS, UNK = range(3)
 VOCABULARY = Vocabulary(size=1000, pad=PAD, eos=EOS, unk=UNK)

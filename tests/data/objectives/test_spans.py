@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pretrainax.config import DataConfig, Experiment, ModelConfig, UserError
 from pretrainax.data.objectives import Lengths, SpanCorruption, Text
 from pretrainax.data.objectives.spans import corrupt, noise_mask, noise_of, random_partition
-from pretrainax.tokenization.choices import Vocabulary
+from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
 PAD, EOS, UNK = range(3)

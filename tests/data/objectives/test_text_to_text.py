@@ -26,7 +26,8 @@ from pretrainax.data.objectives import (
 from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture
-from pretrainax.tokenization.choices import Unigram, Vocabulary
+from pretrainax.tokenization import Unigram
+from pretrainax.tokenization.base import Vocabulary
 
 VOCABULARY = Vocabulary(size=1000, pad=0, eos=1, unk=2, sentinels=tuple(range(999, 899, -1)))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.preparation import duplicates, shards
-from pretrainax.tokenization.choices import Characters
+from pretrainax.tokenization import Characters
 
 TOKENIZER = Characters().build(iter(["abc. "]))
 SIZE = TOKENIZER.vocabulary.size

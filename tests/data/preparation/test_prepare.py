@@ -19,7 +19,7 @@ from pretrainax.data.objectives import CausalLM, MaskedLM, SentenceOrderPredicti
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.preparation.workers import Workers
 from pretrainax.data.sources import JsonLines, PythonDocs, SourceMixture, TextFiles
-from pretrainax.tokenization.choices import ByteBPE, Characters, WordPiece
+from pretrainax.tokenization import ByteBPE, Characters, WordPiece
 
 ROOT = os.path.dirname(os.path.dirname(pretrainax.__file__))
 

@@ -10,7 +10,7 @@ from pretrainax.data.objectives import CausalLM
 from pretrainax.data.preparation.prepare import prepare, prepare_share
 from pretrainax.data.sources import JsonLines
 from pretrainax.prepare import _share
-from pretrainax.tokenization.choices import ByteBPE
+from pretrainax.tokenization import ByteBPE
 
 LINE = (
     "{} went out of the harbour of the old town with number {} and never came back to where the others were waiting\n"

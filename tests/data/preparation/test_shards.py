@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.preparation import sentences, shards
-from pretrainax.tokenization.choices import ByteBPE, Characters
+from pretrainax.tokenization import ByteBPE, Characters
 
 TOKENIZER = Characters().build(iter(["abcdefghijklmnopqrstuvwxyz .\n"]))
 EOS = TOKENIZER.vocabulary.eos

@@ -17,7 +17,7 @@ THREE = (DOCS, LINES, BOOKS)
 
 
 def first_weights(mixture, sizes):
-    ((start, weights),) = mixture.rates(sizes)
+    ((start, weights),) = mixture.weight_stages(sizes)
     assert start == 0 and sum(weights) == pytest.approx(1)
     return weights
 
@@ -55,21 +55,21 @@ def test_given_weights_are_normalised():
 
 def test_stages_change_the_weights():
     mixture = SourceMixture((DOCS, LINES), weights=(9, 1), stages=((0.5, (1, 1)), (0.8, (0, 5))))
-    assert mixture.rates([1, 1]) == [(0.0, (0.9, 0.1)), (0.5, (0.5, 0.5)), (0.8, (0.0, 1.0))]
+    assert mixture.weight_stages([1, 1]) == [(0.0, (0.9, 0.1)), (0.5, (0.5, 0.5)), (0.8, (0.0, 1.0))]
 
 
 def test_mixture_within_a_mixture_keeps_its_share():
     inner = SourceMixture((LINES, BOOKS), weights=(1, 3), stages=((0.7, (1, 1)),))
     outer = SourceMixture((DOCS, inner), stages=((0.5, (0.2, 0.8)),))
     assert [type(c) for c in outer.components()] == [PythonDocs, JsonLines, TextFiles]
-    rates = outer.rates([100, 200, 100])
-    assert [start for start, _ in rates] == [0.0, 0.5, 0.7]
-    for (_, weights), wanted in zip(rates, [(0.25, 0.1875, 0.5625), (0.2, 0.2, 0.6), (0.2, 0.4, 0.4)], strict=True):
+    stages = outer.weight_stages([100, 200, 100])
+    assert [start for start, _ in stages] == [0.0, 0.5, 0.7]
+    for (_, weights), wanted in zip(stages, [(0.25, 0.1875, 0.5625), (0.2, 0.2, 0.6), (0.2, 0.4, 0.4)], strict=True):
         assert weights == pytest.approx(wanted)
 
 
 def test_a_single_source_is_its_own_component():
-    assert (DOCS.components(), DOCS.rates([7])) == ((DOCS,), [(0.0, (1.0,))])
+    assert (DOCS.components(), DOCS.weight_stages([7])) == ((DOCS,), [(0.0, (1.0,))])
 
 
 def test_mixture_holds_pairs_if_a_source_does():

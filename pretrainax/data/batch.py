@@ -1,0 +1,180 @@
+"""The contract of a batch: which names the models of a family are given, and what the array of each name holds.
+
+`FIELDS` is that contract as a table; `check_batch` holds a batch against it. Data writes batches, models and losses
+read them; both ask here what kind a batch is. Imports no JAX: loader workers make batches too.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Union
+
+import numpy as np
+
+from pretrainax.config import ModelConfig, UserError
+
+if TYPE_CHECKING:
+    import jax
+
+    Array = Union[np.ndarray, jax.Array]
+
+Batch = Mapping[str, "Array"]  # [B, …] each, under the names of FIELDS
+Example = dict[str, np.ndarray]  # one example under the same names, not padded, without the axis B
+
+
+class Lengths(NamedTuple):
+    """Tokens of one example, or of one row."""
+
+    raw: int  # taken from the corpus
+    inputs: int  # read by the encoder, or by the decoder where there is no encoder
+    targets: int  # predicted
+
+
+class Field(NamedTuple):
+    """An array of a batch.
+
+    shape: B rows, of T tokens each; of S tokens that an encoder reads for a decoder; of N predictions: T, or fewer
+      where they are gathered.
+    below: what its values stay below: a field of config.model, the length T of a row, or the number of "labels".
+    """
+
+    name: str
+    shape: str
+    families: tuple[str, ...]  # values of config.model.family
+    meaning: str
+    dtype: type = np.int32
+    optional: bool = False
+    below: str = ""
+
+
+_ENCODER, _DECODER, _BOTH = ("encoder",), ("decoder",), ("encoder_decoder",)
+_ALL = _ENCODER + _DECODER + _BOTH
+FIELDS = (
+    Field("tokens", "BT", _ALL, "what the model reads; of two sides, what the decoder reads", below="vocab_size"),
+    Field("targets", "BN", _ALL, "the token to predict", below="vocab_size"),
+    Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
+    Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
+    Field("loss_weights", "BN", _ALL, "how much a prediction counts; 0: it is not asked for", np.float32),
+    Field("token_types", "BT", _ENCODER, "which segment of a pair a token is of, 0 or 1", below="num_token_types"),
+    Field("masked_positions", "BN", _ENCODER, "where in the row a prediction is made", optional=True, below="T"),
+    Field("pair_labels", "B", _ENCODER, "what is to be said of the pair of segments", optional=True, below="labels"),
+    Field("replaced", "BT", _ENCODER, "1 where a token is not the text's, if no generator tells", optional=True),
+    Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
+    Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
+    Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; segment i of the decoder reads this segment i"),
+    Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
+)
+SHAPES = {field.name: field.shape for field in FIELDS}
+READ = ("tokens", "encoder_tokens")  # the tokens that enter the model
+
+
+# --- which kind a batch is ------------------------------------------------------------------------------------------
+# Each asks the names alone: `batch` may be a batch, one row of it, an example, or the shapes of a batch.
+
+
+def is_encoder_decoder(batch: Mapping[str, Any]) -> bool:
+    """Returns whether an encoder reads `encoder_tokens` for the decoder."""
+    return "encoder_tokens" in batch
+
+
+def is_gathered(batch: Mapping[str, Any]) -> bool:
+    """Returns whether predictions are asked for at `masked_positions` alone (15 % of the head's work)."""
+    return "masked_positions" in batch
+
+
+def has_pairs(batch: Mapping[str, Any]) -> bool:
+    """Returns whether rows are pairs of segments with a label."""
+    return "pair_labels" in batch
+
+
+def has_replaced(batch: Mapping[str, Any]) -> bool:
+    """Returns whether the batch tells itself which tokens were replaced; else the generator of the model does."""
+    return "replaced" in batch
+
+
+def has_prefix(batch: Mapping[str, Any]) -> bool:
+    """Returns whether a decoder sees the prefix of its text from both sides."""
+    return "prefix_mask" in batch
+
+
+def has_loss(batch: Mapping[str, Any]) -> bool:
+    """Returns whether the batch says which predictions count; without, a model is only asked what it says."""
+    return "loss_weights" in batch
+
+
+def tokens_read(batch: Mapping[str, Any]) -> int:
+    """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
+    return sum(batch[name].size for name in READ if name in batch)
+
+
+def padding_fraction(batch: Batch) -> float:
+    """Returns the share of the tokens that enter the model which is padding."""
+    segments = [array for name, array in batch.items() if name.endswith("segment_ids")]
+    return sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
+
+
+def lengths_of(batch: Mapping[str, Any]) -> Lengths:
+    """Reads the lengths of the rows off their shapes; `raw`, which these do not tell, is that of the inputs."""
+    inputs = batch["encoder_tokens" if is_encoder_decoder(batch) else "tokens"].shape[1]
+    return Lengths(inputs, inputs, batch["targets"].shape[1])
+
+
+def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
+    """Returns how long the array of a name is in each row of such a batch. A name of its own is as long as the text."""
+    return _sizes(lengths, is_encoder_decoder(batch), is_gathered(batch))[SHAPES.get(name, "BT")[1]]
+
+
+def _sizes(lengths: Lengths, two_sides: bool, gathered: bool) -> dict[str, int]:
+    """Returns what the letters of a shape stand for."""
+    text = lengths.targets if two_sides else lengths.inputs
+    return {"T": text, "S": lengths.inputs, "N": lengths.targets if gathered else text}
+
+
+# --- the check ------------------------------------------------------------------------------------------------------
+
+
+def check_batch(batch: Mapping[str, np.ndarray], model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
+    """Raises UserError, naming key, expected and got, unless `batch` is what `model` takes, as FIELDS say.
+
+    Args:
+      batch: arrays [B, ...]; names that its family does not know are not looked at.
+      lengths: of the objective, for the run's sequence length.
+      batch_size: B.
+    """
+    family = model.family
+    sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
+    fields = [f for f in FIELDS if family in f.families and not (f.optional and f.name not in batch)]
+    for field in fields:
+        wanted = f"{np.dtype(field.dtype)} {[sizes[letter] for letter in field.shape]}"
+        if field.name not in batch:
+            raise UserError(f"batch has no {field.name!r}, the {family} needs {wanted}")
+        got = batch[field.name]
+        if wanted != f"{got.dtype} {list(got.shape)}":
+            raise UserError(f"batch[{field.name!r}] is {got.dtype} {list(got.shape)}, not {wanted}")
+    for field in fields:
+        if field.dtype is np.int32:
+            _check_values(field, batch[field.name], model, sizes)
+    weights = batch["loss_weights"]
+    if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
+        raise UserError("batch['loss_weights'] must be finite and not negative, and not all 0")
+
+
+def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: Mapping[str, int]) -> None:
+    """Raises UserError where an integer is negative, or not below what bounds it."""
+    name, low, high = f"batch[{field.name!r}]", values.min(), values.max()
+    if field.below == "vocab_size":
+        if low < 0 or high >= model.vocab_size:
+            raise UserError(
+                f"{name} has ids from {low} to {high}, config.model.vocab_size {model.vocab_size} takes 0 to "
+                f"{model.vocab_size - 1}"
+            )
+        return
+    if low < 0:
+        raise UserError(f"{name} has {low}, it must not be negative")
+    if field.below == "T" and high >= sizes["T"]:
+        raise UserError(f"{name} has {high}, rows have {sizes['T']} tokens")
+    if field.below == "labels" and high >= 2:
+        raise UserError(f"{name} has {high}, the labels are 0 and 1")
+    # Without a length positions are not bounded, and without types of tokens they are not looked up.
+    rows = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
+    limit = rows.get(field.below)
+    if limit is not None and high >= limit:
+        raise UserError(f"{name} has {high}, config.model.{field.below} {limit} takes 0 to {limit - 1}")

@@ -1,0 +1,65 @@
+"""Text character by character."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.choices import TokenizerConfig
+
+
+class CharacterTokenizer(Tokenizer):
+    """One id a character; a character outside of the vocabulary is unk."""
+
+    file = "characters.json"
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        super().__init__(model, vocabulary, special_pieces)
+        self._characters = json.loads(model)
+        "".join(self._characters).encode()  # raises where one is half of a pair of surrogates
+        self._check_size(len(self._characters) + len(vocabulary.special_ids))
+        if vocabulary.unk is None:
+            raise ValueError("no id for unknown characters")
+        self._first = vocabulary.size - len(self._characters)
+        self._codes = np.array([ord(c) for c in self._characters], np.uint32)  # sorted
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        return [self._encode(text) for text in texts]
+
+    def _encode(self, text: str) -> np.ndarray:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
+        return np.where(self._codes[places] == codes, places + self._first, self.vocabulary.unk).astype(np.int32)
+
+    def _decode(self, ids: list[int]) -> str:
+        return "".join(self._characters[i - self._first] for i in ids)
+
+    def spellings(self) -> list[bytes]:
+        return [b""] * self._first + [c.encode() for c in self._characters]
+
+
+@dataclasses.dataclass
+class Characters(TokenizerConfig):
+    """Every character of the text, in sorted order, after pad, eos and unk."""
+
+    path: Optional[str] = None  # read this instead: a saved tokenizer
+
+    kind = CharacterTokenizer
+    train_bytes = None
+
+    def build(self, texts: Iterator[str]) -> Tokenizer:
+        characters = set()
+        for text in texts:
+            characters.update(text)
+        if not characters:
+            raise UserError("there is no text to take the characters from; see config.data.source")
+        return self._read(json.dumps(sorted(characters)).encode())
+
+    def _read(self, model: bytes) -> Tokenizer:
+        pieces = {0: "<pad>", 1: "</s>", 2: "<unk>"}
+        vocabulary = Vocabulary(len(pieces) + len(json.loads(model)), pad=0, eos=1, unk=2)
+        return CharacterTokenizer(model, vocabulary, pieces)

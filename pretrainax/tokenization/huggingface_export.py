@@ -1,0 +1,73 @@
+"""Tokenizers written as Hugging Face directories, from which transformers loads one with our ids."""
+
+import json
+import os
+
+from tokenizers import processors
+
+from pretrainax.config import ModelConfig
+from pretrainax.tokenization.base import Tokenizer
+from pretrainax.tokenization.huggingface import FIELDS
+from pretrainax.tokenization.subwords import SubwordTokenizer
+from pretrainax.tokenization.tokenizer_json import tokenizer_json
+
+
+def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) -> None:
+    """Writes the files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
+
+    A tokenizer.json that was read is written as it was. One of ours gets the special tokens around a text that are
+    usual for `model`: [CLS] … [SEP] of an encoder, … </s> of an encoder-decoder, <s> … of a decoder. Qwen 2 is the one
+    `model_type` for which AutoTokenizer puts its own rules in the place of those of the file.
+    """
+    os.makedirs(directory, exist_ok=True)
+    pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
+    named = {f"{field}_token": pieces[i] for field in FIELDS if (i := getattr(vocabulary, field)) is not None}
+    if vocabulary.sentinels:
+        named["additional_special_tokens"] = [pieces[i] for i in vocabulary.sentinels]
+    types = ["token_type_ids"] if model.num_token_types > 1 else []
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",  # what takes tokenizer.json as it is
+        "model_input_names": ["input_ids", *types, "attention_mask"],
+        "clean_up_tokenization_spaces": False,
+        **named,
+    }
+    if model.position.max_length is not None:
+        config["model_max_length"] = model.position.max_length
+    if not isinstance(tokenizer, SubwordTokenizer):
+        tokenizer.save(directory)  # `read_tokenizer` gives this back
+    _write(directory, "tokenizer.json", _with_template(tokenizer, model))
+    for name, content in (("tokenizer_config.json", config), ("special_tokens_map.json", named)):
+        _write(directory, name, (json.dumps(content, ensure_ascii=False, indent=2) + "\n").encode())
+
+
+def _write(directory: str, name: str, content: bytes) -> None:
+    with open(os.path.join(directory, name), "wb") as f:
+        f.write(content)
+
+
+def _with_template(tokenizer: Tokenizer, architecture: ModelConfig) -> bytes:
+    """Returns the tokenizer.json with what transformers puts around a text, where it says nothing of that."""
+    model, v = tokenizer_json(tokenizer), tokenizer.vocabulary
+    described = json.loads(model)
+    if described["post_processor"] is not None:
+        return model
+    for token in described["added_tokens"]:
+        token["lstrip"] |= token["id"] == v.mask  # a word was masked together with the space before it
+    if v.cls is not None and v.sep is not None:
+        cls, sep = tokenizer.special_pieces[v.cls], tokenizer.special_pieces[v.sep]
+        single, pair = f"{cls}:0 $A:0 {sep}:0", f" $B:1 {sep}:1"
+        if v.sep == v.eos:  # RoBERTa, BART
+            pair = f" {sep}:0 $B:0 {sep}:0"
+        pair = single + pair
+    elif architecture.family == "encoder_decoder" and v.eos is not None:
+        eos = tokenizer.special_pieces[v.eos]
+        single, pair = f"$A:0 {eos}:0", f"$A:0 {eos}:0 $B:0 {eos}:0"
+    elif v.bos is not None and v.bos != v.eos:
+        bos = tokenizer.special_pieces[v.bos]
+        single, pair = f"{bos}:0 $A:0", f"{bos}:0 $A:0 $B:1"
+    else:
+        return model
+    special = [(piece, i) for i, piece in tokenizer.special_pieces.items()]
+    template = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+    described["post_processor"] = json.loads(template.__getstate__())
+    return json.dumps(described, ensure_ascii=False).encode()

@@ -1,0 +1,217 @@
+"""Models of the library tokenizers, each a tokenizer.json: encoding with one, learning WordPiece or byte-level BPE."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any, ClassVar, Optional
+
+import numpy as np
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from pretrainax.config import UserError
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
+from pretrainax.tokenization.sentencepiece import piece_bytes
+
+_RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that hardly a vocabulary has
+
+
+class SubwordTokenizer(Tokenizer):
+    """A tokenizers file: WordPiece, byte-level BPE, Unigram, …"""
+
+    file = "tokenizer.json"
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        decisive = decisive_part(model, vocabulary)
+        super().__init__(model, vocabulary, special_pieces, decisive.encode())
+        self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
+        self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
+        self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
+        self._tokenizer.encode(_RARE)  # raises where it has no piece for what it does not know
+        self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(e.ids, np.int32) for e in encoded]
+
+    def _encode_part(self, part: str) -> list[int]:
+        return [token.id for token in self._tokenizer.model.tokenize(part)]
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def spellings(self) -> list[bytes]:
+        pieces = [self._tokenizer.id_to_token(i) or "" for i in range(self.vocabulary.size)]
+        if isinstance(self._tokenizer.model, models.WordPiece):
+            prefix = self._tokenizer.model.continuing_subword_prefix
+            return [(p.removeprefix(prefix) if p.startswith(prefix) else f" {p}").encode() for p in pieces]
+        described = json.loads(self.model)
+        if '"ByteLevel"' in json.dumps([described["pre_tokenizer"], described["decoder"]]):
+            byte_of = {byte_character(byte): byte for byte in range(256)}
+            return [bytes(byte_of[c] for c in p if c in byte_of) for p in pieces]
+        return [piece_bytes(piece) for piece in pieces]
+
+
+def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:
+    """Returns a tokenizer.json without what changes no id of a text, and with all special ids marked as such."""
+    described = json.loads(model) | {"truncation": None, "padding": None, "post_processor": None}
+    for token in described["added_tokens"]:
+        token["special"] |= token["id"] in vocabulary.special_ids
+        if token["special"]:  # a text never is one, whatever stands around it
+            token |= {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return json.dumps(described, ensure_ascii=False)
+
+
+def byte_character(byte: int) -> str:
+    """Returns what byte-level BPE writes for a byte: itself where it can be seen, else from U+0100 on.
+
+    Radford et al. 2019, in the released code.
+    """
+    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    return chr(byte) if byte in seen else chr(0x100 + sorted(set(range(256)) - set(seen)).index(byte))
+
+
+# --- what a config chooses ------------------------------------------------------------------------------------------
+
+
+class _Subword(TokenizerConfig):
+    """Base of the models that the library tokenizers learns."""
+
+    kind = SubwordTokenizer
+    specials: dict[str, str]  # Vocabulary field -> piece
+    hint: ClassVar[str] = ""  # end of the error line where a file lacks some
+    num_sentinels: int = 0
+
+    @property
+    def size(self) -> int:
+        return self.vocab_size + self.num_sentinels
+
+    def _train(self, tokenizer: tokenizers.Tokenizer, trainer: Any, texts: Iterator[str]) -> Tokenizer:
+        tokenizer.train_from_iterator(texts, trainer)
+        if tokenizer.get_vocab_size() < self.vocab_size:
+            raise UserError(too_little_text(self.vocab_size, tokenizer.get_vocab_size()))
+        if tokenizer.get_vocab_size() > self.vocab_size:
+            raise UserError(
+                f"config.tokenizer.vocab_size is {self.vocab_size}, the alphabet and the special pieces alone need "
+                f"{tokenizer.get_vocab_size()}"
+            )
+        model = json.loads(tokenizer.to_str())
+        model["added_tokens"] = [t for t in model["added_tokens"] if t["content"] in self.specials.values()]
+        return self._read(json.dumps(model, ensure_ascii=False).encode())
+
+    def _read(self, model: bytes) -> Tokenizer:
+        try:
+            tokenizer = tokenizers.Tokenizer.from_buffer(model)
+        except Exception as e:  # the library raises nothing more precise
+            raise UserError(f"config.tokenizer.path={self.path} is no tokenizer.json of tokenizers ({e})") from e
+        ids = {field: tokenizer.token_to_id(piece) for field, piece in self.specials.items()}
+        missing = sorted({piece for field, piece in self.specials.items() if ids[field] is None})
+        if missing:
+            raise UserError(
+                f"config.tokenizer.path={self.path} has no {', '.join(missing)}: no {type(self).__name__}{self.hint}"
+            )
+        pieces = {i: self.specials[field] for field, i in ids.items()}
+        if self.num_sentinels:
+            sentinels = [f"<extra_id_{n}>" for n in range(self.num_sentinels)]
+            tokenizer.add_special_tokens([tokenizers.AddedToken(s, normalized=False, special=True) for s in sentinels])
+            model, ids["sentinels"] = tokenizer.to_str().encode(), tuple(map(tokenizer.token_to_id, sentinels))
+            pieces |= dict(zip(ids["sentinels"], sentinels, strict=True))
+        return SubwordTokenizer(model, Vocabulary(tokenizer.get_vocab_size(), **ids), pieces)
+
+
+@dataclasses.dataclass
+class WordPiece(_Subword):
+    """BERT's word pieces (Devlin et al. 2018, section 3). Lossy: white space, and with `lowercase` case and accents."""
+
+    vocab_size: int = 30_522  # special pieces included
+    lowercase: bool = True  # and strip accents ("uncased")
+    path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
+    train_bytes: int = 10_000_000  # of text to learn from
+
+    specials = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+
+    def build(self, texts: Iterator[str]) -> Tokenizer:
+        tokenizer = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece(prefix="##")
+        texts = list(texts)
+        # The trainer numbers pieces as it meets them, in an order that changes from run to run. Named beforehand as
+        # special ones, the pieces of one character have fixed ids, and with them all that is built of them.
+        alphabet, within = self._alphabet(tokenizer, texts)
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=self.vocab_size,
+            special_tokens=[*self.specials.values(), *within],
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            show_progress=False,
+        )
+        return self._train(tokenizer, trainer, texts)
+
+    def _alphabet(self, tokenizer: tokenizers.Tokenizer, texts: list[str]) -> tuple[list[str], list[str]]:
+        """Returns the frequent characters, 99.99 % of the text, and those of them that stand within words, as ##c."""
+        counts = collections.Counter()
+        for text in texts:
+            counts.update("".join(tokenizer.normalizer.normalize_str(text).split()))
+        alphabet, within = [], []
+        missing, room = counts.total(), self.vocab_size - len(self.specials)
+        for character in sorted(counts, key=lambda c: (-counts[c], c)):
+            # Punctuation and Chinese characters are words of their own.
+            word = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{character}"))
+            pieces = 2 if len(word) == 1 else 1
+            if missing <= counts.total() * 1e-4 or pieces > room:
+                break
+            missing, room = missing - counts[character], room - pieces
+            alphabet.append(character)
+            if pieces == 2:
+                within.append(f"##{character}")
+        return sorted(alphabet), sorted(within)
+
+
+# config.tokenizer.special_pieces of a ByteBPE -> its special pieces, in the order of their ids
+_SPECIAL_PIECES = {
+    "gpt2": {"bos": "<|endoftext|>", "eos": "<|endoftext|>"},
+    "roberta": {
+        **{"bos": "<s>", "cls": "<s>", "pad": "<pad>", "eos": "</s>", "sep": "</s>"},
+        **{"unk": "<unk>", "mask": "<mask>"},
+    },
+    "bert": WordPiece.specials,
+}
+
+
+@dataclasses.dataclass
+class ByteBPE(_Subword):
+    """GPT-2's byte-level byte pair encoding (Radford et al. 2019, section 2.2), lossless.
+
+    The sentinels, which GPT-2 has not, come after the `vocab_size` pieces, <extra_id_0> first.
+    """
+
+    vocab_size: int = 50_257  # special pieces included, sentinels not
+    path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
+    num_sentinels: int = 0  # <extra_id_0> ... for span corruption; three of them to fill in the middle
+    train_bytes: int = 10_000_000  # of text to learn from
+    special_pieces: str = "gpt2"  # gpt2: <|endoftext|> | roberta: <s> <pad> </s> <unk> <mask> | bert: [PAD] [UNK] …
+
+    hint = "; see config.tokenizer.special_pieces"
+
+    @property
+    def specials(self) -> dict[str, str]:
+        return _SPECIAL_PIECES[self.special_pieces]
+
+    def problems(self, experiment: Any) -> Iterator[str]:
+        yield from super().problems(experiment)
+        yield from special_piece_problems(self, _SPECIAL_PIECES)
+
+    def build(self, texts: Iterator[str]) -> Tokenizer:
+        tokenizer = tokenizers.Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size,
+            special_tokens=list(dict.fromkeys(self.specials.values())),
+            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+            show_progress=False,
+        )
+        return self._train(tokenizer, trainer, texts)
