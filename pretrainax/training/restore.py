@@ -10,7 +10,8 @@ from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import load_params
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.preparation.prepare import Prepared
-from pretrainax.interop import weights as pretrained
+from pretrainax.interop import weights
+from pretrainax.interop.architectures import is_huggingface_directory
 from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
 
@@ -74,8 +75,8 @@ def restore_or_init(job: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         return state, fresh | notes
     if job.experiment.checkpoint.init_from:
         directory, abstract = os.path.expanduser(job.experiment.checkpoint.init_from), job.abstract_state.params
-        if pretrained.is_directory(directory):
-            params = pretrained.load_params(directory, job.experiment.model, abstract)
+        if is_huggingface_directory(directory):
+            params = weights.load_params(directory, job.experiment.model, abstract)
         else:
             params = load_params(directory, abstract)
         state = state_from(params, job.optimizer, job.mesh)
