@@ -9,7 +9,7 @@ from typing import Any, Optional
 import jax
 
 from pretrainax.config import Experiment
-from pretrainax.planning.hlo import Buffer, Program
+from pretrainax.planning.hlo import Buffer, Program, buffers_of, collectives_of
 from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
@@ -83,9 +83,10 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
                 raise
             return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    memory, text = usage(compiled, devices[0].platform == "tpu"), Program(compiled.as_text())
+    memory = usage(compiled, devices[0].platform == "tpu")
+    hlo = Program(compiled.as_text())
     fits = memory.total <= available
-    return Compiled(fits, memory.total, available, memory, text.collectives(mesh), text.buffers(), seconds)
+    return Compiled(fits, memory.total, available, memory, collectives_of(hlo, mesh), buffers_of(hlo), seconds)
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
