@@ -12,10 +12,11 @@ import functools
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from jax.extend.core import Literal
+from flax import linen as nn
+from jax.extend.core import Jaxpr, Literal, Var
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from pretrainax import config as config_lib
@@ -43,7 +44,7 @@ class Kept(NamedTuple):
 
 
 def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[Kept]:
-    """What one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
+    """Traces what one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
     rows = micro_rows(experiment, mesh_sizes)
     part = local(experiment, mesh_sizes["tensor"])
     part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
@@ -56,12 +57,12 @@ def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> l
 
 
 def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
-    """Rows of a device in one micro-batch."""
+    """Returns the rows of a device in one micro-batch."""
     return experiment.train.global_batch_size / (experiment.train.accumulate * mesh_sizes["data"] * mesh_sizes["fsdp"])
 
 
 def local(experiment: Experiment, tensor: int) -> Experiment:
-    """The experiment that one of `tensor` devices computes: its part of heads and widths.
+    """Returns the experiment that one of `tensor` devices computes: its part of heads and widths.
 
     NOTE A generator's own heads and width (ELECTRA) stay whole.
     """
@@ -75,14 +76,14 @@ def local(experiment: Experiment, tensor: int) -> Experiment:
 
 
 def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """A mesh to trace for. Neither the devices nor their compiler need be there."""
+    """Returns a mesh to trace for. Neither the devices nor their compiler need be there."""
     device = AbstractDevice(platform, None, platform)
     axis_types = (AxisType.Auto,) * len(AXES)
     return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
-    """Shapes, dtypes and shardings of what training keeps, over devices that need not be there.
+    """Returns shapes, dtypes and shardings of the train state, over devices that need not be there.
 
     Raises:
       UserError: a mesh that does not divide the batch or the model.
@@ -94,7 +95,7 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
 
 @functools.lru_cache(maxsize=64)
 def _state(key: str) -> TrainState:
-    """Of the real model and optimizer. The platform and the batch change nothing of it."""
+    """Returns the state of the real model and optimizer. The platform and the batch change nothing of it."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
@@ -103,7 +104,7 @@ def _state(key: str) -> TrainState:
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """`batch_shapes`, which take a while, once for each experiment."""
+    """Returns `batch_shapes`, which take a while, once for each experiment."""
     return _shapes(_key(experiment))
 
 
@@ -113,7 +114,7 @@ def _shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def train_on(experiment: Experiment, platform: str) -> TrainConfig:
-    """`config.train` with what "auto" stands for on the platform."""
+    """Returns `config.train` with what "auto" stands for on the platform."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         return for_this_machine(experiment.train)
 
@@ -123,7 +124,7 @@ def _key(experiment: Experiment) -> str:
 
 
 def lengths_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> Lengths:
-    """Inputs and targets of a row, of the shapes of its batch."""
+    """Returns inputs and targets of a row, of the shapes of its batch."""
     inputs = shapes.get("encoder_tokens", shapes["tokens"]).shape[1]
     return Lengths(inputs, inputs, shapes["targets"].shape[1])
 
@@ -149,7 +150,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
 
 
-def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:
+def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:
     params = train_step.abstract_params(model, shapes)
 
     def carried(params, batch, key):
@@ -166,15 +167,15 @@ def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) ->
         if not isinstance(var, Literal) and var not in seen:
             seen.add(var)
             words = [word for word in _stack(jaxpr, var) if word in modules]
-            yield Kept("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var.aval))
+            yield Kept("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
 
 
-def _bytes(aval: Any) -> int:
-    return aval.size * getattr(aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
+def _bytes(var: Var) -> int:
+    return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
 
 
-def _stack(jaxpr: Any, var: Any) -> list[str]:
-    """Where a variable is computed: the scopes around it, through the bodies of loops."""
+def _stack(jaxpr: Jaxpr, var: Var) -> list[str]:
+    """Finds where a variable is computed: the scopes around it, through the bodies of loops."""
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     if eqn is None:
         return []

@@ -4,7 +4,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 
@@ -16,6 +16,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.training.setup import program_of
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -34,7 +35,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """What the device has to have.
+        """Returns the bytes that the device has to have.
 
         The compiler of a TPU refuses what it finds to be too much at the worst moment, which is less than the sum of
         all parts: temporaries take the place of arguments that are done with. (Of a small step it is more: VMEM counts
@@ -46,7 +47,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a train step, for each device."""
+    """A train step by its compiler, for each device."""
 
     fits: bool
     needed: int  # bytes of main memory
@@ -67,7 +68,7 @@ def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
 
 
 def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
-    """The same for any devices, of `available` bytes each."""
+    """Compiles the step for any devices, of `available` bytes each."""
     start = time.perf_counter()
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
@@ -90,6 +91,7 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
+    """Reads what the compiler says about memory; the peak only of a TPU, whose compiler means it as a limit."""
     found = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}
     sizes = {name: getattr(found, f"{kind}_size_in_bytes") for name, kind in names.items()}
@@ -97,14 +99,14 @@ def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
     return Usage(**sizes, code=found.generated_code_size_in_bytes, peak=peak)
 
 
-def argument_bytes(arguments: Any) -> int:
-    """Of arrays that are spread as they say, in one device's shards; without the padding of a TPU's tiles."""
+def argument_bytes(arguments: PyTree) -> int:
+    """Counts the bytes of a device's shards of sharded arrays; without the padding of a TPU's tiles."""
     leaves = jax.tree.leaves(arguments)
     return sum(part_bytes(x, x.sharding) for x in leaves)
 
 
 def exhausted_bytes(message: str, arguments: int) -> Optional[int]:
-    """What a compiler says that a step needs, of its error; None where it is another one.
+    """Reads the bytes that a step needs from the compiler's error; None where it is another error.
 
     It names either all that is used, or the temporaries alone, which stand beside the arguments.
     """

@@ -1,4 +1,4 @@
-"""How long a step takes at best, and what the run costs: FLOPs, memory and links against what the chip does at most.
+"""Time of a step at best, and the cost of a run: FLOPs, memory and links against what the chip does at most.
 
 The assumptions, all in one place:
 
@@ -52,7 +52,7 @@ class Roofline:
 def expect(
     experiment: Experiment, mesh_sizes: dict[str, int], topology: Topology, memory: Memory, sent: list[Collective]
 ) -> Roofline:
-    """The time of a step of `experiment` whose memory and collectives are known."""
+    """Returns the time of a step of `experiment` whose memory and collectives are known."""
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths = lengths_of(shapes_of(experiment))
     flops = flops_per_step(experiment.model, train.global_batch_size, lengths.inputs, lengths.targets)
@@ -77,7 +77,7 @@ def expect(
 
 
 def _repeated(experiment: Experiment) -> float:
-    """FLOPs done over useful ones: with remat "block" every layer's forward twice. "dots" makes no product again."""
+    """Returns FLOPs done over useful ones: "block" does every layer's forward twice, "dots" makes no product again."""
     if experiment.train.remat != "block":
         return 1.0
     without_layers = dataclasses.replace(experiment.model, num_layers=0, num_decoder_layers=None, generator=None)
@@ -88,7 +88,7 @@ def _repeated(experiment: Experiment) -> float:
 
 
 def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
-    """Bytes of a device's memory that a step reads and writes, besides the operands of products."""
+    """Counts bytes of a device's memory that a step reads and writes, besides the operands of products."""
     train = experiment.train
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
     again = sum(x.bytes for x in kept(plain, mesh_sizes, platform)) if train.remat != "none" else 0
@@ -100,7 +100,7 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
-    """B/s that a device sends along an axis, or several ("data+sequence"), of the mesh."""
+    """Returns B/s that a device sends along an axis, or several ("data+sequence"), of the mesh."""
     chip = topology.chip
     if axis == "slices":
         return chip.network_rate
