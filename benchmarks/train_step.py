@@ -20,6 +20,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
+from pretrainax.reporting.tables import text_table  # noqa: E402
 from pretrainax.tokenization.choices import Vocabulary  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
@@ -31,7 +32,7 @@ GROUPS = 5
 
 
 class RandomCorpus:
-    """What a pretrainax.data.corpus.Corpus is to the loader: documents of 512 tokens each."""
+    """Gives the loader what a pretrainax.data.corpus.Corpus would: documents of 512 tokens each."""
 
     num_tokens, num_documents, num_bytes = 1 << 24, 1 << 15, 1 << 26
     parts, skipped, fingerprint = None, {}, "random"
@@ -47,8 +48,9 @@ class RandomCorpus:
         return self.tokens(start, length), np.arange(length, dtype=np.int32) // 512 + 1
 
 
-def prepared(vocab_size: int):
-    """A pretrainax.prepare.Prepared of random tokens."""
+def random_data(experiment):
+    """Returns a `preparation.prepare.Prepared` of random tokens."""
+    vocab_size = experiment.model.vocab_size
     sentinels = tuple(range(6, 106))
     vocabulary = Vocabulary(vocab_size, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=sentinels)
     corpus = RandomCorpus(len(sentinels) + 6, vocab_size)
@@ -62,29 +64,26 @@ def measure(experiment) -> dict:
 
     from pretrainax.data.pipeline import check_batch, iterate
     from pretrainax.runtime import host
-    from pretrainax.sharding.mesh import make_mesh
     from pretrainax.training.loop import to_device
-    from pretrainax.training.setup import build_run
+    from pretrainax.training.setup import open_run
 
     host.tune_malloc()
     host.start_jax(experiment)
-    mesh = make_mesh(experiment.mesh)
     warm_up, group = min(STEPS.value, 5), STEPS.value // GROUPS
-    with jax.set_mesh(mesh):
-        job = build_run(experiment, prepared(experiment.model.vocab_size), mesh)
+    with open_run(experiment, random_data) as run:
         check_batch(
-            job.train_batches[0],
+            run.train_batches[0],
             experiment.model,
-            job.lengths,
+            run.lengths,
             experiment.train.global_batch_size // jax.process_count(),
         )
-        batches = iterate(job.train_batches, 0, warm_up + group * GROUPS, experiment.data.workers)
-        batches = to_device(batches, mesh)
-        state = jax.block_until_ready(job.fresh_state())
+        batches = iterate(run.train_batches, 0, warm_up + group * GROUPS, experiment.data.workers)
+        batches = to_device(batches, run.mesh)
+        state = jax.block_until_ready(run.fresh_state())
         batch = next(batches)
 
         started = time.perf_counter()
-        step = job.step.lower(state, batch).compile()
+        step = run.step.lower(state, batch).compile()
         compile_seconds = time.perf_counter() - started
         state, metrics = jax.block_until_ready(step(state, batch))
         first_step_seconds = time.perf_counter() - STARTED
@@ -101,27 +100,33 @@ def measure(experiment) -> dict:
             seconds.append((time.perf_counter() - started) / group)
         if not metrics["finite"]:
             raise SystemExit("the loss is not finite")
+        return measured(run, seconds, compile_seconds, first_step_seconds)
 
-        step_seconds = statistics.median(seconds)
-        # A CPU has no statistics of its own memory; then it is the largest resident set of the process.
-        memory = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-        return {
-            "config": cli.config_name(),
-            "device": f"{mesh.size} × {jax.devices()[0].device_kind}",
-            "compute": dict(job.describe())["compute"],
-            "parameters": job.parameters,
-            "batch_size": experiment.train.global_batch_size,
-            "tokens_per_step": job.tokens_per_step,
-            "tokens_per_second": job.tokens_per_step / step_seconds,
-            "step_seconds": step_seconds,
-            "step_seconds_range": [min(seconds), max(seconds)],
-            "mfu": job.mfu(job.flops_per_step, step_seconds),
-            "flops_per_second": job.flops_per_step / step_seconds,
-            "peak_memory_bytes": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            "compile_seconds": compile_seconds,
-            "first_step_seconds": first_step_seconds,
-            "date": time.strftime("%Y-%m-%d"),
-        }
+
+def measured(run, seconds: list[float], compile_seconds: float, first_step_seconds: float) -> dict:
+    """Returns what is printed and written; seconds: of a step, in each group."""
+    import jax
+
+    step_seconds = statistics.median(seconds)
+    # A CPU has no statistics of its own memory; then it is the largest resident set of the process.
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return {
+        "config": cli.config_name(),
+        "device": f"{run.mesh.size} × {jax.devices()[0].device_kind}",
+        "compute": dict(run.describe())["compute"],
+        "parameters": run.parameters,
+        "batch_size": run.experiment.train.global_batch_size,
+        "tokens_per_step": run.tokens_per_step,
+        "tokens_per_second": run.tokens_per_step / step_seconds,
+        "step_seconds": step_seconds,
+        "step_seconds_range": [min(seconds), max(seconds)],
+        "mfu": run.mfu(run.flops_per_step, step_seconds),
+        "flops_per_second": run.flops_per_step / step_seconds,
+        "peak_memory_bytes": memory or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "compile_seconds": compile_seconds,
+        "first_step_seconds": first_step_seconds,
+        "date": time.strftime("%Y-%m-%d"),
+    }
 
 
 def table(figures: dict) -> str:
@@ -139,7 +144,7 @@ def table(figures: dict) -> str:
         "compile": f"{figures['compile_seconds']:.1f} s",
         "first step": f"{figures['first_step_seconds']:.1f} s after the start",
     }
-    return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
+    return text_table(rows.items())
 
 
 def main() -> int:

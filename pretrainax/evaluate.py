@@ -5,18 +5,13 @@ Several processes are started by hand, as launch/README.md says under "Elsewhere
 
 import os
 
-import jax
-
 from pretrainax import cli, config
 from pretrainax.checkpoints.params import load_params
 from pretrainax.config import UserError
 from pretrainax.data.pipeline import batches_of
-from pretrainax.data.preparation.prepare import prepare
 from pretrainax.runtime import host
-from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.samples import samples
-from pretrainax.training.setup import build_run
+from pretrainax.training.setup import open_run
 
 
 def main() -> int:
@@ -25,17 +20,12 @@ def main() -> int:
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     experiment = config.load(os.path.join(workdir, "config.json"))
     host.start_jax(experiment)
-    with Watchdog() as peers:
-        with peers.zero_first():
-            prepared = prepare(experiment)
-        mesh = make_mesh(experiment.mesh)
-        with jax.set_mesh(mesh):
-            job = build_run(experiment, prepared, mesh)
-            params = load_params(workdir, job.abstract_state.params)
-            lines = [f"{name:16} {value:,.4f}" for name, value in job.validate(params).items()]
-            first = batches_of(experiment, prepared, "valid")[0]
-            lines += [f"  · {text}" for text in samples(job.model, params, first, prepared.tokenizer)]
-        if jax.process_index() == 0:
+    with open_run(experiment) as run:
+        params = load_params(workdir, run.abstract_state.params)
+        lines = [f"{name:16} {value:,.4f}" for name, value in run.validate(params).items()]
+        first = batches_of(experiment, run.prepared, "valid")[0]
+        lines += [f"  · {text}" for text in samples(run.model, params, first, run.prepared.tokenizer)]
+        if run.is_primary:
             print("\n".join(lines))
     return 0
 

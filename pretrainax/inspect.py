@@ -19,6 +19,7 @@ from pretrainax.data.inspection.row_view import Piece, View, Words, view
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.reporting.tables import text_table
 
 _COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)
 _HTML = flags.DEFINE_string("html", None, "File of a page that shows them, to write")
@@ -99,9 +100,7 @@ def table(measured: check.Measured) -> str:
             verdict = "" if figure.asked is None else "OFF" if figure.is_off else "ok"
             rows.append((f"{name}: {figure.name}", check.number(figure), asked, verdict))
     rows += [(f"plan: {name}", f"{value:,.4g}", "", "") for name, value in measured.plan.items()]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [f"{a:{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
-    return "\n".join([f"measured over {measured.rows} rows", *lines])
+    return f"measured over {measured.rows} rows\n{text_table(rows, '<>><')}"
 
 
 def _cut(piece: Piece, room: int) -> Piece:

@@ -19,13 +19,13 @@ def main() -> int:
 
     # after the flags are known to be good; loader workers must not import JAX
     from pretrainax.runtime import goodput, host
-    from pretrainax.training import loop as train
+    from pretrainax.training import loop
 
     if not cli.WORKDIR.value and host.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)
-    return train.run(experiment, workdir, goodput.process_age())
+    return loop.train(experiment, workdir, goodput.process_age())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import prepare_tokenizer, sample
+from pretrainax.reporting.tables import text_table
 from pretrainax.tokenization import compare as tokenizer_report
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.compare import KINDS
@@ -56,8 +58,7 @@ def report(experiment: Experiment, kinds: Sequence[str], sizes: Sequence[int], d
 
         os.makedirs(directory, exist_ok=True)
         for name, content in (("report.md", table), ("report.json", json.dumps(results, indent=1) + "\n")):
-            with open(os.path.join(directory, name), "w", encoding="utf-8") as f:
-                f.write(content)
+            write_atomically(os.path.join(directory, name), content)
         if results["rows"]:
             draw_tokenizers(os.path.join(directory, "report.png"), results)
     return table
@@ -67,13 +68,10 @@ def encode(tokenizer: Tokenizer, text: str) -> str:
     """A line for each token, or for those that make one character together, and one about all of them."""
     ids = tokenizer.encode(text).tolist()
     lines = [(" ".join(map(str, group)), _quoted(tokenizer.decode(group))) for group in _characters(tokenizer, ids)]
-    width = max((len(numbers) for numbers, _ in lines), default=0)
     size, back = len(text.encode()), tokenizer.decode(ids)
     ratio = f", {size / len(ids):.2f} a token" if ids else ""
     exact = "the text comes back exactly" if back == text else f"what comes back is {_quoted(back)}"
-    return "\n".join(
-        [*(f"{n:>{width}}  {piece}" for n, piece in lines), f"{len(ids)} tokens of {size} bytes{ratio}; {exact}"]
-    )
+    return "\n".join(filter(None, [text_table(lines, "><"), f"{len(ids)} tokens of {size} bytes{ratio}; {exact}"]))
 
 
 def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:

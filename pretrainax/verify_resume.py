@@ -158,9 +158,9 @@ class Trial:
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
         from pretrainax.checkpoints.params import read_params  # it imports JAX
-        from pretrainax.checkpoints.steps import newest_step  # it imports JAX
+        from pretrainax.checkpoints.steps import find_checkpoint  # it imports JAX
 
-        return read_params(newest_step(self.workdir))
+        return read_params(find_checkpoint(self.workdir))
 
 
 def _kill(children: list[subprocess.Popen]) -> None:
@@ -173,7 +173,7 @@ def _kill(children: list[subprocess.Popen]) -> None:
 def _recorded(experiment: Experiment, workdir: str, folder: str) -> int:
     """What `pretrainax.main` does, and a line in `folder` for each batch that is made."""
     from pretrainax.runtime import host
-    from pretrainax.training import loop as train
+    from pretrainax.training import loop
 
     host.tune_malloc()
     host.start_jax(experiment)
@@ -192,7 +192,7 @@ def _recorded(experiment: Experiment, workdir: str, folder: str) -> int:
             f.write(json.dumps(line) + "\n")
             f.flush()
 
-        return train.run(experiment, workdir, observe=observe)
+        return loop.train(experiment, workdir, observe=observe)
 
 
 def _digests(batch: dict[str, np.ndarray]) -> list[str]:

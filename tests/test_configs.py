@@ -13,7 +13,7 @@ from pretrainax import config as config_lib
 from pretrainax.config import Experiment, LongContextScaling, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
-from pretrainax.training import loop as train
+from pretrainax.training import loop
 
 ROOT = pathlib.Path(__file__).parents[1]
 VARIANTS = {
@@ -108,7 +108,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
 def test_a_config_trains_two_steps(name, tmp_path, text, cache):
     experiment = load(name, VARIANTS[name][-1])
     shrink(experiment, str(text), str(cache))
-    assert train.run(experiment, str(tmp_path / "run")) == 0
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
 

@@ -12,6 +12,7 @@ from pretrainax.planning.compiled import Compiled, Usage
 from pretrainax.planning.hlo import Buffer
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
+from pretrainax.reporting import units
 from pretrainax.runtime.chips import CHIPS
 from tests.support import tiny
 
@@ -87,11 +88,11 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
     own = candidate.roofline
     slower = own.seconds - own.exposed + 2 * 5_000_000 / CHIPS["v5e"].link_rate
     (line,) = [line for line in text.splitlines() if line.startswith("  as compiled")]
-    assert f"{plans_page.seconds(slower)} at best" in line
+    assert f"{units.short_time(slower)} at best" in line
 
 
 def test_amounts_are_in_the_units_of_data_sheets():
-    assert [plans_page.amount(n) for n in (1500, 2.5e6, 16e9, 3e12)] == ["1.50 kB", "2.50 MB", "16.00 GB", "3.00 TB"]
+    assert [units.byte_size(n) for n in (1500, 2.5e6, 16e9, 3e12)] == ["1.50 kB", "2.50 MB", "16.00 GB", "3.00 TB"]
 
 
 # --- docs/plans.md ---------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
-    "config sharding checkpoints runtime reporting tokenization data layers models zoo optim interop training planning "
+    "config reporting sharding checkpoints runtime tokenization data layers models zoo optim interop training planning "
     "scaling"
 ).split()
 COMMANDS = "cli main prepare prepare_beam tokenizer inspect plan evaluate verify_resume huggingface".split()
@@ -31,7 +31,7 @@ CHAINS = {
     "data": {"config", "reporting", "tokenization"},
     "layers": {"config", "sharding"},
     "models": {"config", "layers", "sharding"},
-    "zoo": {"config", "sharding", "models", "layers"},
+    "zoo": {"config", "reporting", "sharding", "models", "layers"},
 }
 
 

@@ -9,13 +9,9 @@ A folder gets its name only once it is complete, hashed and flushed to disk, so 
 import concurrent.futures
 import contextlib
 import dataclasses
-import json
-import logging as standard_logging
-import math
 import os
 import re
 import shutil
-import warnings
 from typing import Any, Optional
 
 import jax
@@ -25,8 +21,10 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.params import load_parts, signatures
-from pretrainax.checkpoints.steps import NOTES, named_errors, newest_valid, read_notes, steps_in
+from pretrainax.checkpoints.errors import save_errors, silence_orbax
+from pretrainax.checkpoints.params import load_parts
+from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, write_run_json
+from pretrainax.checkpoints.steps import list_steps, newest_valid_step
 from pretrainax.config import UserError
 
 _UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
@@ -48,9 +46,7 @@ class Checkpoints:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
         self._pending = None  # (step, future) of the save under way
         os.makedirs(self.directory, exist_ok=True)
-        for name in ("absl", "concurrent.futures"):
-            standard_logging.getLogger(name).addFilter(_not_orbax_traceback)
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)  # of a save that failed
+        silence_orbax()
         self._clear_unfinished()
 
     def save(self, step: int, state: Any, extra: dict, metrics: Optional[dict] = None) -> None:
@@ -66,23 +62,23 @@ class Checkpoints:
         """
         self.wait()
         parts = _parts(state)
-        notes = {"step": step, "metrics": _finite(metrics or {}), "arrays": signatures(parts), "extra": extra}
         staging = self._path(step, ".saving")
-        with named_errors(step):
+        with save_errors(step):
             if jax.process_index() == 0:
                 # Before the caller changes `extra`, and before Orbax, which waits 300 s for a folder it cannot make.
-                manifest.write(self._path(step, ".saving.json"), json.dumps(notes, indent=1))
+                write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
             response = ocp.save_checkpointables_async(staging, parts)
         self._pending = step, self._writer.submit(self._finish, step, staging, response)
 
     def wait(self) -> None:
-        """Returns when the last save is on disk and verified; raises RunFailed if it could not be written."""
+        """Waits until the last save is on disk and hashed; raises RunFailed if it could not be written."""
         if self._pending is not None:
             (step, future), self._pending = self._pending, None
-            with named_errors(step):
+            with save_errors(step):
                 future.result()
 
     def close(self) -> None:
+        """Waits as `wait`, and tidies up."""
         try:
             self.wait()
         finally:
@@ -93,17 +89,17 @@ class Checkpoints:
         """Deletes the checkpoints of later steps, which a rollback has found to be bad."""
         self.wait()
         if jax.process_index() == 0:
-            for later in steps_in(self.directory):
+            for later in list_steps(self.directory):
                 if later > step and later not in self._distrusted:
                     os.rename(self._path(later), self._path(later, ".deleted"))
         self._clear_unfinished()
 
     def restore_newest(self, abstract_state: Any, up_to: Optional[int] = None) -> Optional[tuple[int, Any, dict]]:
-        """(step, state, extra) of the newest step whose every file has its checksum; None where there is no step.
+        """Restores (step, state, extra) of the newest step whose every file has its checksum; None where there is none.
 
         Args:
           abstract_state: jax.ShapeDtypeStructs with the shardings to restore into, whatever they were when saved.
-          up_to: the newest step up to this one, if there is one; else the oldest.
+          up_to: restores the newest step up to this one, if there is one; else the oldest.
 
         Raises:
           UserError: there are steps and all are damaged (nothing is deleted); or the arrays are not those of
@@ -112,7 +108,7 @@ class Checkpoints:
         self.wait()
         found = -1
         if jax.process_index() == 0:
-            step, damaged = newest_valid(self.directory, up_to)
+            step, damaged = newest_valid_step(self.directory, up_to)
             self.warnings = [f"checkpoint {s} is not used: {faults}" for s, faults in damaged.items()]
             self._distrusted |= set(damaged)
             for line in self.warnings:
@@ -122,24 +118,25 @@ class Checkpoints:
         if step < 0:
             return None
         path = self._path(step)
-        if not any(name.startswith("optimizer/") for name in read_notes(path)["arrays"]):
+        stored = read_run_json(path)
+        if not any(name.startswith("optimizer/") for name in stored["arrays"]):
             raise UserError(
                 f"{path} holds imported parameters alone, which no run can resume from: start one in another --workdir "
                 f"with --config.checkpoint.init_from={os.path.dirname(self.directory)}"
             )
         parts = load_parts(path, _parts(abstract_state))
         state = abstract_state.replace(params=parts["params"], **parts["optimizer"])
-        return step, state, read_notes(path)["extra"]
+        return step, state, stored["extra"]
 
     def _path(self, step: int, suffix: str = "") -> str:
         return os.path.join(self.directory, f"{step}{suffix}")
 
     def _finish(self, step: int, staging: str, response: Any) -> None:
-        """In the background: waits for Orbax, adds notes and manifest, names the folder, deletes older steps."""
+        """In the background: waits for Orbax, adds run.json and manifest, names the folder, deletes older steps."""
         try:
             response.result()
             if jax.process_index() == 0:
-                os.rename(self._path(step, ".saving.json"), os.path.join(staging, NOTES))
+                os.rename(self._path(step, ".saving.json"), os.path.join(staging, RUN_JSON))
                 manifest.seal(staging)
                 if os.path.exists(self._path(step)):
                     os.rename(self._path(step), self._path(step, ".replaced"))
@@ -153,16 +150,17 @@ class Checkpoints:
     def _delete_older(self, newest: int) -> None:
         """Keeps the newest ones, the best one, and whatever did not verify: a person may want to look at that."""
         losses = {}
-        for step in steps_in(self.directory):
+        for step in list_steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since: not ours to judge here
-                    losses[step] = read_notes(self._path(step))["metrics"].get(self.best_metric)
+                    losses[step] = read_run_json(self._path(step))["metrics"].get(self.best_metric)
         scored = [step for step in losses if losses[step] is not None]
         wanted = {newest, *list(losses)[-self.keep :], *([min(scored, key=losses.get)] if scored else [])}
         for step in losses.keys() - wanted:
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 
     def _clear_unfinished(self) -> None:
+        """Deletes what a save or a deletion has left half-done, or gives it its name back."""
         for name in os.listdir(self.directory) if jax.process_index() == 0 else ():
             if match := _UNFINISHED.fullmatch(name):
                 path, whole = os.path.join(self.directory, name), self._path(int(match[1]))
@@ -175,17 +173,7 @@ class Checkpoints:
                         os.remove(path)
 
 
-def _not_orbax_traceback(record: standard_logging.LogRecord) -> bool:
-    """Orbax logs the traceback of each of its threads that fails or comes late; `wait` raises the same error, once."""
-    return "_SignalingThread.run() raised" not in str(record.msg) and "loop is closed" not in str(record.exc_info)
-
-
 def _parts(state: Any) -> dict[str, Any]:
-    """Two folders, so that parameters can be read without the optimizer's two copies of them."""
+    """Divides a state into two folders, so that parameters can be read without the optimizer's two copies of them."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     return {"params": fields.pop("params"), "optimizer": fields}
-
-
-def _finite(metrics: dict) -> dict:
-    """A loss that is not a number cannot be the best one."""
-    return {name: float(x) if x is not None and math.isfinite(x) else None for name, x in metrics.items()}

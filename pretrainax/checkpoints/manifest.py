@@ -1,15 +1,32 @@
-"""What vouches for the files of a folder: the SHA-256 of each, in the format of `sha256sum -c`."""
+"""The manifest that vouches for the files of a folder: the SHA-256 of each, in the format of `sha256sum -c`."""
 
 import concurrent.futures
 import hashlib
 import os
 import re
 
+from pretrainax.config.atomic_files import write_atomically
+
 MANIFEST = "manifest.sha256"
 
 
+def seal(directory: str) -> None:
+    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for."""
+    names = _files(directory)
+    paths = [os.path.join(directory, name) for name in names]
+    for folder, _, _ in os.walk(directory):
+        sync(folder)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(sync, paths))
+        digests = list(pool.map(_digest, paths))
+    manifest = os.path.join(directory, MANIFEST)
+    write_atomically(manifest, "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)))
+    sync(manifest)
+    sync(directory)
+
+
 def faults(directory: str) -> list[str]:
-    """What differs between a folder and its manifest; empty for a valid one."""
+    """Lists what differs between a folder and its manifest; nothing for a valid one."""
     try:
         with open(os.path.join(directory, MANIFEST), encoding="utf-8") as f:
             lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)\n", line) for line in f]
@@ -32,7 +49,7 @@ def faults(directory: str) -> list[str]:
 
 
 def _files(directory: str) -> list[str]:
-    """Relative paths; the manifest and hidden files (file managers, NFS) are no part of it."""
+    """Lists relative paths; the manifest and hidden files (file managers, NFS) are no part of them."""
     found = []
     for folder, _, names in os.walk(directory):
         found += [os.path.relpath(os.path.join(folder, n), directory) for n in names if not n.startswith(".")]
@@ -55,27 +72,8 @@ def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
 
 
-def seal(directory: str) -> None:
-    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for."""
-    names = _files(directory)
-    paths = [os.path.join(directory, name) for name in names]
-    for folder, _, _ in os.walk(directory):
-        sync(folder)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        list(pool.map(sync, paths))
-        digests = list(pool.map(_digest, paths))
-    manifest = os.path.join(directory, MANIFEST)
-    write(manifest, "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)))
-    sync(manifest)
-    sync(directory)
-
-
-def write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(text)
-
-
 def sync(path: str) -> None:
+    """Waits until a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

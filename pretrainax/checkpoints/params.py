@@ -1,7 +1,6 @@
 """Parameters of a checkpoint: restored into their shardings, or written and read block by block."""
 
 import itertools
-import json
 import math
 import os
 import shutil
@@ -14,13 +13,20 @@ import tensorstore as ts
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.steps import NOTES, named_errors, newest_step, read_notes
+from pretrainax.checkpoints.errors import save_errors
+from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signatures, write_run_json
+from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import parameter_names
 
+Params = dict[str, Any]  # a nested dict of arrays, or of their shapes and dtypes
+Index = tuple[slice, ...]  # one slice an axis
+_BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
+_CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
-def load_params(workdir: str, abstract_params: Any) -> Any:
-    """The parameters, and nothing else, of the newest valid checkpoint of a run.
+
+def load_params(workdir: str, abstract_params: Params) -> Params:
+    """Restores the parameters, and nothing else, of the newest valid checkpoint of a run.
 
     Args:
       workdir: the run directory that holds `checkpoints/`.
@@ -29,111 +35,13 @@ def load_params(workdir: str, abstract_params: Any) -> Any:
     Raises:
       UserError: no valid checkpoint there; or a parameter is missing, not wanted, or of another shape or dtype.
     """
-    return load_parts(newest_step(workdir), {"params": abstract_params})["params"]
-
-
-_BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
-
-
-_CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
-
-
-Index = tuple[slice, ...]  # one slice an axis
-
-
-def write_params(workdir: str, abstract_params: Any, read: Callable[[str, Index], np.ndarray], extra: dict) -> None:
-    """A step 0 that holds parameters alone, written without ever holding one of them whole.
-
-    Orbax writes the folder around arrays of one number each; TensorStore puts the real ones in their place, in chunks
-    of one layer, or of a part of it.
-
-    Args:
-      abstract_params: shapes and dtypes.
-      read: the block of the parameter of this path at this index; asked for each block once.
-      extra: anything JSON can hold.
-    """
-    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
-    os.makedirs(directory, exist_ok=True)
-    staging, target = (os.path.join(directory, name) for name in ("0.saving", "0"))
-    if os.path.exists(target):
-        raise UserError(f"{workdir} holds a checkpoint already: take another --workdir")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        with named_errors(0):
-            ocp.save_checkpointables(staging, {"params": jax.tree.map(lambda x: np.zeros(1, x.dtype), abstract_params)})
-        store = _store(staging)
-        ts.KvStore.open(store).result().delete_range(ts.KvStore.KeyRange()).result()
-        for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True):
-            chunk = _chunk(path, x.shape, x.dtype.itemsize)
-            with named_errors(0):
-                array = ts.open(
-                    _array(store, path),
-                    create=True,
-                    shape=x.shape,
-                    dtype=x.dtype.name,
-                    chunk_layout=ts.ChunkLayout(chunk_shape=chunk),
-                    codec=ts.CodecSpec(_CODEC),
-                ).result()
-            for start in itertools.product(*(range(0, n, size) for n, size in zip(x.shape, chunk, strict=True))):
-                index = tuple(slice(i, min(i + c, n)) for i, c, n in zip(start, chunk, x.shape, strict=True))
-                block = read(path, index)
-                with named_errors(0):
-                    array[index].write(block).result()
-        arrays = signatures({"params": abstract_params})
-        notes = {"step": 0, "metrics": {}, "arrays": arrays, "extra": extra}
-        manifest.write(os.path.join(staging, NOTES), json.dumps(notes, indent=1))
-        manifest.seal(staging)
-        os.rename(staging, target)
-        manifest.sync(directory)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
-
-
-def read_params(step_directory: str) -> Iterator[tuple[str, int, np.ndarray]]:
-    """(path, start, block) of each parameter of a step, in blocks along its first axis, as small as its chunks are."""
-    store = _store(step_directory)
-    for name in read_notes(step_directory)["arrays"]:
-        part, _, path = name.partition("/")
-        if part == "params":
-            array = ts.open(_array(store, path), open=True).result()
-            rows = array.chunk_layout.read_chunk.shape[0]
-            for start in range(0, array.shape[0], rows):
-                yield path, start, array[start : min(start + rows, array.shape[0])].read().result()
-
-
-def _store(step_directory: str) -> dict:
-    return {"driver": "ocdbt", "base": f"file://{step_directory}/params/"}
-
-
-def _array(store: dict, path: str) -> dict:
-    """An array as Orbax names it; nothing of it is kept in memory after its use."""
-    return {
-        "driver": "zarr3",
-        "kvstore": {**store, "path": f"{path.replace('/', '.')}/"},
-        "context": {"cache_pool": {"total_bytes_limit": 0}},
-    }
-
-
-def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """One layer of a stack, or as many of the first rows as make a block."""
-    chunk = [1 if "/blocks/" in path and axis == 0 else n for axis, n in enumerate(shape)]
-    for axis, n in enumerate(chunk):
-        size = itemsize * math.prod(chunk)
-        if size > _BLOCK_BYTES:
-            chunk[axis] = max(1, n * _BLOCK_BYTES // size)
-    return tuple(chunk)
-
-
-def signatures(tree: Any) -> dict[str, str]:
-    """{"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
-    texts = [f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in jax.tree.leaves(tree)]
-    return dict(zip(parameter_names(tree), texts, strict=True))
+    return load_parts(find_checkpoint(workdir), {"params": abstract_params})["params"]
 
 
 def load_parts(step_directory: str, abstract_parts: dict[str, Any]) -> dict[str, Any]:
-    """Restores the given parts into their shardings, if they are exactly what was saved."""
+    """Restores the given parts into their shardings; UserError unless they are exactly what was saved."""
     wanted = signatures(abstract_parts)
-    stored = read_notes(step_directory)["arrays"]
+    stored = read_run_json(step_directory)["arrays"]
     stored = {name: text for name, text in stored.items() if name.split("/")[0] in abstract_parts}
     both = wanted.keys() & stored.keys()
     problems = (
@@ -147,3 +55,87 @@ def load_parts(step_directory: str, abstract_parts: dict[str, Any]) -> dict[str,
             f"its config.json, two folders up, has the fields of config.model and config.optimizer that fit"
         )
     return ocp.load_checkpointables(step_directory, abstract_parts)
+
+
+# --- block by block ------------------------------------------------------------------------------------------------
+
+
+def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Index], np.ndarray], extra: dict) -> None:
+    """Writes a step 0 that holds parameters alone, without ever having one of them whole in memory.
+
+    Orbax writes the folder around arrays of one number each; TensorStore puts the real ones in their place, in chunks
+    of one layer, or of a part of it.
+
+    Args:
+      abstract_params: shapes and dtypes.
+      read: gives the block of the parameter of this path at this index; asked for each block once.
+      extra: anything JSON can hold.
+    """
+    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
+    os.makedirs(directory, exist_ok=True)
+    staging, target = (os.path.join(directory, name) for name in ("0.saving", "0"))
+    if os.path.exists(target):
+        raise UserError(f"{workdir} holds a checkpoint already: take another --workdir")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        with save_errors(0):
+            ocp.save_checkpointables(staging, {"params": jax.tree.map(lambda x: np.zeros(1, x.dtype), abstract_params)})
+        store = _store(staging)
+        ts.KvStore.open(store).result().delete_range(ts.KvStore.KeyRange()).result()
+        for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True):
+            chunk = _chunk(path, x.shape, x.dtype.itemsize)
+            with save_errors(0):
+                array = ts.open(
+                    _array(store, path),
+                    create=True,
+                    shape=x.shape,
+                    dtype=x.dtype.name,
+                    chunk_layout=ts.ChunkLayout(chunk_shape=chunk),
+                    codec=ts.CodecSpec(_CODEC),
+                ).result()
+            for start in itertools.product(*(range(0, n, size) for n, size in zip(x.shape, chunk, strict=True))):
+                index = tuple(slice(i, min(i + c, n)) for i, c, n in zip(start, chunk, x.shape, strict=True))
+                block = read(path, index)
+                with save_errors(0):
+                    array[index].write(block).result()
+        write_run_json(os.path.join(staging, RUN_JSON), 0, {"params": abstract_params}, extra)
+        manifest.seal(staging)
+        os.rename(staging, target)
+        manifest.sync(directory)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def read_params(step_directory: str) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Yields (path, start, block) of each parameter of a step: blocks along its first axis, as small as its chunks."""
+    store = _store(step_directory)
+    for name in read_run_json(step_directory)["arrays"]:
+        part, _, path = name.partition("/")
+        if part == "params":
+            array = ts.open(_array(store, path), open=True).result()
+            rows = array.chunk_layout.read_chunk.shape[0]
+            for start in range(0, array.shape[0], rows):
+                yield path, start, array[start : min(start + rows, array.shape[0])].read().result()
+
+
+def _store(step_directory: str) -> dict:
+    return {"driver": "ocdbt", "base": f"file://{step_directory}/params/"}
+
+
+def _array(store: dict, path: str) -> dict:
+    """Returns the spec of an array, as Orbax names it; nothing of it is kept in memory after its use."""
+    return {
+        "driver": "zarr3",
+        "kvstore": {**store, "path": f"{path.replace('/', '.')}/"},
+        "context": {"cache_pool": {"total_bytes_limit": 0}},
+    }
+
+
+def _chunk(path: str, shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns the shape of a chunk: one layer of a stack, or as many of the first rows as make a block."""
+    chunk = [1 if "/blocks/" in path and axis == 0 else n for axis, n in enumerate(shape)]
+    for axis, n in enumerate(chunk):
+        size = itemsize * math.prod(chunk)
+        if size > _BLOCK_BYTES:
+            chunk[axis] = max(1, n * _BLOCK_BYTES // size)
+    return tuple(chunk)

@@ -1,47 +1,28 @@
 """The folders of a run's checkpoints: which steps there are, and the newest that can be trusted."""
 
-import contextlib
 import os
-import re
-from collections.abc import Iterator
 from typing import Optional
 
 from absl import logging
 
 from pretrainax.checkpoints import manifest
-from pretrainax.config import RunFailed, UserError
-from pretrainax.config.json_files import read_object
-
-NOTES = "run.json"
+from pretrainax.config import UserError
 
 
-def newest_step(workdir: str, step: Optional[int] = None) -> str:
-    """The folder of the newest valid checkpoint of a run, or of `step`; UserError where there is none."""
-    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
-    if step is not None:
-        path = os.path.join(directory, str(step))
-        faults = manifest.faults(path) if os.path.isdir(path) else ["it is not there"]
-        if faults:
-            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(faults)}")
-        return path
-    step, damaged = newest_valid(directory) if os.path.isdir(directory) else (None, {})
-    if step is None:
-        raise UserError(f"{workdir} holds no checkpoint; it must be the --workdir of a run that has saved one")
-    for other, faults in damaged.items():
-        logging.warning("checkpoint %d of %s is not used: %s", other, workdir, faults)
-    return os.path.join(directory, str(step))
-
-
-def steps_in(directory: str) -> list[int]:
+def list_steps(directory: str) -> list[int]:
+    """Returns the steps in a folder of checkpoints, in their order, whether they can be trusted or not."""
     return sorted(int(name) for name in os.listdir(directory) if name.isdecimal())
 
 
-def newest_valid(directory: str, up_to: Optional[int] = None) -> tuple[Optional[int], dict[int, str]]:
-    """The newest step that verifies, and what is wrong with each newer one; UserError where none of them does.
+def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Optional[int], dict[int, str]]:
+    """Returns the newest step that verifies, and what is wrong with each newer one; None where there is no step.
 
     With `up_to`, the newest up to that step, or the oldest after it.
+
+    Raises:
+      UserError: there are steps, and none of them verifies.
     """
-    damaged, steps = {}, steps_in(directory)[::-1]
+    damaged, steps = {}, list_steps(directory)[::-1]
     if up_to is not None:
         steps.sort(key=lambda step: (step > up_to, abs(step - up_to)))
     for step in steps:
@@ -57,27 +38,18 @@ def newest_valid(directory: str, up_to: Optional[int] = None) -> tuple[Optional[
     return None, {}
 
 
-@contextlib.contextmanager
-def named_errors(step: int) -> Iterator[None]:
-    """Whatever stops a save (disk, permissions, Orbax, TensorStore) becomes one line; `--debug` shows the cause."""
-    try:
-        yield
-    except Exception as error:
-        raise RunFailed(f"could not save step {step}: {_reason(error)}; earlier checkpoints are kept") from error
-
-
-def _reason(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    if match := re.search(r"os_error_code='(\d+)'", text):  # TensorStore's way of giving errno
-        return os.strerror(int(match[1]))
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return f"{type(error).__name__}: {text[:200]}"
-
-
-def read_notes(step_directory: str) -> dict:
-    path = os.path.join(step_directory, NOTES)
-    notes = read_object(path)
-    if lost := [name for name in ("arrays", "metrics", "extra") if not isinstance(notes.get(name), dict)]:
-        raise UserError(f"{path} is not what a checkpoint has: no {', '.join(lost)}")
-    return notes
+def find_checkpoint(workdir: str, step: Optional[int] = None) -> str:
+    """Returns the folder of the newest valid checkpoint of a run, or of `step`; UserError where there is none."""
+    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
+    if step is not None:
+        path = os.path.join(directory, str(step))
+        faults = manifest.faults(path) if os.path.isdir(path) else ["it is not there"]
+        if faults:
+            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(faults)}")
+        return path
+    step, damaged = newest_valid_step(directory) if os.path.isdir(directory) else (None, {})
+    if step is None:
+        raise UserError(f"{workdir} holds no checkpoint; it must be the --workdir of a run that has saved one")
+    for other, faults in damaged.items():
+        logging.warning("checkpoint %d of %s is not used: %s", other, workdir, faults)
+    return os.path.join(directory, str(step))

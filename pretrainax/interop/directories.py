@@ -14,7 +14,8 @@ import numpy as np
 from pretrainax import config, models
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import read_params, write_params
-from pretrainax.checkpoints.steps import newest_step, read_notes
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import (
     CheckpointConfig,
     DataConfig,
@@ -25,6 +26,7 @@ from pretrainax.config import (
     TrainConfig,
     UserError,
 )
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.objectives import (
     CausalLM,
     MaskedLM,
@@ -66,8 +68,7 @@ def import_directory(directory: str, workdir: str) -> str:
     shutil.copyfile(os.path.join(directory, "config.json"), os.path.join(workdir, ORIGINAL, "config.json"))
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
     experiment = _evaluation_of(source.config, os.path.abspath(os.path.join(workdir, "tokenizer")))
-    with open(os.path.join(workdir, "config.json"), "w", encoding="utf-8") as f:
-        f.write(config.dump(experiment))
+    write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
     return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s"
 
@@ -110,7 +111,7 @@ def export_workdir(
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, newest_step(workdir, step), exported_part)
+        _fill(files, rows, find_checkpoint(workdir, step), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         write_tokenizer(tokenizer, staging, model)
         manifest.seal(staging)
@@ -142,7 +143,7 @@ def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -
     Args:
       part: of a model with a generator, whose paths are as `models.electra` says; else None.
     """
-    stored = [name.removeprefix("params/") for name in read_notes(step_directory)["arrays"]]
+    stored = [name.removeprefix("params/") for name in read_run_json(step_directory)["arrays"]]
     generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
     disentangled = {path.removeprefix(_DIFFERENCE) for path in stored if path.startswith(_DIFFERENCE)}
     for path, start, block in read_params(step_directory):
@@ -215,5 +216,4 @@ def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dty
 
 
 def _write_json(path: str, value: object) -> None:
-    with open(path, "w", encoding="utf-8") as f:
-        f.write(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    write_atomically(path, json.dumps(value, indent=2, sort_keys=True) + "\n")

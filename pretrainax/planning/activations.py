@@ -30,7 +30,7 @@ from pretrainax.sharding.mesh import AXES
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import attentions, program_of
+from pretrainax.training.setup import attentions, build_steps
 from pretrainax.training.train_step import TrainState
 
 
@@ -100,7 +100,7 @@ def _state(key: str) -> TrainState:
     experiment.train = dataclasses.replace(experiment.train, attention="xla", global_batch_size=1, accumulate=1)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), "cpu")
     with jax.sharding.use_abstract_mesh(mesh):
-        return program_of(experiment, batch_shapes(experiment), mesh).abstract_state
+        return build_steps(experiment, batch_shapes(experiment), mesh).abstract_state
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:

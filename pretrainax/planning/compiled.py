@@ -17,7 +17,7 @@ from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import PyTree
-from pretrainax.training.setup import program_of
+from pretrainax.training.setup import build_steps
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -73,13 +73,13 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
-        program = program_of(experiment, shapes, mesh)
+        steps = build_steps(experiment, shapes, mesh)
         batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
-        lowered = program.step.lower(program.abstract_state, batch)
+        lowered = steps.step.lower(steps.abstract_state, batch)
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as e:
-            needed = exhausted_bytes(str(e), argument_bytes((program.abstract_state, batch)))
+            needed = exhausted_bytes(str(e), argument_bytes((steps.abstract_state, batch)))
             if needed is None:
                 raise
             return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)

@@ -9,6 +9,8 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.planning import search
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
+from pretrainax.reporting import tables
+from pretrainax.reporting.units import byte_size, short_time
 
 COLUMNS = "config topology fits flags memory step MFU hours USD".split()
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "h100:8", "h200:8")
@@ -51,8 +53,8 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
         str(topology),
         "yes",
         found.flags(experiment).replace("--config.", ""),
-        amount(found.memory.total),
-        seconds(time.seconds),
+        byte_size(found.memory.total),
+        short_time(time.seconds),
         f"{time.mfu:.0%}",
         f"{time.hours:,.1f}",
         "" if time.price is None else f"{time.price:,.0f}",
@@ -72,17 +74,4 @@ def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | No
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *table]
-    return f"# Plans\n\n{LEGEND}\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def amount(size: float) -> str:
-    """Returns bytes in the units of data sheets."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.2f} {unit}"
-    return f"{size / 1e3:.2f} kB" if size else "0"
-
-
-def seconds(time: float) -> str:
-    return f"{time:.2f} s" if time >= 1 else f"{1e3 * time:.3g} ms"
+    return f"# Plans\n\n{LEGEND}\n" + tables.markdown(COLUMNS, table, padded=False)

@@ -1,16 +1,17 @@
 """The text of a plan: one run on one mesh, the best meshes, what would make a run fit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.planning import roofline, search
 from pretrainax.planning.compiled import Compiled
 from pretrainax.planning.memory import MARGIN
-from pretrainax.planning.plans_page import amount, seconds
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.runtime.chips import Chip
 
 _MOST = 10  # meshes and large arrays that are listed
@@ -19,14 +20,14 @@ _MOST = 10  # meshes and large arrays that are listed
 def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str) -> str:
     """Returns everything about one run on one mesh, for a terminal."""
     blocks = [
-        in_columns(_summary(name, candidate, topology, compiled, note)),
-        "bytes of a device\n" + in_columns(_memory(candidate, compiled)),
-        "the largest\n" + in_columns([(where, amount(size)) for where, size in candidate.memory.largest[:_MOST]]),
-        "sent by a device in a step\n" + in_columns(_traffic(candidate, compiled)),
+        _table(_summary(name, candidate, topology, compiled, note)),
+        "bytes of a device\n" + _table(_memory(candidate, compiled)),
+        "the largest\n" + _table([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MOST]]),
+        "sent by a device in a step\n" + _table(_traffic(candidate, compiled)),
     ]
     if compiled and compiled.buffers:
-        buffers = [(b.where, b.shape, amount(b.bytes)) for b in compiled.buffers[:_MOST]]
-        blocks.append("the largest, as compiled\n" + in_columns(buffers))
+        buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MOST]]
+        blocks.append("the largest, as compiled\n" + _table(buffers))
     return "\n\n".join(blocks)
 
 
@@ -39,13 +40,13 @@ def _summary(
     yield "mesh", _mesh(candidate)
     yield (
         "memory",
-        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {amount(needed)}, at most {MARGIN:.0%} of "
-        f"{amount(chip.memory_bytes)} a device",
+        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "
+        f"{byte_size(chip.memory_bytes)} a device",
     )
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
         off = needed / compiled.needed - 1
-        yield "", f"{verdict} as compiled: {amount(compiled.needed)}; the estimate is {off:+.0%} of it"
+        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate is {off:+.0%} of it"
     yield "", note
     if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
         yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
@@ -61,8 +62,9 @@ def _summary(
 
 def _step(time: Roofline) -> str:
     return (
-        f"{seconds(time.seconds)} at best, {time.mfu:.0%} MFU: products {seconds(time.compute)}, memory "
-        f"{seconds(time.memory)}, links {seconds(time.exposed)}; hidden behind these, links {seconds(time.hidden)}"
+        f"{short_time(time.seconds)} at best, {time.mfu:.0%} MFU: products {short_time(time.compute)}, memory "
+        f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
+        f"{short_time(time.hidden)}"
     )
 
 
@@ -76,10 +78,10 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
     said = compiled and compiled.memory
     yield "", "estimate", *(("compiled",) if said else ())
     for name, size in memory.parts():
-        yield name, amount(size)
+        yield name, byte_size(size)
     arguments = memory.parameters + memory.optimizer + memory.batch
-    yield "arguments of the step", amount(arguments), *((amount(said.arguments),) if said else ())
-    yield "at the worst moment", amount(memory.total), *((amount(said.total),) if said else ())
+    yield "arguments of the step", byte_size(arguments), *((byte_size(said.arguments),) if said else ())
+    yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
 
 
 def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
@@ -90,7 +92,7 @@ def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tup
             sums.setdefault((one.axis, one.kind), [0, 0])[place] += one.total
     yield "axis", "kind", "estimate", *(("compiled",) if compiled else ())
     for (axis, kind), (estimated, measured) in sorted(sums.items(), key=lambda item: -max(item[1])):
-        yield axis, kind, amount(estimated), *((amount(measured),) if compiled else ())
+        yield axis, kind, byte_size(estimated), *((byte_size(measured),) if compiled else ())
 
 
 def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
@@ -100,9 +102,9 @@ def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
     rows = [("fits", "memory", "step", "MFU", "flags")]
     for one in found[:_MOST]:
         fits, time = "yes" if one.fits else "no", one.roofline
-        cells = amount(one.memory.total), seconds(time.seconds), f"{time.mfu:.0%}"
+        cells = byte_size(one.memory.total), short_time(time.seconds), f"{time.mfu:.0%}"
         rows.append((fits, *cells, _flags_to_add(one, experiment)))
-    return in_columns(rows)
+    return _table(rows)
 
 
 def _flags_to_add(candidate: Candidate, experiment: Experiment) -> str:
@@ -118,8 +120,8 @@ def proposals(experiment: Experiment, topology: Topology) -> str:
         if not found:
             return f"{no}, nor does {larger}"
         title = f"{no}; on {larger} fits"
-    rows = [(amount(c.memory.total), seconds(c.roofline.seconds), _flags_to_add(c, experiment)) for c in found]
-    return f"{title}\n" + in_columns([("memory", "step", "flags to add"), *rows])
+    rows = [(byte_size(c.memory.total), short_time(c.roofline.seconds), _flags_to_add(c, experiment)) for c in found]
+    return f"{title}\n" + _table([("memory", "step", "flags to add"), *rows])
 
 
 def _mesh(candidate: Candidate) -> str:
@@ -128,9 +130,5 @@ def _mesh(candidate: Candidate) -> str:
     return " × ".join(parts or ["one device"]) + (f", data over {slices} slices" if slices > 1 else "")
 
 
-def in_columns(rows: Sequence[tuple[str, ...]] | Iterator[tuple[str, ...]]) -> str:
-    rows = list(rows)
-    columns = max(map(len, rows))
-    rows = [(*row, *[""] * (columns - len(row))) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(columns)]
-    return "\n".join("  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
+    return text_table(rows, indent="  ")

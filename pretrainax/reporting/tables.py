@@ -1,15 +1,38 @@
 """Tables, for a terminal and for files."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown that can be read as it is: the first column to the left, the others to the right."""
+def text_table(rows: Iterable[Sequence[str]], align: str = "<", indent: str = "", gap: str = "  ") -> str:
+    """Returns a line for each row, each column as wide as its widest cell, without spaces at the ends of the lines.
+
+    Args:
+      rows: of cells; those of a row that is shorter than others are empty.
+      align: "<" (left) or ">" (right) for each column; the last one is that of all further columns.
+      indent, gap: what stands before the first column and between two.
+    """
+    rows = [list(row) for row in rows]
+    columns = max(map(len, rows), default=0)
+    rows = [row + [""] * (columns - len(row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = align.ljust(columns, align[-1])
+    lines = (gap.join(map(_padded, row, widths, sides)) for row in rows)
+    return "\n".join((indent + line).rstrip() for line in lines)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], padded: bool = True) -> str:
+    """Returns a table in Markdown.
+
+    padded: it can be read as it is, the first column to the left, the others to the right.
+    """
+    if not padded:
+        lines = [header, ["---"] * len(header), *rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    sides = "<".ljust(len(header), ">")
+    rule = ["-" * width if side == "<" else "-" * (width - 1) + ":" for width, side in zip(widths, sides, strict=True)]
+    return "".join(f"| {' | '.join(map(_padded, row, widths, sides))} |\n" for row in [header, rule, *rows])
 
-    def line(cells: Sequence[str]) -> str:
-        padded = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
-        return f"| {' | '.join(padded)} |"
 
-    rule = ["-" * width if i == 0 else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
-    return "\n".join(map(line, [header, rule, *rows])) + "\n"
+def _padded(cell: str, width: int, side: str) -> str:
+    return cell.ljust(width) if side == "<" else cell.rjust(width)

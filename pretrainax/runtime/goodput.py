@@ -12,6 +12,10 @@ import os
 import time
 from collections.abc import Iterator
 
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import elapsed
+
 PARTS = {
     "steps": "steps",
     "redone": "steps done again after a restart or a rollback",
@@ -73,9 +77,7 @@ class Goodput:
         self.to(self._part)
         start = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
         with contextlib.suppress(OSError):  # a full disk: a run does not end for its clock
-            with open(self.path + ".tmp", "w", encoding="utf-8") as f:
-                json.dump([*self._before, start], f, indent=1)
-            os.replace(self.path + ".tmp", self.path)
+            write_atomically(self.path, json.dumps([*self._before, start], indent=1))
 
     def table(self) -> str:
         """The parts in their order, those without time left out."""
@@ -84,12 +86,11 @@ class Goodput:
         seconds = total(starts)
         every = sum(seconds.values())
         rows = [(label, seconds[part]) for part, label in PARTS.items() if seconds[part] >= 0.05]
-        width = max(len(label) for label, _ in rows)
         times = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
         return "\n".join(
             [
-                f"goodput {seconds['steps'] / every:.1%} of {_clock(every)}, {times}",
-                *(f"  {label:<{width}}  {_clock(value):>10}  {value / every:6.1%}" for label, value in rows),
+                f"goodput {seconds['steps'] / every:.1%} of {elapsed(every)}, {times}",
+                text_table([(label, f"{elapsed(s):>10}", f"{s / every:6.1%}") for label, s in rows], indent="  "),
                 "",
             ]
         )
@@ -121,11 +122,3 @@ def _read(path: str) -> list[dict]:
             return [{**start, "seconds": dict.fromkeys(PARTS, 0.0) | start["seconds"]} for start in json.load(f)]
     except (OSError, ValueError, TypeError, KeyError):
         return []
-
-
-def _clock(seconds: float) -> str:
-    """4.2 as "4.2 s", 3683 as "1:01:23"."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, seconds = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

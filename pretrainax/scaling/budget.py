@@ -11,7 +11,7 @@ not a measurement; `--fit` on a grid of small runs gives constants that are thei
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Optional
 
 from absl import flags
@@ -19,7 +19,9 @@ from scipy import optimize
 
 from pretrainax.config import UserError
 from pretrainax.planning.topologies import Topology
-from pretrainax.scaling.compute_optimal import RECIPES, Plan, Space, make_plan, number, published, short
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import large_number, three_digits
+from pretrainax.scaling.compute_optimal import RECIPES, Plan, Space, make_plan, published
 from pretrainax.scaling.fit import fit_report
 from pretrainax.scaling.power_laws import (
     LAWS,
@@ -88,10 +90,10 @@ def report(
     if where:
         time = plan.flops / rate / 3600
         price = where.chip.price and f", {time * where.num_devices * where.chip.price:,.0f} USD on demand"
-        rows.append(("time", f"{number(time)} hours on {where} at {mfu:.0%} MFU, assumed (--mfu){price or ''}"))
+        rows.append(("time", f"{three_digits(time)} hours on {where} at {mfu:.0%} MFU, assumed (--mfu){price or ''}"))
         if plan.examples % where.num_devices:
             rows.append(("NOTE", f"{plan.examples} examples do not divide over {where.num_devices} devices"))
-    parts = [_aligned(rows), _caveat(family, constants), _neighbours(plan, space, constants), _other_laws(plan)]
+    parts = [text_table(rows), _caveat(family, constants), _neighbours(plan, space, constants), _other_laws(plan)]
     return "\n\n".join([*filter(None, parts), _command(plan, space)]) + "\n"
 
 
@@ -107,8 +109,8 @@ def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]
     rate = learning_rate(shape.without_embeddings)
     kaplan, deepseek = kaplan_learning_rate(shape.without_embeddings), deepseek_learning_rate(plan.flops)
     yield "law", law.source
-    yield "parameters", f"{short(shape.parameters)}, without embeddings {short(shape.without_embeddings)}"
-    yield "tokens", f"{short(plan.tokens)} of text, {plan.tokens / plan.size:.1f} a parameter{counted}"
+    yield "parameters", f"{large_number(shape.parameters)}, without embeddings {large_number(shape.without_embeddings)}"
+    yield "tokens", f"{large_number(plan.tokens)} of text, {plan.tokens / plan.size:.1f} a parameter{counted}"
     yield (
         "FLOPs",
         f"{plan.flops:.3g}; {shape.flops_per_token:.3g} a token, counted: "
@@ -122,8 +124,8 @@ def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]
     yield "published", published(shape)
     yield (
         "batch",
-        f"{plan.examples:,} examples of {read}: {short(plan.examples * space.lengths.raw)} tokens of text, "
-        f"{plan.examples * space.lengths.raw / critical:.0%} of the critical {short(critical)} "
+        f"{plan.examples:,} examples of {read}: {large_number(plan.examples * space.lengths.raw)} tokens of text, "
+        f"{plan.examples * space.lengths.raw / critical:.0%} of the critical {large_number(critical)} "
         "(Kaplan et al. 2020, equation 1.4)",
     )
     yield "steps", f"{plan.steps:,}"
@@ -157,10 +159,9 @@ def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
         tokens = plan.flops / space.cost(law, size)
         loss = law.loss(size, tokens)
         worth = _worth(space, law, plan.flops, loss)
-        rows.append(
-            (name, short(size), short(tokens), f"{tokens / size:.1f}", f"{loss:.3f}", f"{loss - best:+.3f}", worth)
-        )
-    return "At the same FLOPs (worth: of the FLOPs, for this loss at the best size):\n" + _columns(rows)
+        amounts = large_number(size), large_number(tokens), f"{tokens / size:.1f}"
+        rows.append((name, *amounts, f"{loss:.3f}", f"{loss - best:+.3f}", worth))
+    return "At the same FLOPs (worth: of the FLOPs, for this loss at the best size):\n" + text_table(rows, "<>")
 
 
 def _worth(space: Space, law: LossLaw, flops: float, loss: float) -> str:
@@ -178,10 +179,10 @@ def _other_laws(plan: Plan) -> str:
         loss = f"{law.loss(size, tokens):.3f}" if isinstance(law, LossLaw) else ""
         if law is LAWS["kaplan"]:
             loss = f"{kaplan_loss_by_flops(plan.flops):.3f}"
-        rows.append((law.source, short(size), short(tokens), f"{tokens / size:.1f}", loss))
+        rows.append((law.source, large_number(size), large_number(tokens), f"{tokens / size:.1f}", loss))
     lines = [
         f"Published laws for a causal decoder at {plan.flops:.3g} FLOPs = 6 N D (Kaplan's N is without embeddings):",
-        _columns(rows),
+        text_table(rows, "<>"),
     ]
     if plan.shape.config.family == "decoder":
         size, tokens = plan.shape.without_embeddings, plan.tokens
@@ -221,22 +222,6 @@ def _command(plan: Plan, space: Space) -> str:
 
 def _words(family: str) -> str:
     return family.replace("_", "-")
-
-
-def _aligned(rows: Sequence[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Names on the left, figures on the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
 
 
 def define_flags() -> dict[str, flags.FlagHolder]:

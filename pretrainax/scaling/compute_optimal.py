@@ -19,6 +19,7 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.objectives import CausalLM, Lengths, MaskedLM, Objective, SpanCorruption
 from pretrainax.models.electra import discriminator_config
 from pretrainax.models.flops import flops_per_step
+from pretrainax.reporting.units import large_number
 from pretrainax.scaling.power_laws import LossLaw, critical_batch_size
 from pretrainax.sharding.param_paths import parameter_names
 
@@ -143,8 +144,8 @@ class Space:
         least, most = self.ladder[0].size(law), self.ladder[-1].size(law)
         if not 1.001 * least < size < most / 1.001:
             raise UserError(
-                f"the best model for this budget has less than {short(least)} or more than {short(most)} parameters: "
-                "give another budget"
+                f"the best model for this budget has less than {large_number(least)} or more than {large_number(most)} "
+                "parameters: give another budget"
             )
         width = math.exp(np.interp(math.log(size), np.log([s.size(law) for s in self.ladder]), self._log_widths()))
         width = _whole(width)
@@ -171,7 +172,7 @@ def published(shape: Shape) -> str:
         _rows(shape.config.family), key=lambda row: abs(math.log(_roughly(row[1]) / _roughly(shape.config)))
     )
     return (
-        f"{name}, {short(count_parameters(config)[0])}: {config.num_layers} layers, width {config.d_model:,}, "
+        f"{name}, {large_number(count_parameters(config)[0])}: {config.num_layers} layers, width {config.d_model:,}, "
         f"{config.num_heads} heads"
     )
 
@@ -209,16 +210,3 @@ def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] 
     steps = max(1, round(tokens / (examples * space.lengths.raw)))
     tokens = float(steps * examples * space.lengths.raw)
     return Plan(shape, size, examples, steps, tokens, tokens * shape.flops_per_token, law.loss(size, tokens))
-
-
-def short(count: float) -> str:
-    """2.86 B; 4 T."""
-    for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
-        if count >= 0.9995 * size:
-            return number(count / size) + name
-    return number(count)
-
-
-def number(value: float) -> str:
-    """Three digits."""
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"

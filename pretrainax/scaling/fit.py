@@ -24,7 +24,9 @@ from scipy import optimize
 
 from pretrainax import config as config_lib
 from pretrainax.config import Experiment, UserError
-from pretrainax.scaling.compute_optimal import count_parameters, short
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.reporting.units import large_number
+from pretrainax.scaling.compute_optimal import count_parameters
 from pretrainax.scaling.power_laws import LossLaw
 from pretrainax.training.metrics import read
 
@@ -205,14 +207,14 @@ def fit_report(pattern: str, directory: str) -> str:
     """
     runs, family, left_out = read_runs(pattern)
     check_enough(pattern, runs)
-    most = f"{short(max(r.parameters for r in runs))} parameters and {short(max(r.tokens for r in runs))} tokens"
+    parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
+    most = f"{parameters} parameters and {tokens} tokens"
     law, resampled = fit(runs, family, source=f"fit of {len(runs)} runs of up to {most}, {pattern}")
     found = Fit(law, resampled, runs, left_out)
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, "law.json")
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(json.dumps(_json(found), indent=1) + "\n")
+        write_atomically(path, json.dumps(_json(found), indent=1) + "\n")
         from pretrainax.scaling.picture import draw_law  # here: matplotlib takes long to import
 
         draw_law(os.path.join(directory, "law.png"), law, resampled, runs)
@@ -242,7 +244,7 @@ def _text(found: Fit) -> str:
     for run in found.runs:
         predicted = law.loss(run.parameters, run.tokens)
         lines.append(
-            f"{run.workdir:<{width}}  {short(run.parameters):>8} {short(run.tokens):>8} {run.loss:8.4f} "
+            f"{run.workdir:<{width}}  {large_number(run.parameters):>8} {large_number(run.tokens):>8} {run.loss:8.4f} "
             f"{predicted:8.4f} {100 * (run.loss / predicted - 1):+5.2f} %"
         )
     lines += [f"left out: {line}" for line in found.left_out]

@@ -6,20 +6,24 @@ the spike among them; the same batches did no harm from another checkpoint (Chow
 section 5.1).
 
 Batches are index arithmetic, so a rollback is two numbers: from which step on, and how many batches to skip. The list
-of them is in the notes of every checkpoint. The steps between an older checkpoint and that step are run once more, on
-the same batches: which checkpoint there was to start from changes nothing.
+of them is in the loop state of every checkpoint. The steps between an older checkpoint and that step are run once more,
+on the same batches: which checkpoint there was to start from changes nothing.
 """
 
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
+
+import numpy as np
 
 from pretrainax.config import RunFailed, TrainConfig
+from pretrainax.data.pipeline import Batches
+from pretrainax.training.loop_state import Rollback
 
 _TO_SIGMA = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
-_LEAST = 0.01, 0.1  # deviations count as no less: 1 % of the loss, 10 % of the gradient norm
-Figures = list[float]  # of a step: loss, log of the gradient norm
+_SMALLEST_DEVIATION = 0.01, 0.1  # deviations count as no less: 1 % of the loss, 10 % of the gradient norm
+Observation = list[float]  # of a step: loss, log of the gradient norm
 
 
 class Spike(Exception):
@@ -30,8 +34,8 @@ class Spike(Exception):
         self.step, self.what = step, what
 
 
-def spike(recent: Sequence[Figures], train: TrainConfig) -> Optional[str]:
-    """What makes the newest `spike_steps` of the `recent` steps a spike; None where they are none.
+def find_spike(recent: Sequence[Observation], train: TrainConfig) -> Optional[str]:
+    """Describes what makes the newest `spike_steps` of the `recent` steps a spike; None where they are none.
 
     Each of them lies above the median of the `spike_window` steps before them by more than `spike_deviations` robust
     deviations (1.4826 × the median absolute deviation, which a few outliers do not move), all by their loss or all by
@@ -42,27 +46,27 @@ def spike(recent: Sequence[Figures], train: TrainConfig) -> Optional[str]:
     if len(past) < train.spike_window:
         return None
     for i, name in enumerate(("loss", "gradient norm")):
-        values = [figures[i] for figures in past]
+        values = [observation[i] for observation in past]
         median = statistics.median(values)
         deviation = _TO_SIGMA * statistics.median(abs(value - median) for value in values)
-        deviation = max(deviation, _LEAST[i] * (abs(median) if i == 0 else 1.0))
+        deviation = max(deviation, _SMALLEST_DEVIATION[i] * (abs(median) if i == 0 else 1.0))
         limit = median + train.spike_deviations * deviation
-        if all(figures[i] > limit for figures in newest):
+        if all(observation[i] > limit for observation in newest):
             shown = [math.exp(x) if i else x for x in (newest[0][i], median, limit)]
             return "{} {:.4g} is a spike: the median before is {:.4g}, the limit {:.4g}".format(name, *shown)
     return None
 
 
-def observe_step(recent: list[Figures], step: int, loss: float, gradient_norm: float, train: TrainConfig) -> None:
+def observe_step(recent: list[Observation], step: int, loss: float, gradient_norm: float, train: TrainConfig) -> None:
     """Adds a step to `recent`, which it keeps as long as needed; raises Spike, or RunFailed, as `on_spike` says.
 
-    Every process sees the same figures, which are sums over all of them, and so comes to the same end.
+    Every process sees the same numbers, which are sums over all of them, and so comes to the same end.
     """
     if train.on_spike == "ignore":
         return
     recent.append([loss, math.log(max(gradient_norm, 1e-30))])
     del recent[: -train.spike_window - train.spike_steps]
-    what = spike(recent, train)
+    what = find_spike(recent, train)
     if what is None:
         return
     first = step - train.spike_steps + 1
@@ -74,8 +78,8 @@ def observe_step(recent: list[Figures], step: int, loss: float, gradient_norm: f
     raise Spike(first, f"step {first}: {what}")
 
 
-def plan_rollback(found: Spike, rollbacks: list[dict], train: TrainConfig) -> dict:
-    """The next rollback: {"spike": first step of it, "step": steps done that stay, "skipped": batches}.
+def plan_rollback(found: Spike, rollbacks: Sequence[Rollback], train: TrainConfig) -> Rollback:
+    """Returns the next rollback, which answers the spike that was found.
 
     Raises:
       RunFailed: it would be one more than `max_rollbacks`.
@@ -86,28 +90,32 @@ def plan_rollback(found: Spike, rollbacks: list[dict], train: TrainConfig) -> di
             "config.optimizer.learning_rate in a new --workdir, or go on with a higher config.train.max_rollbacks"
         )
     step = max(found.step - 1 - train.rollback_steps, 0)
-    return {"spike": found.step, "step": step, "skipped": train.rollback_skip}
+    return Rollback(spike=found.step, step=step, skipped=train.rollback_skip)
 
 
-def skipped(step: int, rollbacks: list[dict]) -> int:
-    """Batches left out before that of the update after `step` updates: with [{"step": 100, "skipped": 200}] 200 from
-    100 on. Each rollback starts where all skipped by those before it end, also where it goes back to before them."""
+def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
+    """Counts the batches left out before that of the update after `step` updates.
+
+    With a rollback that skips 200 after step 100 they are 200 from 100 on. Each rollback starts where all skipped by
+    those before it end, also where it goes back to before them.
+    """
     total = now = 0
     for rollback in rollbacks:
-        total += rollback["skipped"]
-        if step >= rollback["step"]:
+        total += rollback.skipped
+        if step >= rollback.step:
             now = total
     return now
 
 
 class Skipping:
-    """`batches` by the number of updates before: `self[step]` is `batches[step + skipped]`."""
+    """Looks `batches` up by the number of updates before: `self[step]` is `batches[step + skipped]`."""
 
-    def __init__(self, batches: Any, rollbacks: list[dict]):
+    def __init__(self, batches: Batches, rollbacks: Sequence[Rollback]):
         self.batches, self.rollbacks = batches, list(rollbacks)
 
     def index(self, step: int) -> int:
+        """Returns the number of the batch that the update after `step` updates takes."""
         return step + skipped(step, self.rollbacks)
 
-    def __getitem__(self, step: int) -> Any:
+    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
         return self.batches[self.index(step)]

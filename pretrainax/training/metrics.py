@@ -7,12 +7,14 @@ import functools
 import json
 import math
 import os
-import re
 import sys
 import time
 from typing import Any, Optional
 
 from pretrainax.config import RunFailed
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import clock, scientific
 
 _FLUSH_SECONDS = 30
 
@@ -74,8 +76,7 @@ class Metrics:
     def header(self, rows: list[tuple[str, str]]) -> None:
         """A table of names and values. The row "model" becomes the subtitle of the picture."""
         self.model = dict(rows).get("model", "")
-        width = max(len(name) for name, _ in rows)
-        self.note("\n".join(["PretrainAX", *(f"  {name:<{width}}  {value}" for name, value in rows), ""]))
+        self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
 
     def note(self, text: str) -> None:
         """A line between the others, above the bar where there is one."""
@@ -128,9 +129,7 @@ class Metrics:
             ("accuracy", "accuracy", "{:.2%}"),
         ):
             rows.append((label, form.format(figures[name]), form.format(baseline[name])))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = [f"  {a:<{widths[0]}}   {b:>{widths[1]}}   {c:>{widths[2]}}" for a, b, c in rows]
-        self.note("\n".join(["", *table, ""]))
+        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n")
         self.draw(baseline["loss"])
 
     def draw(self, baseline_loss: Optional[float] = None) -> None:
@@ -165,13 +164,13 @@ class Metrics:
         seconds = elapsed / steps if steps else figures.get("step_seconds")
         parts = [f"loss {_show(figures['loss'], '.3f')}"]
         if (rate := figures.get("learning_rate")) is not None:
-            parts.append(f"lr {_scientific(rate)}")
+            parts.append(f"lr {scientific(rate)}")
         if (speed := figures.get("tokens_per_second")) is not None:
             parts.append(f"{speed:,.0f} tokens/s")
         if (mfu := figures.get("mfu")) is not None:
             parts.append(f"MFU {mfu:.1%}")
         if seconds is not None:
-            parts.append(f"ETA {_duration(seconds * (self.total_steps - step))}")
+            parts.append(f"ETA {clock(seconds * (self.total_steps - step))}")
         if self._bar is not None:
             self._bar.set_description_str(_join(*parts), refresh=False)
             self._bar.update(step - self._bar.n)
@@ -218,9 +217,7 @@ def cut_after(path: str, step: int) -> None:
         lines = f.readlines()
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     if len(kept) < len(lines):
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            f.writelines(kept)
-        os.replace(path + ".tmp", path)
+        write_atomically(path, "".join(kept))
 
 
 def _number(value: Any) -> Optional[float]:
@@ -253,18 +250,6 @@ def _join(*parts: str) -> str:
 
 def _show(value: Optional[float], form: str) -> str:
     return "not finite" if value is None else format(value, form)
-
-
-def _scientific(value: float) -> str:
-    """0.001 as "1.0e-3"."""
-    return re.sub(r"e([+-])0*(?=\d)", r"e\1", f"{value:.1e}").replace("e+", "e") if value else "0"
-
-
-def _duration(seconds: float) -> str:
-    """83 as "1:23", 3683 as "1:01:23"."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 def _exp(loss: float) -> float:

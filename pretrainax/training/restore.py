@@ -1,4 +1,4 @@
-"""What a run finds in its workdir: whether it may work there, and the state that it goes on from."""
+"""Claims a workdir for a run, and finds the state there that the run goes on from."""
 
 import os
 from typing import Optional
@@ -9,9 +9,11 @@ from pretrainax import config as config_lib
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import load_params
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import is_huggingface_directory
+from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
 
@@ -31,9 +33,7 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> N
         saved = os.path.join(workdir, "tokenizer")
         if not (os.path.exists(path) and os.path.isdir(saved)):  # that of the run stays, whatever the text is now
             prepared.tokenizer.save(saved)
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            f.write(config_lib.dump(experiment))
-        os.replace(path + ".tmp", path)  # a run that is killed here leaves no half-written config
+        write_atomically(path, config_lib.dump(experiment))  # a run that is killed here leaves no half-written config
     elif not os.path.exists(path):  # process 0 was here before
         raise UserError(
             f"--workdir={workdir}: process {jax.process_index()} does not find what process 0 wrote there; "
@@ -41,45 +41,40 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> N
         )
 
 
-def restore_or_init(job: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, dict]:
-    """The state to train from, and what the loop remembers beside it.
+def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
+    """Returns the state to train from, and what the loop remembers beside it.
 
     1. The newest checkpoint of the workdir that verifies (`up_to`: as in `Checkpoints.restore_newest`).
     2. `config.checkpoint.init_from`: parameters of another run or a Hugging Face directory, a fresh optimizer.
     3. Fresh parameters.
+
+    Raises:
+      UserError: the checkpoint is of another model, optimizer, tokenizer or text.
     """
-    fingerprint = job.prepared.tokenizer.fingerprint
-    fresh = {
-        "step": 0,
-        "tokenizer": fingerprint,
-        "corpora": [corpus.fingerprint for corpus in (*job.prepared.train, *job.prepared.valid)],
-        "skipped_updates": 0,  # whose loss or gradient was not finite
-        "best_loss": None,
-        "evaluations_since_best": 0,
-        "rollbacks": [],  # what `loss_spikes.plan_rollback` gave, in the order of time
-        "recent": [],  # what `loss_spikes.observe_step` remembers
-    }
-    restored = checkpoints.restore_newest(job.abstract_state, up_to)
+    fresh = LoopState(
+        tokenizer=run.prepared.tokenizer.fingerprint,
+        corpora=[corpus.fingerprint for corpus in (*run.prepared.train, *run.prepared.valid)],
+    )
+    restored = checkpoints.restore_newest(run.abstract_state, up_to)
     if restored is not None:
-        _, state, notes = restored
-        if notes["tokenizer"] != fingerprint:
+        _, state, extra = restored
+        loop_state = LoopState.from_json(extra, fresh)
+        if loop_state.tokenizer != fresh.tokenizer:
             raise UserError(
-                f"the checkpoint was trained with tokenizer {notes['tokenizer'][:12]}, the data is now tokenized with "
-                f"{fingerprint[:12]}: set config.tokenizer.path to the workdir's tokenizer/ folder"
+                f"the checkpoint was trained with tokenizer {loop_state.tokenizer[:12]}, the data is now tokenized "
+                f"with {fresh.tokenizer[:12]}: set config.tokenizer.path to the workdir's tokenizer/ folder"
             )
-        if notes.get("corpora", fresh["corpora"]) != fresh["corpora"]:
+        if loop_state.corpora != fresh.corpora:
             raise UserError(
                 "the text of config.data.source is not the one that this run was trained on: put its files back to "
                 "resume, or take another --workdir, with config.checkpoint.init_from for its parameters"
             )
-        return state, fresh | notes
-    if job.experiment.checkpoint.init_from:
-        directory, abstract = os.path.expanduser(job.experiment.checkpoint.init_from), job.abstract_state.params
+        return state, loop_state
+    if run.experiment.checkpoint.init_from:
+        directory, abstract = os.path.expanduser(run.experiment.checkpoint.init_from), run.abstract_state.params
         if is_huggingface_directory(directory):
-            params = weights.load_params(directory, job.experiment.model, abstract)
+            params = weights.load_params(directory, run.experiment.model, abstract)
         else:
             params = load_params(directory, abstract)
-        state = state_from(params, job.optimizer, job.mesh)
-    else:
-        state = job.fresh_state()
-    return state, fresh
+        return state_from(params, run.optimizer, run.mesh), fresh
+    return run.fresh_state(), fresh

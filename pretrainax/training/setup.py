@@ -1,71 +1,87 @@
-"""The parts of a run, put together from its config: what training, evaluation and the benchmarks share."""
+"""A run, put together from its config: what training, evaluation, the planner and the benchmarks share.
 
+`open_run` is the whole way from a config to a `Run`. `build_run` is its last part, for data that is prepared and a mesh
+that is set, and `build_steps` that of it which needs no data.
+"""
+
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import jax
 import numpy as np
+import optax
 
 from pretrainax import models
 from pretrainax.config import DisentangledPositions, Experiment, ModelConfig, RelativePositionBuckets
 from pretrainax.data.objectives import CausalLM, Lengths
 from pretrainax.data.pipeline import Batches, batches_of
-from pretrainax.data.preparation.prepare import Prepared
+from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.compute import Compute, compute_for, for_this_machine
 from pretrainax.models import flops
 from pretrainax.runtime.chips import peak_flops
+from pretrainax.runtime.signals import PreemptionHandler
+from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_batch_divides, put_batch
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.training import train_step
 from pretrainax.training.metrics import summarize
+from pretrainax.training.train_step import Params
 
 
 @dataclasses.dataclass
 class Run:
-    """Made inside `jax.set_mesh(mesh)`. Nothing is allocated on a device yet."""
+    """The data, the model and the jitted steps of a config. Nothing is allocated on a device yet."""
 
     experiment: Experiment
     prepared: Prepared
+    peers: Watchdog  # the processes of the run
     mesh: jax.sharding.Mesh
-    model: Any
-    optimizer: Any
+    model: models.Model
+    optimizer: optax.GradientTransformationExtraArgs
     lengths: Lengths
     batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
     train_batches: Batches
     valid_batches: Batches
-    step: Callable  # (state, batch) -> (state, metrics), jitted
-    eval_step: Callable  # (params, batch) -> {name: (sum, count)}, jitted
+    step: jax.stages.Wrapped  # (state, batch) -> (state, metrics)
+    eval_step: jax.stages.Wrapped  # (params, batch) -> {name: (sum, count)}
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
 
+    @property
+    def is_primary(self) -> bool:
+        """Tells whether this is the process that writes and prints for all."""
+        return jax.process_index() == 0
+
     def fresh_state(self) -> train_step.TrainState:
-        """Parameters from `train.seed`, moments of zero, born in their shards."""
+        """Returns parameters drawn from `train.seed` and moments of zero, born in their shards."""
         return train_step.init_state(
             self.model, self.optimizer, self.batch_shapes, self.mesh, self.experiment.train.seed
         )
 
     @functools.cached_property
     def parameters(self) -> int:
+        """Counts the trained numbers of the model."""
         return sum(p.size for p in jax.tree.leaves(self.abstract_state.params))
 
     @functools.cached_property
     def tokens_per_step(self) -> int:
-        """Tokens that enter the model in one update, padding included; encoder's and decoder's."""
+        """Counts the tokens that enter the model in one update, padding included; encoder's and decoder's."""
         return sum(x.size for name, x in self.batch_shapes.items() if name in ("tokens", "encoder_tokens"))
 
     @functools.cached_property
     def flops_per_step(self) -> float:
-        """Of one update over all devices, as `flops.flops_per_step` counts them."""
+        """Counts the FLOPs of one update over all devices, as `flops.flops_per_step` does."""
         return self._flops(self.lengths)
 
     def flops_of(self, step: int) -> float:
-        """The same of one step, whose batch may be of a shorter bucket."""
+        """Counts those of one step, whose batch may be of a shorter bucket."""
         return self._flops(self.train_batches.lengths_of(step))
 
     def mfu(self, flops_done: float, seconds: float) -> Optional[float]:
-        """Model FLOPs utilisation; None where the chip's peak is unknown."""
+        """Returns the model FLOPs utilisation; None where the chip's peak is unknown."""
         peak = peak_flops(jax.devices()[0].device_kind)
         return peak and flops_done / (seconds * peak * self.mesh.size)
 
@@ -74,14 +90,14 @@ class Run:
         return flops.flops_per_step(self.experiment.model, rows, lengths.inputs, lengths.targets)
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[dict[str, np.ndarray]]:
-        """The validation split, this process's rows or those of `batches`: always the same, with the same masks."""
+        """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
         batches = batches or self.valid_batches
         every = max(batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
         for i in range(min(self.experiment.evaluate.batches or every, every)):
             yield batches[i]
 
-    def validate(self, params: Any) -> dict:
-        """The figures of the validation batches: sums and counts are added over all of them, then divided once."""
+    def validate(self, params: Params) -> dict[str, float]:
+        """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once."""
         tokens, text_bytes = (
             sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
         )
@@ -91,7 +107,7 @@ class Run:
         return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
 
     def describe(self) -> list[tuple[str, str]]:
-        """Rows of the run's header."""
+        """Returns the rows of the run's header."""
         model, train = self.experiment.model, self.experiment.train
         layers = model.num_layers + (model.decoder_layers if model.family == "encoder_decoder" else 0)
         shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
@@ -139,27 +155,31 @@ def attentions(
         )
 
 
-class Program(NamedTuple):
-    """What is compiled of a run: all that no data is needed for. The fields are those of Run."""
+class Steps(NamedTuple):
+    """The part of a run that needs no data: model, optimizer and the jitted steps. The fields are those of Run."""
 
-    model: Any
-    optimizer: Any
-    step: Callable
-    eval_step: Callable
+    model: models.Model
+    optimizer: optax.GradientTransformationExtraArgs
+    step: jax.stages.Wrapped
+    eval_step: jax.stages.Wrapped
     abstract_state: train_step.TrainState
 
 
-def program_of(
+def build_steps(
     experiment: Experiment, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh
-) -> Program:
-    """Made inside `jax.set_mesh(mesh)`, whose devices may be absent."""
+) -> Steps:
+    """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
+
+    Raises:
+      UserError: a mesh that does not divide the batch or the model.
+    """
     check_batch_divides(experiment, mesh)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
     params = train_step.abstract_params(model, batch_shapes)
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
     optimizer = experiment.optimizer.build(schedule, params)
-    return Program(
+    return Steps(
         model=model,
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
@@ -168,7 +188,8 @@ def program_of(
     )
 
 
-def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh) -> Run:
+def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh, peers: Watchdog) -> Run:
+    """Builds a run on data that is prepared, inside `jax.set_mesh(mesh)`; raises as `build_steps`."""
     train_batches, valid_batches = (
         batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
         for split in ("train", "valid")
@@ -177,10 +198,37 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
     return Run(
         experiment=experiment,
         prepared=prepared,
+        peers=peers,
         mesh=mesh,
         lengths=train_batches.lengths,
         batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,
-        **program_of(experiment, batch_shapes, mesh)._asdict(),
+        **build_steps(experiment, batch_shapes, mesh)._asdict(),
     )
+
+
+@contextlib.contextmanager
+def open_run(
+    experiment: Experiment,
+    prepare_data: Callable[[Experiment], Prepared] = prepare,
+    preemption: Optional[PreemptionHandler] = None,
+) -> Iterator[Run]:
+    """Joins the processes, prepares the data, sets the mesh and builds the run, right after `host.start_jax`.
+
+    Left by an exception, it ends the other processes of the run too (see `Watchdog`).
+
+    Args:
+      prepare_data: is called in process 0 first, and then in all others, which find done what it did.
+      preemption: is entered once the data is there; until then a signal ends the process.
+    """
+    with contextlib.ExitStack() as stack:
+        peers = stack.enter_context(Watchdog())
+        jax.devices()  # all processes start their devices together: within `zero_first` they would wait for each other
+        with peers.zero_first():
+            prepared = prepare_data(experiment)
+        mesh = make_mesh(experiment.mesh)
+        stack.enter_context(jax.set_mesh(mesh))
+        if preemption is not None:
+            stack.enter_context(preemption)
+        yield build_run(experiment, prepared, mesh, peers)

@@ -6,6 +6,7 @@ Nothing here waits for the device, and nothing is ever whole on one: parameters 
 from collections.abc import Callable
 from typing import Any
 
+import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -14,48 +15,56 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
+from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.rules import shardings, with_shardings
 from pretrainax.training import losses
 
 Batch = dict[str, jax.Array]
+Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
+Keys = dict[str, jax.Array]  # a random key for each use
 _USES = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
 
 
 @flax.struct.dataclass
 class TrainState:
+    """All that an update changes."""
+
     step: jax.Array  # int32: updates tried so far, those that were skipped included
-    params: Any
-    opt_state: Any
+    params: Params
+    opt_state: optax.OptState
 
 
-def global_shapes(batch: dict[str, np.ndarray], global_batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Local rows [b, …] -> the shapes [B, …] of the global batch."""
+def global_shapes(batch: dict[str, np.ndarray], global_batch_size: int) -> Shapes:
+    """Returns the shapes [B, …] of the global batch that local rows [b, …] are a part of."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 
 
-def abstract_params(model: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct]) -> Any:
-    """Shapes and dtypes of the parameters."""
+def abstract_params(model: nn.Module, batch_shapes: Shapes) -> Params:
+    """Returns the shapes and dtypes of the parameters."""
     return jax.eval_shape(lambda: _init_params(model, batch_shapes, seed=0))
 
 
-def abstract_state(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: Mesh) -> TrainState:
-    """Shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
+def abstract_state(
+    model: nn.Module, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh
+) -> TrainState:
+    """Returns the shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed=0))
     return with_shardings(mesh, shapes)
 
 
 def init_state(
-    model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: Mesh, seed: int
+    model: nn.Module, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh, seed: int
 ) -> TrainState:
-    """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
+    """Returns fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed))
     return jax.jit(lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=shardings(mesh, shapes))()
 
 
-def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
-    """A state at step 0 of parameters that are there, with moments of zero. The parameters are donated to it."""
+def state_from(params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh) -> TrainState:
+    """Returns a state at step 0 of given parameters, with moments of zero. The parameters are donated to it."""
 
     def make(params):
         return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
@@ -64,12 +73,14 @@ def state_from(params: Any, optimizer: Any, mesh: Mesh) -> TrainState:
     return jax.jit(make, out_shardings=shardings(mesh, shapes), donate_argnums=0)(params)
 
 
-def _init(model: Any, optimizer: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], seed: int) -> TrainState:
+def _init(
+    model: nn.Module, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, seed: int
+) -> TrainState:
     params = _init_params(model, batch_shapes, seed)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-def _init_params(model: Any, batch_shapes: dict[str, jax.ShapeDtypeStruct], seed: int) -> Any:
+def _init_params(model: nn.Module, batch_shapes: Shapes, seed: int) -> Params:
     # one row is enough: no parameter depends on the batch size, and the compiler drops the forward pass
     row = {name: jnp.zeros((1, *x.shape[1:]), x.dtype) for name, x in batch_shapes.items()}
     return model.init({"params": _key(seed, "params")}, row, deterministic=True)["params"]
@@ -80,21 +91,60 @@ def _key(seed: int, use: str) -> jax.Array:
 
 
 def make_train_step(
-    model: Any, optimizer: Any, schedule: Callable[[Any], jax.Array], train: TrainConfig, mesh: Mesh
-) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, Any]]]:
-    """The jitted update; the state it is given is donated: its buffers become those of the new one.
+    model: nn.Module,
+    optimizer: optax.GradientTransformationExtraArgs,
+    schedule: Rate,
+    train: TrainConfig,
+    mesh: Mesh,
+) -> jax.stages.Wrapped:
+    """Returns the jitted update `(state, batch) -> (state, metrics)`.
 
-    `optimizer` is what an optimizer of pretrainax.optim builds (its update takes `step`), `schedule` gives the
-    learning rate that is reported. Each loss is sum / count over all rows of all micro-batches, so that neither the
-    number of devices nor `train.accumulate` changes it, whatever the loss weights of each row. The counts are known
-    before the first micro-batch: they are the batch's alone.
+    The state it is given is donated: its buffers become those of the new one. An update whose objective or gradient
+    norm is not finite changes neither parameters nor moments; only the step advances.
 
-    An update whose objective or gradient norm is not finite changes neither parameters nor moments; only the step
-    advances.
+    Args:
+      optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
+      schedule: gives the learning rate that is reported.
 
     Metrics, all on the device: "sums" {name: (sum, count)}; "gradient_norm", before clipping; "learning_rate";
-    "finite", whether the update was made; "bad_parameter", the place in tree order (`paths.parameter_names`) of the
-    first parameter whose gradient is not finite, -1 if none.
+    "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
+    the first parameter whose gradient is not finite, -1 if none.
+    """
+    compute_gradients = _make_gradients(model, train, mesh)
+
+    def step(state, batch):
+        keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
+        gradients, (loss, sums) = compute_gradients(state.params, batch, keys)
+        squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
+        norm = jnp.sqrt(jnp.sum(squares))
+        bad = ~jnp.isfinite(squares)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+
+        with jax.named_scope("optimizer"):
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+            new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            unchanged = state.replace(step=state.step + 1)
+            new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, unchanged)
+        metrics = {
+            "sums": sums,
+            "gradient_norm": norm,
+            "learning_rate": schedule(state.step),
+            "finite": finite,
+            "bad_parameter": jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32),
+        }
+        return jax.lax.with_sharding_constraint(new, shardings(mesh, new)), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def _make_gradients(
+    model: nn.Module, train: TrainConfig, mesh: Mesh
+) -> Callable[[Params, Batch, Keys], tuple[Params, tuple[jax.Array, losses.Sums]]]:
+    """Returns `(params, batch, keys) -> (gradients, (objective, sums))` over all micro-batches.
+
+    Each loss is sum / count over all rows of all micro-batches, so that neither the number of devices nor
+    `train.accumulate` changes it, whatever the loss weights of each row. The counts are known before the first
+    micro-batch: they are the batch's alone.
     """
 
     def objective(params, batch, counts, keys):
@@ -108,7 +158,7 @@ def make_train_step(
         # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
         return jax.lax.with_sharding_constraint(gradients, shardings(mesh, gradients)), found
 
-    def accumulated(params, batch, keys):
+    def compute_gradients(params, batch, keys):
         counts = losses.counts(batch)
         if train.accumulate == 1:
             return micro_step(params, batch, counts, _folded(keys, 0))
@@ -123,33 +173,11 @@ def make_train_step(
         gradients, found = jax.lax.scan(body, zeros, (jnp.arange(train.accumulate), batches))
         return gradients, jax.tree.map(lambda x: x.sum(axis=0), found)  # [A] -> []
 
-    def step(state, batch):
-        keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
-        gradients, (loss, sums) = accumulated(state.params, batch, keys)
-        squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
-        norm = jnp.sqrt(jnp.sum(squares))
-        bad = ~jnp.isfinite(squares)
-        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
-
-        with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
-            new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-            kept = state.replace(step=state.step + 1)
-            new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, kept)
-        metrics = {
-            "sums": sums,
-            "gradient_norm": norm,
-            "learning_rate": schedule(state.step),
-            "finite": finite,
-            "bad_parameter": jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32),
-        }
-        return jax.lax.with_sharding_constraint(new, shardings(mesh, new)), metrics
-
-    return jax.jit(step, donate_argnums=0)
+    return compute_gradients
 
 
-def make_eval_step(model: Any, train: TrainConfig, mesh: Mesh) -> Callable[[Any, Batch], losses.Sums]:
-    """The jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout."""
+def make_eval_step(model: nn.Module, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
+    """Returns the jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout."""
 
     def step(params, batch):
         outputs = model.apply({"params": params}, batch, deterministic=True)
@@ -159,16 +187,16 @@ def make_eval_step(model: Any, train: TrainConfig, mesh: Mesh) -> Callable[[Any,
 
 
 def loss_options(train: TrainConfig) -> dict[str, Any]:
-    """What `losses.objective` takes of `config.train`."""
+    """Returns the arguments of `losses.objective` that are fields of `config.train`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 
 
-def _folded(keys: dict[str, jax.Array], number: Any) -> dict[str, jax.Array]:
+def _folded(keys: Keys, number: int | jax.Array) -> Keys:
     return {use: jax.random.fold_in(key, number) for use, key in keys.items()}
 
 
 def split(batch: Batch, micro_batches: int, mesh: Mesh) -> Batch:
-    """Micro-batch a takes rows a, a + A, a + 2 A, …: each device cuts up its own rows, and none moves."""
+    """Cuts a batch into micro-batches. Micro-batch a takes rows a, a + A, a + 2 A, …, so that no row changes device."""
 
     def one(x):
         x = x.reshape(x.shape[0] // micro_batches, micro_batches, *x.shape[1:])  # [B, …] -> [B/A, A, …]

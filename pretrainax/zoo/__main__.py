@@ -13,6 +13,7 @@ import jax
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.models.electra import discriminator_config
+from pretrainax.reporting import tables
 
 COLUMNS = "family row parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
@@ -60,15 +61,12 @@ def _context(config: ModelConfig) -> str:
 
 def markdown(table: list[tuple[str, ...]]) -> str:
     """Returns the table as a page."""
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *table]
-    return f"# The zoo\n\n{LEGEND}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"# The zoo\n\n{LEGEND}\n\n" + tables.markdown(COLUMNS, table, padded=False)
 
 
 def text(table: list[tuple[str, ...]]) -> str:
     """Returns the table in columns, for a terminal."""
-    table = [tuple(COLUMNS), *table]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in table) + f"\n{LEGEND}\n"
+    return f"{tables.text_table([COLUMNS, *table])}\n\n{LEGEND}\n"
 
 
 def main() -> None:

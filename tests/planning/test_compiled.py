@@ -16,7 +16,7 @@ from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.training.setup import program_of
+from pretrainax.training.setup import build_steps
 
 GIB = 2**30
 get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]
@@ -56,7 +56,7 @@ def test_the_arguments_are_parameters_moments_and_batch(variant):
     mesh = make_mesh(experiment.mesh)
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
-        state = program_of(experiment, shapes, mesh).abstract_state
+        state = build_steps(experiment, shapes, mesh).abstract_state
     shards = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(state))
     unread = ("positions", "encoder_positions") if variant == "t5" else ()  # T5's are relative: not even passed on
     rows = sum(math.prod(x.shape) * x.dtype.itemsize // 8 for name, x in shapes.items() if name not in unread)
@@ -103,7 +103,7 @@ def split_parameters(experiment: Experiment, devices) -> dict[str, int]:
     """Numbers of each parameter of the blocks that fsdp splits."""
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
-        params = program_of(experiment, batch_shapes(experiment), mesh).abstract_state.params
+        params = build_steps(experiment, batch_shapes(experiment), mesh).abstract_state.params
     named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
     return {name: x.size for name, x in named if "blocks" in name and "fsdp" in x.sharding.spec}
 
@@ -136,7 +136,7 @@ def test_a_step_for_a_tpu_runs_in_bfloat16_and_with_its_kernel():
     with jax.set_mesh(mesh):
         assert for_this_machine(experiment.train).dtype == "bfloat16"
         shapes = batch_shapes(experiment)
-        program = program_of(experiment, shapes, mesh)
+        program = build_steps(experiment, shapes, mesh)
         assert "tpu_custom_call" in program.step.lower(program.abstract_state, shapes).as_text()
 
 

@@ -15,7 +15,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import CHIPS
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import AXES, make_mesh
-from pretrainax.training.setup import program_of
+from pretrainax.training.setup import build_steps
 from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -34,7 +34,7 @@ def program(experiment, sizes):
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
         batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
-        return program_of(experiment, shapes, mesh), batch, mesh
+        return build_steps(experiment, shapes, mesh), batch, mesh
 
 
 def shards(tree):
@@ -144,7 +144,7 @@ def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
     with jax.set_mesh(mesh):
         shapes = batch_shapes(experiment)
         batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
-        real = program_of(experiment, shapes, mesh)
+        real = build_steps(experiment, shapes, mesh)
         peak = real.step.lower(real.abstract_state, batch).compile().memory_analysis().peak_memory_in_bytes
     estimated = memory.estimate(experiment, ONE | {"data": 4}, topology.chip).total
     assert estimated == pytest.approx(peak, rel=0.15)  # -7 to +6 % for GPT-2, BERT, T5 and LLaMA of full depth

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pretrainax.runtime import host
-from pretrainax.training import loop as train
+from pretrainax.training import loop
 from tests.support import tiny
 from tests.support.runs import FAST, ROOT
 
@@ -36,8 +36,8 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
     def observe(step: int, batch: dict[str, np.ndarray]) -> None:
         rows.update({f"{step} {name}": value for name, value in batch.items()})
 
-    with mock.patch.object(train, "finish"):  # its samples and pictures take as long as the steps
-        code = train.run(experiment, workdir, observe=observe)
+    with mock.patch.object(loop, "finish"):  # its samples and pictures take as long as the steps
+        code = loop.train(experiment, workdir, observe=observe)
     np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows)
     return code
 

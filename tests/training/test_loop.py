@@ -11,7 +11,7 @@ from pretrainax.data.objectives import Statistic
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.sources import TextFiles
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training import loop as train
+from pretrainax.training import loop
 from pretrainax.training.setup import Run
 from tests.support import tiny
 
@@ -38,15 +38,15 @@ def steps(workdir):
 def validating(monkeypatch, losses):
     """Runs whose evaluations give these losses in turn."""
     losses = iter(losses)
-    figures = {"perplexity": 1.0, "accuracy": 0.0}
-    monkeypatch.setattr(Run, "validate", lambda job, params: {"loss": next(losses), **figures})
+    others = {"perplexity": 1.0, "accuracy": 0.0}
+    monkeypatch.setattr(Run, "validate", lambda run, params: {"loss": next(losses), **others})
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path, monkeypatch):
     validating(monkeypatch, [3.0, 4.0, 5.0, 5.0])
     experiment.train.steps, experiment.evaluate.patience = 20, 2
     experiment.checkpoint.every, experiment.checkpoint.keep = 1, 1
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert [line["step"] for line in lines(tmp_path, "valid")] == [2, 4, 6]
     assert steps(tmp_path) == [2, 6]  # the best, and the newest
 
@@ -55,14 +55,14 @@ def test_a_run_out_of_patience_trains_no_further_when_started_again(experiment, 
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0])
     experiment.evaluate.patience, experiment.checkpoint.every = 1, 2
     for _ in range(2):
-        assert train.run(experiment, str(tmp_path)) == 0
+        assert loop.train(experiment, str(tmp_path)) == 0
         assert [line["step"] for line in lines(tmp_path, "train")] == [1, 2, 3, 4]
 
 
 def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, tmp_path, monkeypatch):
     validating(monkeypatch, [float("nan"), 4.0, 5.0, 5.0])
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 6]
 
 
@@ -70,7 +70,7 @@ def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_pa
     off = [Statistic("noise density", 0.3, asked=0.15, tolerance=0.01)]
     monkeypatch.setattr(type(experiment.objective), "statistics", lambda *_: iter(off))
     with pytest.raises(RunFailed, match=r"CausalLM has noise density 0\.3 in .* asked is 0\.15 within 0\.01"):
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
     assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
 
@@ -88,21 +88,21 @@ def poisoned(monkeypatch):
 
 def test_an_update_that_is_not_finite_stops_the_run(experiment, tmp_path, poisoned):
     with pytest.raises(RunFailed, match=r"not finite at step 3 \(examples 16 to 23\)"):
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
 
 
 def test_an_update_that_is_not_finite_is_left_out_and_counted(experiment, tmp_path, poisoned):
     experiment.train.on_nonfinite = "skip"
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert [line["skipped_updates"] for line in lines(tmp_path, "train")] == [0, 0, 1, 1, 1, 1]
     assert all(line["loss"] is not None for line in lines(tmp_path, "valid"))
 
 
 def test_init_from_takes_the_parameters_of_another_run(experiment, tmp_path):
-    assert train.run(experiment, str(tmp_path / "first")) == 0
+    assert loop.train(experiment, str(tmp_path / "first")) == 0
     experiment.checkpoint.init_from, experiment.train.steps = str(tmp_path / "first"), 1
     experiment.optimizer.learning_rate = 1e-30
-    assert train.run(experiment, str(tmp_path / "second")) == 0
+    assert loop.train(experiment, str(tmp_path / "second")) == 0
     before, after = (lines(tmp_path / name, "valid")[-1]["loss"] for name in ("first", "second"))
     assert after == pytest.approx(before, rel=1e-6)  # the same parameters, on the same batches
 
@@ -110,24 +110,24 @@ def test_init_from_takes_the_parameters_of_another_run(experiment, tmp_path):
 def test_init_from_a_folder_without_checkpoints_is_an_error(experiment, tmp_path):
     experiment.checkpoint.init_from = str(tmp_path)
     with pytest.raises(UserError, match="holds no checkpoint"):
-        train.run(experiment, str(tmp_path / "run"))
+        loop.train(experiment, str(tmp_path / "run"))
 
 
 def test_a_batch_that_the_mesh_does_not_divide_is_an_error(experiment, tmp_path):
     experiment.train.global_batch_size = 12
     with pytest.raises(UserError, match="config.train.global_batch_size 12 is not a multiple of 8"):
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
 
 
 def test_validation_batches_are_added_before_they_are_divided(experiment):
     """A batch of 1 token with loss 4 and one of 3 tokens with loss 0: the mean is 1, that of the means would be 2."""
     mesh = make_mesh(experiment.mesh)
     batches = [{"loss": np.full(8, loss, np.float32), "n": np.full(8, n, np.float32)} for loss, n in ((4, 1), (0, 3))]
-    job = SimpleNamespace(
+    run = SimpleNamespace(
         experiment=experiment,
         mesh=mesh,
         prepared=SimpleNamespace(valid=[SimpleNamespace(num_bytes=3, num_tokens=1)]),
         validation_batches=lambda: iter(batches),
         eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
-    assert Run.validate(job, None)["loss"] == 1.0
+    assert Run.validate(run, None)["loss"] == 1.0

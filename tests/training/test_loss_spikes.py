@@ -7,16 +7,17 @@ import signal
 import numpy as np
 import pytest
 
-from pretrainax.checkpoints.steps import newest_step, read_notes
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, TrainConfig, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from pretrainax.runtime.signals import PREEMPTED
-from pretrainax.training import loop as train
-from pretrainax.training import loss_spikes
-from pretrainax.training.loss_spikes import Skipping, Spike, observe_step, plan_rollback, skipped, spike
+from pretrainax.training import loop, loss_spikes
+from pretrainax.training.loop_state import Rollback
+from pretrainax.training.loss_spikes import Skipping, Spike, find_spike, observe_step, plan_rollback, skipped
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, steps
 
@@ -28,7 +29,7 @@ def settings(**changes) -> TrainConfig:
     return TrainConfig(**few | changes)
 
 
-def figures(losses, norms=None):
+def observations(losses, norms=None):
     return [[loss, math.log(norm)] for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True)]
 
 
@@ -39,42 +40,44 @@ PAST = [1.3, 1.0, 1.5, 1.1, 1.2]
 
 @pytest.mark.parametrize("loss, is_one", [(2.0895, False), (2.0897, True)])
 def test_the_limit_is_the_median_and_so_many_robust_deviations(loss, is_one):
-    assert (spike(figures([*PAST, loss]), settings()) is not None) == is_one
+    assert (find_spike(observations([*PAST, loss]), settings()) is not None) == is_one
 
 
 def test_an_outlier_among_the_steps_before_does_not_move_the_limit():
     """1.5 -> 100 moves neither the median nor that of the distances, 0.1."""
     past = [100.0 if loss == 1.5 else loss for loss in PAST]
-    assert spike(figures([*past, 2.0897]), settings()) and not spike(figures([*past, 2.0895]), settings())
+    assert find_spike(observations([*past, 2.0897]), settings()) and not find_spike(
+        observations([*past, 2.0895]), settings()
+    )
 
 
 @pytest.mark.parametrize("loss, is_one", [(2.119, False), (2.121, True)])
 def test_a_deviation_counts_as_one_per_cent_of_the_loss_at_least(loss, is_one):
     """6 × 1 % above 2.0."""
-    assert (spike(figures([2.0] * 5 + [loss]), settings()) is not None) == is_one
+    assert (find_spike(observations([2.0] * 5 + [loss]), settings()) is not None) == is_one
 
 
 @pytest.mark.parametrize("norm, is_one", [(math.exp(0.59), False), (math.exp(0.61), True)])
 def test_the_gradient_norm_counts_by_its_logarithm_and_ten_per_cent_at_least(norm, is_one):
-    found = spike(figures([2.0] * 6, [1.0] * 5 + [norm]), settings())
+    found = find_spike(observations([2.0] * 6, [1.0] * 5 + [norm]), settings())
     assert (found is not None) == is_one and (not is_one or found.startswith("gradient norm"))
 
 
 @pytest.mark.parametrize("newest, is_one", [([9, 9, 9], True), ([9, 1, 9], False), ([1, 9, 9], False)])
 def test_a_spike_lasts(newest, is_one):
-    assert (spike(figures([*PAST, *newest]), settings(spike_steps=3)) is not None) == is_one
+    assert (find_spike(observations([*PAST, *newest]), settings(spike_steps=3)) is not None) == is_one
 
 
 def test_a_fall_is_no_spike():
-    assert spike(figures([*PAST, 0.0], [1.0] * 5 + [1e-6]), settings()) is None
+    assert find_spike(observations([*PAST, 0.0], [1.0] * 5 + [1e-6]), settings()) is None
 
 
 def test_nothing_is_judged_before_the_window_is_full():
-    assert spike(figures([*PAST[1:], 100.0]), settings()) is None
+    assert find_spike(observations([*PAST[1:], 100.0]), settings()) is None
 
 
 def test_a_spike_is_dated_from_its_first_step():
-    recent = figures(PAST)
+    recent = observations(PAST)
     observe_step(recent, 6, 9.0, 1.0, settings(spike_steps=2))
     with pytest.raises(Spike, match=r"step 6: loss 9 is a spike: the median before is 1\.2, the limit 2\.09") as found:
         observe_step(recent, 7, 9.0, 1.0, settings(spike_steps=2))
@@ -92,7 +95,7 @@ def test_no_more_steps_are_remembered_than_are_judged():
 
 
 def test_batches_are_skipped_from_a_step_on():
-    batches = Skipping(range(1000), [{"step": 100, "skipped": 200}])
+    batches = Skipping(range(1000), [Rollback(spike=104, step=100, skipped=200)])
     assert [batches[i] for i in (0, 99, 100, 101)] == [0, 99, 300, 301]
 
 
@@ -100,14 +103,14 @@ def test_batches_are_skipped_from_a_step_on():
     "second, at", [(150, {99: 99, 100: 300, 149: 349, 150: 550}), (80, {79: 79, 80: 480, 120: 520})]
 )
 def test_a_second_rollback_starts_where_the_first_one_ended(second, at):
-    rollbacks = [{"step": 100, "skipped": 200}, {"step": second, "skipped": 200}]
+    rollbacks = [Rollback(spike=step + 4, step=step, skipped=200) for step in (100, second)]
     assert {i: i + skipped(i, rollbacks) for i in at} == at
 
 
 def test_a_rollback_leaves_out_the_spike_and_the_steps_before_it():
     decided = plan_rollback(Spike(50, ""), [], settings())
-    assert decided == {"spike": 50, "step": 46, "skipped": 6}  # batches 46 to 51; that of step 50 is number 49
-    assert plan_rollback(Spike(2, ""), [], settings())["step"] == 0
+    assert decided == Rollback(spike=50, step=46, skipped=6)  # batches 46 to 51; that of step 50 is number 49
+    assert plan_rollback(Spike(2, ""), [], settings()).step == 0
 
 
 @pytest.mark.parametrize(
@@ -148,7 +151,7 @@ def spiking(text, cache):
 @pytest.fixture(scope="module", autouse=True)
 def without_the_pictures_of_the_end():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "finish", lambda *_: None)
+        patch.setattr(loop, "finish", lambda *_: None)
         yield
 
 
@@ -163,7 +166,7 @@ def whole(text, cache, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         plant(patch, (12, 13, 14), rare)
-        assert train.run(spiking(text, cache), str(workdir)) == 0
+        assert loop.train(spiking(text, cache), str(workdir)) == 0
     return workdir
 
 
@@ -211,7 +214,7 @@ def used(monkeypatch):
 def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     experiment, tmp_path, planted, used, capsys
 ):
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 10, 11, 20)] == [7, 8, 15, 16, 25]
     assert "step 13: " in (shown := capsys.readouterr().err)
     assert "rollback 1: back to step 8, and after step 9 6 batches are left out" in shown
@@ -219,8 +222,8 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     assert [line["step"] for line in train_lines] == list(range(2, 21, 2))
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
     assert shown.count(" s after the start") == 1
-    notes = read_notes(newest_step(str(tmp_path)))["extra"]
-    assert notes["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
+    loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
+    assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
 
 
 def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpoint(
@@ -228,36 +231,36 @@ def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpo
 ):
     """The first leaves no checkpoint but that of step 8, where 7 is wanted; batches 16 to 18 are now steps 11 to 13."""
     plant(monkeypatch, (12, 13, 14, 16, 17, 18), rare)
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert [used[step] for step in (8, 9, 20)] == [7, 20, 31]
-    notes = read_notes(newest_step(str(tmp_path)))["extra"]
-    assert notes["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}, {"spike": 11, "step": 8, "skipped": 6}]
+    loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
+    assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}, {"spike": 11, "step": 8, "skipped": 6}]
 
 
 def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed(experiment, tmp_path, planted):
     """Of steps 13 and 14 it is seen after 14; the only checkpoint is that of 13: better than to begin anew."""
     experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.log_every = 13, 1, 1
     experiment.evaluate.every, experiment.train.rollback_steps = 100, 0
-    assert train.run(experiment, str(tmp_path)) == 0
-    notes = read_notes(newest_step(str(tmp_path)))["extra"]
-    assert notes["rollbacks"] == [{"spike": 13, "step": 13, "skipped": 6}]
+    assert loop.train(experiment, str(tmp_path)) == 0
+    loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
+    assert loop_state["rollbacks"] == [{"spike": 13, "step": 13, "skipped": 6}]
     assert [line["step"] for line in lines(tmp_path, "train")] == list(range(1, 21))
 
 
 def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, monkeypatch, planted):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loss_spikes, "observe_step", killing(at=13))
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
     (tmp_path / "checkpoints" / "12" / "run.json").write_text("{")
     experiment.checkpoint.every = experiment.evaluate.every = 100  # from 10 on: no save takes its place
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loss_spikes, "observe_step", killing(at=9))  # after the rollback
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
     assert steps(tmp_path) == [8, 12]
 
 
 def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
-    prepared, rollbacks = prepare(experiment), [{"step": 9, "skipped": 6}]
+    prepared, rollbacks = prepare(experiment), [Rollback(spike=13, step=9, skipped=6)]
     one, *two = (
         Skipping(batches_of(experiment, prepared, "train", index, count), rollbacks)
         for index, count in ((0, 1), (0, 2), (1, 2))
@@ -268,12 +271,12 @@ def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
 
 
 def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, tmp_path, monkeypatch):
-    assert train.run(experiment, str(tmp_path / "calm")) == 0
+    assert loop.train(experiment, str(tmp_path / "calm")) == 0
     plant(monkeypatch, (12, 13, 14), rare)
-    assert train.run(experiment, str(tmp_path / "planted")) == 0
+    assert loop.train(experiment, str(tmp_path / "planted")) == 0
     calm, planted = ([line for line in lines(tmp_path / name) if line["step"] <= 8] for name in ("calm", "planted"))
     assert calm == planted and len(calm) == 5
-    assert read_notes(newest_step(str(tmp_path / "calm")))["extra"]["rollbacks"] == []
+    assert read_run_json(find_checkpoint(str(tmp_path / "calm")))["extra"]["rollbacks"] == []
 
 
 class Killed(Exception):
@@ -284,11 +287,11 @@ def killing(at, time=1):
     """A `loss_spikes.observe_step` that is killed when it sees a step for the first, second, … time."""
     whole, calls = loss_spikes.observe_step, []
 
-    def observe_step(recent, step, *figures):
+    def observe_step(recent, step, *values):
         calls.append(step)
         if calls.count(at) == time:
             raise Killed
-        whole(recent, step, *figures)
+        whole(recent, step, *values)
 
     return observe_step
 
@@ -297,43 +300,43 @@ def killing(at, time=1):
 def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp_path, planted, monkeypatch):
     with monkeypatch.context() as patch:
         if moment == "during the rollback":
-            restore_or_init = train.restore_or_init
+            restore_or_init = loop.restore_or_init
 
-            def killed(job, checkpoints, up_to=None):
+            def killed(run, checkpoints, up_to=None):
                 if up_to is not None:
                     raise Killed
-                return restore_or_init(job, checkpoints)
+                return restore_or_init(run, checkpoints)
 
-            patch.setattr(train, "restore_or_init", killed)
+            patch.setattr(loop, "restore_or_init", killed)
         else:
             patch.setattr(
                 loss_spikes, "observe_step", killing({"before the next save": 9, "after the next save": 14}[moment], 2)
             )
         with pytest.raises(Killed):
-            train.run(experiment, str(tmp_path))
-    assert train.run(experiment, str(tmp_path)) == 0
+            loop.train(experiment, str(tmp_path))
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
 
 
 def test_a_signal_during_a_rollback_saves_after_it(whole, experiment, tmp_path, planted, monkeypatch):
-    restore_or_init = train.restore_or_init
+    restore_or_init = loop.restore_or_init
 
-    def signalled(job, checkpoints, up_to=None):
+    def signalled(run, checkpoints, up_to=None):
         if up_to is not None:
             os.kill(os.getpid(), signal.SIGTERM)
-        return restore_or_init(job, checkpoints, up_to)
+        return restore_or_init(run, checkpoints, up_to)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train, "restore_or_init", signalled)
-        assert train.run(experiment, str(tmp_path)) == PREEMPTED
+        patch.setattr(loop, "restore_or_init", signalled)
+        assert loop.train(experiment, str(tmp_path)) == PREEMPTED
     assert steps(tmp_path) == [8, 9]
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
 
 
 def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monkeypatch, capsys):
     plant(monkeypatch, (4,), overflow)
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert "not finite at step 5 (examples 32 to 39)" in (shown := capsys.readouterr().err)
     assert "back to step 2, and after step 2 6 batches are left out" in shown
     assert all(line["loss"] is not None for line in lines(tmp_path))
@@ -343,15 +346,15 @@ def test_one_more_rollback_than_allowed_is_one_line(experiment, tmp_path, monkey
     plant(monkeypatch, range(12, 100), rare)
     experiment.train.max_rollbacks = 1
     with pytest.raises(RunFailed, match=r"step \d+: .* was taken back 1 times, which is config\.train\.max_rollbacks"):
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
 
 
 def test_a_run_that_stopped_at_a_spike_may_be_resumed_with_a_rollback(whole, experiment, tmp_path, planted):
     experiment.train.on_spike = "stop"
     with pytest.raises(RunFailed, match=r"step 13: .* is a spike: the median before is .*, the limit"):
-        train.run(experiment, str(tmp_path))
+        loop.train(experiment, str(tmp_path))
     experiment.train.on_spike = "rollback"
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
 
 
@@ -361,4 +364,4 @@ def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):
     experiment.train.spike_window, experiment.train.spike_steps = 16, TrainConfig().spike_steps
     experiment.checkpoint.every = 50
     experiment.train.on_spike = "stop"
-    assert train.run(experiment, str(tmp_path)) == 0
+    assert loop.train(experiment, str(tmp_path)) == 0

@@ -199,18 +199,6 @@ def test_the_end_is_a_table_beside_the_unigram_baseline_and_a_picture(tmp_path, 
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("seconds, text", [(0, "0:00"), (83.4, "1:23"), (3683, "1:01:23"), (90_000, "25:00:00")])
-def test_durations(seconds, text):
-    assert metrics._duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    "value, text", [(1e-3, "1.0e-3"), (0.0, "0"), (3e-4, "3.0e-4"), (1.5e-10, "1.5e-10"), (1, "1.0e0")]
-)
-def test_learning_rates(value, text):
-    assert metrics._scientific(value) == text
-
-
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():
     code = (
         "import sys, pretrainax.training.metrics; "

@@ -35,7 +35,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.packing import BestFit, FirstFit, OneEach
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.tokenization.choices import ByteBPE, Unigram
-from pretrainax.training import loop as train
+from pretrainax.training import loop
 
 get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]
 
@@ -81,7 +81,7 @@ def run(experiment, directory, cache) -> list[dict]:
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 1
     experiment.schedule.warmup_steps = 1
     validate(experiment)
-    assert train.run(experiment, str(directory)) == 0
+    assert loop.train(experiment, str(directory)) == 0
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
     assert all(np.isfinite(line["loss"]) for line in lines)

@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any
 
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.inspection import corpus as report
 
 
@@ -19,7 +20,6 @@ def write_report(prepared: Any, directory: str) -> str:
     table = report.table(figures)
     os.makedirs(directory, exist_ok=True)
     for file, content in (("corpus.md", table), ("corpus.json", json.dumps(figures, indent=1) + "\n")):
-        with open(os.path.join(directory, file), "w", encoding="utf-8") as f:
-            f.write(content)
+        write_atomically(os.path.join(directory, file), content)
     text_pictures.draw_corpus(os.path.join(directory, "corpus.png"), figures)
     return table

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_json, replacing
+from pretrainax.config.atomic_files import replacing
+from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_json
 from pretrainax.data.sources.base import Document
 
 _AT_A_TIME = 1 << 22  # hashes compared in memory at once: 100 MB

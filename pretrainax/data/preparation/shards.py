@@ -9,12 +9,12 @@ import collections
 import contextlib
 import json
 import os
-import socket
 from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO, Optional, Union
+from typing import Any, Optional, Union
 
 import numpy as np
 
+from pretrainax.config.atomic_files import replacing, write_atomically
 from pretrainax.data.preparation import sentences
 from pretrainax.data.sources.base import Document
 from pretrainax.tokenization.base import Tokenizer
@@ -239,23 +239,8 @@ def _concatenated(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
 
 
-@contextlib.contextmanager
-def replacing(path: str) -> Iterator[BinaryIO]:
-    """A file that appears under its name when it is complete, or never."""
-    temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
-    try:
-        with open(temporary, "wb") as f:
-            yield f
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(temporary)
-        raise
-
-
 def write_json(path: str, value: Any) -> None:
-    with replacing(path) as f:
-        f.write(json.dumps(value).encode())
+    write_atomically(path, json.dumps(value))
 
 
 def read_json(path: str) -> Optional[dict]:

@@ -1,0 +1,42 @@
+"""run.json of a checkpoint: its step, its validation metrics, the shapes of its arrays, what the loop remembers."""
+
+import json
+import math
+import os
+from typing import Any, Optional
+
+import jax
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.json_files import read_object
+from pretrainax.sharding.param_paths import parameter_names
+
+RUN_JSON = "run.json"
+
+
+def write_run_json(path: str, step: int, parts: Any, extra: dict, metrics: Optional[dict] = None) -> None:
+    """Writes the file; parts: what is saved, arrays or their shapes; extra: anything JSON can hold."""
+    content = {"step": step, "metrics": _finite(metrics or {}), "arrays": signatures(parts), "extra": extra}
+    write_atomically(path, json.dumps(content, indent=1))
+
+
+def read_run_json(step_directory: str) -> dict:
+    """Returns "metrics", "arrays" and "extra" of a checkpoint's folder; UserError where they are not there."""
+    path = os.path.join(step_directory, RUN_JSON)
+    content = read_object(path)
+    if lost := [name for name in ("arrays", "metrics", "extra") if not isinstance(content.get(name), dict)]:
+        raise UserError(f"{path} is not what a checkpoint has: no {', '.join(lost)}")
+    return content
+
+
+def signatures(tree: Any) -> dict[str, str]:
+    """Returns dtype and shape of each array: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
+    texts = [f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in jax.tree.leaves(tree)]
+    return dict(zip(parameter_names(tree), texts, strict=True))
+
+
+def _finite(metrics: dict) -> dict:
+    """Returns the metrics with None for each that is no number: such a loss cannot be the best one."""
+    return {name: float(x) if x is not None and math.isfinite(x) else None for name, x in metrics.items()}

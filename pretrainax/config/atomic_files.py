@@ -1,0 +1,30 @@
+"""Files that appear under their name when they are complete, or never, whenever the process is killed."""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[BinaryIO]:
+    """Yields a file beside `path` that takes its name at the end; of one that fails nothing is left.
+
+    The name of the file names the machine and the process: several may write the same `path` at once.
+    """
+    temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+    try:
+        with open(temporary, "wb") as f:
+            yield f
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+        raise
+
+
+def write_atomically(path: str, content: str | bytes) -> None:
+    """Writes a file, text as UTF-8; whoever reads it finds the old content or the new one."""
+    with replacing(path) as f:
+        f.write(content.encode() if isinstance(content, str) else content)

@@ -1,0 +1,42 @@
+"""What a run must remember across a restart beside its `TrainState`: counters, the best loss, rollbacks."""
+
+import dataclasses
+from typing import Any, Optional
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollback:
+    """A return to an earlier checkpoint, after which some batches are left out."""
+
+    spike: int  # the first step of the spike that it answers
+    step: int  # steps done that stay: the batches are left out after them
+    skipped: int  # batches
+
+
+@dataclasses.dataclass(kw_only=True)
+class LoopState:
+    """The loop's side of a checkpoint, in whose run.json it is stored under "extra"."""
+
+    step: int = 0
+    tokenizer: str  # fingerprint
+    corpora: list[str]  # fingerprints
+    skipped_updates: int = 0  # whose loss or gradient was not finite
+    best_loss: Optional[float] = None  # of all evaluations
+    evaluations_since_best: int = 0
+    rollbacks: list[Rollback] = dataclasses.field(default_factory=list)  # in the order of time
+    recent: list[list[float]] = dataclasses.field(default_factory=list)  # what `loss_spikes.observe_step` remembers
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields in their order, as JSON can hold them; later changes of the state do not reach them."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: dict[str, Any], default: "LoopState") -> "LoopState":
+        """Reads what `to_json` gave: a field that is missing there, of an older checkpoint, is that of `default`.
+
+        What no field is named after, of a newer one, is left out.
+        """
+        values = {field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored}
+        if "rollbacks" in values:
+            values["rollbacks"] = [Rollback(**rollback) for rollback in values["rollbacks"]]
+        return dataclasses.replace(default, **values)
