@@ -18,6 +18,7 @@ from pretrainax.planning import plans_page, report, search
 from pretrainax.planning.compiled import Compiled, compile_step
 from pretrainax.planning.topologies import Topology
 from pretrainax.scaling import budget
+from pretrainax.scaling.budget import Budget
 
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Devices: v5p:4x4x8, h100:8, h100:4x8 (hosts x devices), 4*v5e:16x16")
 _SEARCH = flags.DEFINE_bool("search", False, "List the best meshes, each with the fastest rematerialisation")
@@ -30,8 +31,7 @@ def main() -> int:
     jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
     asked = {name: flag.value for name, flag in _BUDGET.items() if flag.present}
     if any(name in asked for name in budget.BUDGETS):
-        topology = {"topology": _TOPOLOGY.value} if _TOPOLOGY.value else {}
-        print(budget.report(**asked, **topology), end="")
+        print(budget.report(Budget(**asked, topology=_TOPOLOGY.value)), end="")
         return 0
     if _TABLE.value:
         print(plans_page.markdown(list(plans_page.rows())), end="")

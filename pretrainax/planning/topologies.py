@@ -113,6 +113,10 @@ class Topology:
     def num_devices(self) -> int:
         return self.slices * math.prod(self.shape)
 
+    def flops_at(self, mfu: float) -> float:
+        """Returns the FLOP/s of all devices at a share of their peak."""
+        return mfu * self.num_devices * self.chip.peak_flops
+
     @property
     def hosts(self) -> int:
         if not self.chip.is_tpu:
