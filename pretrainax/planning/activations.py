@@ -34,7 +34,7 @@ from pretrainax.training.setup import attentions, build_steps
 from pretrainax.training.train_step import TrainState
 
 
-class Kept(NamedTuple):
+class SavedResidual(NamedTuple):
     """An array that lives from the forward to the backward."""
 
     module: str  # decoder/blocks/mlp/up
@@ -43,7 +43,7 @@ class Kept(NamedTuple):
     bytes: float
 
 
-def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[Kept]:
+def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
     """Traces what one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
     rows = micro_rows(experiment, mesh_sizes)
     part = local(experiment, mesh_sizes["tensor"])
@@ -130,7 +130,7 @@ def lengths_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> Lengths:
 
 
 @functools.lru_cache(maxsize=512)
-def _trace(key: str, rows: int, platform: str) -> list[Kept]:
+def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     sizes = dict.fromkeys(AXES, 1)
@@ -150,7 +150,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
 
 
-def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:
+def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[SavedResidual]:
     params = train_step.abstract_params(model, shapes)
 
     def carried(params, batch, key):
@@ -167,7 +167,7 @@ def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDt
         if not isinstance(var, Literal) and var not in seen:
             seen.add(var)
             words = [word for word in _stack(jaxpr, var) if word in modules]
-            yield Kept("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
+            yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
 
 
 def _bytes(var: Var) -> int:

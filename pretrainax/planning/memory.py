@@ -15,12 +15,12 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.planning.activations import (
-    Kept,
+    SavedResidual,
     abstract_mesh,
     abstract_state,
-    kept,
     lengths_of,
     micro_rows,
+    saved_residuals,
     shapes_of,
     train_on,
 )
@@ -75,7 +75,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     shapes, train = shapes_of(experiment), train_on(experiment, platform)
     state = abstract_state(experiment, mesh_sizes)
     width = 2 if train.dtype == "bfloat16" else 4
-    arrays = kept(experiment, mesh_sizes, platform)
+    arrays = saved_residuals(experiment, mesh_sizes, platform)
     items = {
         name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)
     }
@@ -117,7 +117,7 @@ def _logits(
 def _layer(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
     """Estimates a layer's backward by three arrays as large as its largest. The rest is made again, piece by piece."""
     plain = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="none"))
-    arrays = [x for x in kept(plain, mesh_sizes, platform) if "/blocks" in x.module and x.shape]
+    arrays = [x for x in saved_residuals(plain, mesh_sizes, platform) if "/blocks" in x.module and x.shape]
     layers = [x.bytes / x.shape[0] for x in arrays]  # [L, …]
     return 3 * max(layers, default=0.0)
 
@@ -132,7 +132,7 @@ def _stacked(params: PyTree) -> dict[str, int]:
     return stacks
 
 
-def _named(items: dict[str, int], opt_state: PyTree, arrays: list[Kept]) -> Iterator[tuple[str, int]]:
+def _named(items: dict[str, int], opt_state: PyTree, arrays: list[SavedResidual]) -> Iterator[tuple[str, int]]:
     moments = len([x for x in jax.tree.leaves(opt_state) if x.ndim]) // max(len(items), 1)
     for name, size in items.items():
         yield (

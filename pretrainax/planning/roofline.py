@@ -3,7 +3,7 @@
 The assumptions, all in one place:
 
 - Matrix products reach ATTAINABLE of the peak. What rematerialisation does again takes time and is no useful FLOP.
-- Between them the memory is read and written, one after the other: kept activations once each way, and each array of a
+- Between them the memory is read and written, one after the other: saved residuals once each way, and each array of a
   layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
   before they are needed, and nothing waits for their gradients. All other collectives are waited for, all-reduces too
@@ -21,7 +21,7 @@ from typing import Optional
 
 from pretrainax.config import Experiment
 from pretrainax.models.flops import flops_per_step
-from pretrainax.planning.activations import kept, lengths_of, micro_rows, shapes_of
+from pretrainax.planning.activations import lengths_of, micro_rows, saved_residuals, shapes_of
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -91,7 +91,7 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     """Counts bytes of a device's memory that a step reads and writes, besides the operands of products."""
     train = experiment.train
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
-    again = sum(x.bytes for x in kept(plain, mesh_sizes, platform)) if train.remat != "none" else 0
+    again = sum(x.bytes for x in saved_residuals(plain, mesh_sizes, platform)) if train.remat != "none" else 0
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes["sequence"]
     logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes["tensor"]
