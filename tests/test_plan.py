@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from pretrainax import plan
-from pretrainax.planning import page, search
+from pretrainax.planning import plans_page, report, search
+from pretrainax.planning.compiled import Compiled, Usage
 from pretrainax.planning.hlo import Buffer
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -68,9 +68,7 @@ def test_a_mistake_is_one_line(words, line):
     assert len(done.stderr.splitlines()) == 1 and line in done.stderr
 
 
-def test_figures_of_the_compiler_stand_beside_the_estimates(candidate):
-    from pretrainax.planning.compiled import Compiled, Usage
-
+def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
     usage = {field: 0 for field in Usage.__dataclass_fields__} | {"arguments": 7_000_000, "temporaries": 1_000_000}
     usage["peak"] = None
     found = Compiled(
@@ -82,7 +80,7 @@ def test_figures_of_the_compiler_stand_beside_the_estimates(candidate):
         buffers=[Buffer("decoder/blocks/mlp/up", 3_000_000, "bf16[8,32,64]")],
         seconds=2.0,
     )
-    text = plan.report("tiny", candidate, Topology.parse("v5e:2x2"), found, "compiled in 2 s")
+    text = report.run_report("tiny", candidate, Topology.parse("v5e:2x2"), found, "compiled in 2 s")
     assert "FITS as compiled: 8.00 MB; the estimate is" in text
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["data", "all-reduce"]]
     assert line.endswith("10.00 MB")
@@ -105,12 +103,14 @@ LINES = (ROOT / "docs" / "plans.md").read_text().splitlines()
 def test_the_page_has_a_row_for_every_config_on_every_topology():
     cells = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in LINES if line.startswith("| ")][2:]
     configs = sorted(file.stem for file in (ROOT / "configs").glob("*.py"))
-    assert cells == [(config, topology) for config in configs for topology in page.TOPOLOGIES]
+    assert cells == [(config, topology) for config in configs for topology in plans_page.TOPOLOGIES]
 
 
 @pytest.mark.parametrize("name", ["bert_base", "gpt2", "t5_base"])  # all of them take some minutes
 def test_the_page_in_docs_is_what_the_code_says_today(name, monkeypatch):
     monkeypatch.chdir(ROOT)
-    wanted = page.markdown(list(page.rows([os.path.join("configs", f"{name}.py")]))).splitlines()
-    assert [line for line in LINES if line.startswith(f"| {name} |")] == wanted[-len(page.TOPOLOGIES) :]
-    assert LINES[: LINES.index("| " + " | ".join(page.COLUMNS) + " |")] == wanted[: -len(page.TOPOLOGIES) - 2]
+    wanted = plans_page.markdown(list(plans_page.rows([os.path.join("configs", f"{name}.py")]))).splitlines()
+    assert [line for line in LINES if line.startswith(f"| {name} |")] == wanted[-len(plans_page.TOPOLOGIES) :]
+    assert (
+        LINES[: LINES.index("| " + " | ".join(plans_page.COLUMNS) + " |")] == wanted[: -len(plans_page.TOPOLOGIES) - 2]
+    )

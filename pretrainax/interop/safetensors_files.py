@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -35,6 +35,9 @@ _DTYPES = {
 }
 _NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack")  # weights that are no safetensors, most of them pickles
+
+
+Tensors: TypeAlias = Mapping[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape of each, by name
 
 
 class _Place(NamedTuple):
@@ -69,14 +72,14 @@ class Reader:
         return {name: place.dtype for name, place in self._places.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The tensor, read where it is touched."""
+        """Maps the tensor into memory, to be read where it is touched."""
         return _map(self._places[name], "r")
 
 
 class Writer:
     """New files of a directory for tensors of known shapes, `shard_bytes` in each at most; all start as zeros."""
 
-    def __init__(self, directory: str, tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]], shard_bytes: int):
+    def __init__(self, directory: str, tensors: Tensors, shard_bytes: int):
         self._places: dict[str, _Place] = {}
         shards, size = [[]], 0
         for name, (dtype, shape) in tensors.items():
@@ -102,10 +105,10 @@ class Writer:
                 f.write(json.dumps(index, indent=2, sort_keys=True) + "\n")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The tensor, to be written to."""
+        """Maps the tensor into memory, to be written to."""
         return _map(self._places[name], "r+")
 
-    def _create(self, path: str, tensors: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> None:
+    def _create(self, path: str, tensors: Tensors) -> None:
         header, end = {"__metadata__": {"format": "pt"}}, 0
         for name, (dtype, shape) in tensors.items():
             start, end = end, end + np.dtype(dtype).itemsize * math.prod(shape)
@@ -129,7 +132,7 @@ def _map(place: _Place, mode: str) -> np.ndarray:
 
 
 def _index(directory: str) -> dict[str, str]:
-    """{tensor: file} of a model in several files; empty for one file."""
+    """Returns {tensor: file} of a model in several files; empty for one file."""
     path = os.path.join(directory, INDEX)
     if not os.path.exists(path):
         if not os.path.exists(os.path.join(directory, SINGLE)):
@@ -161,13 +164,13 @@ def _no_weights(directory: str) -> str:
 
 
 def _header(path: str) -> dict[str, _Place]:
-    """Where each tensor of a file is. The library checks that they cover the file without gaps or overlaps."""
+    """Finds each tensor of a file. The library checks that they cover the file without gaps or overlaps."""
     try:
         with safe_open(path, framework="np"):
             pass
         with open(path, "rb") as f:
             length = int.from_bytes(f.read(8), "little")
-            header: dict[str, Any] = json.loads(f.read(length))
+            header: dict[str, dict] = json.loads(f.read(length))
     except (SafetensorError, OSError, ValueError) as e:
         raise UserError(f"{path} is no whole safetensors file ({e}): fetch it again") from e
     places = {}

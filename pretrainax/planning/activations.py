@@ -13,10 +13,11 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-from jax.extend.core import Literal
+from flax import linen as nn
+from jax.extend.core import Jaxpr, Literal, Var
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from pretrainax import config as config_lib
@@ -34,7 +35,7 @@ from pretrainax.training.setup import Steps, attentions, build_steps
 from pretrainax.training.train_step import TrainState
 
 
-class Kept(NamedTuple):
+class SavedResidual(NamedTuple):
     """An array that lives from the forward to the backward."""
 
     module: str  # decoder/blocks/mlp/up
@@ -43,8 +44,8 @@ class Kept(NamedTuple):
     bytes: float
 
 
-def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[Kept]:
-    """What one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
+def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
+    """Traces what one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
     rows = micro_rows(experiment, mesh_sizes)
     part = local(experiment, mesh_sizes[TENSOR_AXIS])
     part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
@@ -57,13 +58,13 @@ def kept(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> l
 
 
 def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
-    """Rows of a device in one micro-batch."""
+    """Returns the rows of a device in one micro-batch."""
     parts = math.prod(mesh_sizes[axis] for axis in BATCH_AXES)
     return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
 
 
 def local(experiment: Experiment, tensor: int) -> Experiment:
-    """The experiment that one of `tensor` devices computes: its part of heads and widths.
+    """Returns the experiment that one of `tensor` devices computes: its part of heads and widths.
 
     NOTE A generator's own heads and width (ELECTRA) stay whole.
     """
@@ -77,14 +78,14 @@ def local(experiment: Experiment, tensor: int) -> Experiment:
 
 
 def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """A mesh to trace for. Neither the devices nor their compiler need be there."""
+    """Returns a mesh to trace for. Neither the devices nor their compiler need be there."""
     device = AbstractDevice(platform, None, platform)
     axis_types = (AxisType.Auto,) * len(AXES)
     return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
-    """Shapes, dtypes and shardings of what training keeps, over devices that need not be there.
+    """Returns shapes, dtypes and shardings of the train state, over devices that need not be there.
 
     Raises:
       UserError: a mesh that does not divide the batch or the model.
@@ -107,7 +108,7 @@ def _program(key: str) -> Steps:
 
 
 def shapes_of(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """`batch_shapes`, which take a while, once for each experiment."""
+    """Returns `batch_shapes`, which take a while, once for each experiment."""
     return _shapes(_key(experiment))
 
 
@@ -117,7 +118,7 @@ def _shapes(key: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def train_on(experiment: Experiment, platform: str) -> TrainConfig:
-    """`config.train` with what "auto" stands for on the platform."""
+    """Returns `config.train` with what "auto" stands for on the platform."""
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         return for_this_machine(experiment.train)
 
@@ -127,7 +128,7 @@ def _key(experiment: Experiment) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _trace(key: str, rows: int, platform: str) -> list[Kept]:
+def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     sizes = dict.fromkeys(AXES, 1)
@@ -145,7 +146,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
 
 
-def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:
+def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[SavedResidual]:
     params = train_step.abstract_params(model, shapes)
 
     def carried(params, batch, key):
@@ -162,15 +163,15 @@ def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) ->
         if not isinstance(var, Literal) and var not in seen:
             seen.add(var)
             words = [word for word in _stack(jaxpr, var) if word in modules]
-            yield Kept("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var.aval))
+            yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
 
 
-def _bytes(aval: Any) -> int:
-    return aval.size * getattr(aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
+def _bytes(var: Var) -> int:
+    return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
 
 
-def _stack(jaxpr: Any, var: Any) -> list[str]:
-    """Where a variable is computed: the scopes around it, through the bodies of loops."""
+def _stack(jaxpr: Jaxpr, var: Var) -> list[str]:
+    """Finds where a variable is computed: the scopes around it, through the bodies of loops."""
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     if eqn is None:
         return []

@@ -4,18 +4,19 @@ import dataclasses
 import re
 import time
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 
 from pretrainax.config import Experiment
-from pretrainax.planning.hlo import Buffer, Program
+from pretrainax.planning.hlo import Buffer, Program, buffers_of, collectives_of
 from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.training.setup import build_steps
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -34,7 +35,7 @@ class Usage:
 
     @property
     def total(self) -> int:
-        """What the device has to have.
+        """Returns the bytes that the device has to have.
 
         The compiler of a TPU refuses what it finds to be too much at the worst moment, which is less than the sum of
         all parts: temporaries take the place of arguments that are done with. (Of a small step it is more: VMEM counts
@@ -46,7 +47,7 @@ class Usage:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the compiler says of a train step, for each device."""
+    """A train step by its compiler, for each device."""
 
     fits: bool
     needed: int  # bytes of main memory
@@ -67,7 +68,7 @@ def compile_step(experiment: Experiment, topology: Topology) -> Compiled:
 
 
 def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available: int) -> Compiled:
-    """The same for any devices, of `available` bytes each."""
+    """Compiles the step for any devices, of `available` bytes each."""
     start = time.perf_counter()
     mesh = make_mesh(experiment.mesh, devices)
     with jax.set_mesh(mesh):
@@ -83,12 +84,14 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
                 raise
             return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)
     seconds = time.perf_counter() - start
-    memory, text = usage(compiled, devices[0].platform == "tpu"), Program(compiled.as_text())
+    memory = usage(compiled, devices[0].platform == "tpu")
+    hlo = Program(compiled.as_text())
     fits = memory.total <= available
-    return Compiled(fits, memory.total, available, memory, text.collectives(mesh), text.buffers(), seconds)
+    return Compiled(fits, memory.total, available, memory, collectives_of(hlo, mesh), buffers_of(hlo), seconds)
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
+    """Reads what the compiler says about memory; the peak only of a TPU, whose compiler means it as a limit."""
     found = compiled.memory_analysis()
     names = {"arguments": "argument", "outputs": "output", "donated": "alias", "temporaries": "temp"}
     sizes = {name: getattr(found, f"{kind}_size_in_bytes") for name, kind in names.items()}
@@ -96,14 +99,14 @@ def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:
     return Usage(**sizes, code=found.generated_code_size_in_bytes, peak=peak)
 
 
-def argument_bytes(arguments: Any) -> int:
-    """Of arrays that are spread as they say, in one device's shards; without the padding of a TPU's tiles."""
+def argument_bytes(arguments: PyTree) -> int:
+    """Counts the bytes of a device's shards of sharded arrays; without the padding of a TPU's tiles."""
     leaves = jax.tree.leaves(arguments)
     return sum(part_bytes(x, x.sharding) for x in leaves)
 
 
 def exhausted_bytes(message: str, arguments: int) -> Optional[int]:
-    """What a compiler says that a step needs, of its error; None where it is another one.
+    """Reads the bytes that a step needs from the compiler's error; None where it is another error.
 
     It names either all that is used, or the temporaries alone, which stand beside the arguments.
     """

@@ -9,25 +9,25 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
 from pretrainax.planning.activations import (
-    Kept,
+    SavedResidual,
     abstract_mesh,
     abstract_state,
-    kept,
     micro_rows,
+    saved_residuals,
     shapes_of,
     train_on,
 )
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
-from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
+from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
 # filled up to 128.
@@ -50,7 +50,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """At the worse of two moments: logits are gone when the layers' gradients come."""
+        """Counts the worse of two moments: logits are gone when the layers' gradients come."""
         lasting = self.parameters + self.optimizer + self.batch + self.activations + self.copies
         return lasting + max(self.logits, self.gradients + self.workspace)
 
@@ -63,7 +63,7 @@ class Memory:
 
 
 def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
-    """Of a step of `experiment` on a mesh {axis of AXES: size}.
+    """Estimates a step of `experiment` on a mesh {axis of AXES: size}.
 
     Args:
       chip: None stands for a CPU, on which everything is float32 and attention is written out.
@@ -76,7 +76,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     shapes, train = shapes_of(experiment), train_on(experiment, platform)
     state = abstract_state(experiment, mesh_sizes)
     width = 2 if train.dtype == "bfloat16" else 4
-    arrays = kept(experiment, mesh_sizes, platform)
+    arrays = saved_residuals(experiment, mesh_sizes, platform)
     items = {
         name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)
     }
@@ -97,17 +97,19 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     )
 
 
-def _bytes(x: Any) -> int:
+def _bytes(x: jax.ShapeDtypeStruct) -> int:
     return part_bytes(x, x.sharding)
 
 
-def part_bytes(x: Any, spread: jax.sharding.NamedSharding) -> int:
-    """Of a device's part of an array."""
-    return math.prod(spread.shard_shape(x.shape)) * x.dtype.itemsize
+def part_bytes(x: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding) -> int:
+    """Counts the bytes of a device's part of an array."""
+    return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
 
 
-def _logits(experiment: Experiment, shapes: Any, mesh_sizes: dict[str, int], chunk: int, width: int) -> int:
-    """A chunk in float32 and the output matrix, whole along `fsdp`; the gradient is made inside the products."""
+def _logits(
+    experiment: Experiment, shapes: dict[str, jax.ShapeDtypeStruct], mesh_sizes: dict[str, int], chunk: int, width: int
+) -> int:
+    """Counts a chunk in float32 and the output matrix, whole along `fsdp`; the gradient is made inside the products."""
     model = experiment.model
     predicted = micro_rows(experiment, mesh_sizes) * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
     vocabulary = model.vocab_size / mesh_sizes[TENSOR_AXIS]
@@ -115,15 +117,15 @@ def _logits(experiment: Experiment, shapes: Any, mesh_sizes: dict[str, int], chu
 
 
 def _layer(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Of a layer's backward: three arrays as large as its largest. The rest is made again, piece by piece."""
+    """Estimates a layer's backward by three arrays as large as its largest. The rest is made again, piece by piece."""
     plain = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="none"))
-    arrays = [x for x in kept(plain, mesh_sizes, platform) if is_stacked(x.module) and x.shape]
+    arrays = [x for x in saved_residuals(plain, mesh_sizes, platform) if is_stacked(x.module) and x.shape]
     layers = [x.bytes / x.shape[0] for x in arrays]  # [L, …]
     return 3 * max(layers, default=0.0)
 
 
-def _stacked(params: Any) -> dict[str, int]:
-    """Bytes of a device's part of each stack of layers."""
+def _stacked(params: PyTree) -> dict[str, int]:
+    """Counts the bytes of a device's part of each stack of layers."""
     stacks: dict[str, int] = {}
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
         if (stack := stack_of(name)) is not None:
@@ -131,7 +133,7 @@ def _stacked(params: Any) -> dict[str, int]:
     return stacks
 
 
-def _named(items: dict[str, int], opt_state: Any, arrays: list[Kept]) -> Iterator[tuple[str, int]]:
+def _named(items: dict[str, int], opt_state: PyTree, arrays: list[SavedResidual]) -> Iterator[tuple[str, int]]:
     moments = len([x for x in jax.tree.leaves(opt_state) if x.ndim]) // max(len(items), 1)
     for name, size in items.items():
         yield (

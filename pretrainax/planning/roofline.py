@@ -1,9 +1,9 @@
-"""How long a step takes at best, and what the run costs: FLOPs, memory and links against what the chip does at most.
+"""Time of a step at best, and the cost of a run: FLOPs, memory and links against what the chip does at most.
 
 The assumptions, all in one place:
 
 - Matrix products reach ATTAINABLE of the peak. What rematerialisation does again takes time and is no useful FLOP.
-- Between them the memory is read and written, one after the other: kept activations once each way, and each array of a
+- Between them the memory is read and written, one after the other: saved residuals once each way, and each array of a
   layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
   before they are needed, and nothing waits for their gradients. All other collectives are waited for, all-reduces too
@@ -22,7 +22,7 @@ from typing import Optional
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
 from pretrainax.models.flops import flops_per_step
-from pretrainax.planning.activations import kept, micro_rows, shapes_of
+from pretrainax.planning.activations import micro_rows, saved_residuals, shapes_of
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -53,7 +53,7 @@ class Roofline:
 def expect(
     experiment: Experiment, mesh_sizes: dict[str, int], topology: Topology, memory: Memory, sent: list[Collective]
 ) -> Roofline:
-    """The time of a step of `experiment` whose memory and collectives are known."""
+    """Returns the time of a step of `experiment` whose memory and collectives are known."""
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths = lengths_of(shapes_of(experiment))
     flops = flops_per_step(experiment.model, train.global_batch_size, lengths.inputs, lengths.targets)
@@ -78,7 +78,7 @@ def expect(
 
 
 def _repeated(experiment: Experiment) -> float:
-    """FLOPs done over useful ones: with remat "block" every layer's forward twice. "dots" makes no product again."""
+    """Returns FLOPs done over useful ones: "block" does every layer's forward twice, "dots" makes no product again."""
     if experiment.train.remat != "block":
         return 1.0
     without_layers = dataclasses.replace(experiment.model, num_layers=0, num_decoder_layers=None, generator=None)
@@ -89,10 +89,10 @@ def _repeated(experiment: Experiment) -> float:
 
 
 def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
-    """Bytes of a device's memory that a step reads and writes, besides the operands of products."""
+    """Counts bytes of a device's memory that a step reads and writes, besides the operands of products."""
     train = experiment.train
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
-    again = sum(x.bytes for x in kept(plain, mesh_sizes, platform)) if train.remat != "none" else 0
+    again = sum(x.bytes for x in saved_residuals(plain, mesh_sizes, platform)) if train.remat != "none" else 0
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
     logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
@@ -101,7 +101,7 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:
-    """B/s that a device sends along an axis, or several ("data+sequence"), of the mesh."""
+    """Returns B/s that a device sends along an axis, or several ("data+sequence"), of the mesh."""
     chip = topology.chip
     if axis == "slices":
         return chip.network_rate

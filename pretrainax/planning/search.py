@@ -1,10 +1,10 @@
-"""Which mesh is best, and what would make a run fit: by trying all, on paper."""
+"""The best mesh, and what would make a run fit: all are tried, on paper."""
 
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Optional
 
 from pretrainax.config import Experiment, MeshConfig, UserError
 from pretrainax.planning import memory, roofline, traffic
@@ -31,7 +31,7 @@ class Candidate:
     fits: bool
 
     def flags(self, before: Experiment) -> str:
-        """What turns `before` into this, as flags to add."""
+        """Returns the flags that turn `before` into this."""
         changed = []
         for part in ("train.remat", "train.accumulate", *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
             group, field = part.split(".")
@@ -41,7 +41,7 @@ class Candidate:
 
 
 def assess(experiment: Experiment, topology: Topology) -> Candidate:
-    """What `experiment` takes on its own mesh.
+    """Estimates what `experiment` takes on its own mesh.
 
     Raises:
       UserError: a mesh that is not of so many devices, or that does not divide the batch or the model.
@@ -58,8 +58,8 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
 
 
 def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """Every mesh that divides batch and model, with the policy and the accumulation that make it fit and fastest; those
-    that fit first, the fastest of them first."""
+    """Returns every mesh that divides batch and model, each with the policy and the accumulation that make it fit and
+    fastest: those that fit first, the fastest of them first."""
     return sorted(
         filter(None, (_best_on(experiment, topology, mesh) for mesh in _meshes(experiment, topology))), key=_rank
     )
@@ -76,13 +76,13 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
 
 
 def _counts(experiment: Experiment) -> list[int]:
-    """Numbers of micro-batches to try."""
+    """Lists the numbers of micro-batches to try."""
     rows, least = experiment.train.global_batch_size, experiment.train.accumulate
     return [least * 2**i for i in range(12) if rows % (least * 2**i) == 0]
 
 
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
-    """What makes a run fit, the cheapest kind of change first; each later one is faster than those before it.
+    """Finds what makes a run fit, the cheapest kind of change first; each later one is faster than those before it.
 
     Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor and
     sequence, tried only where nothing before them fits.
@@ -108,7 +108,7 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
 
 
 def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[Candidate]]:
-    """The remedies on the topology, or on the first of up to 16 times its size that has any."""
+    """Finds the remedies on the topology, or on the first of up to 16 times its size that has any."""
     for _ in range(5):
         if found := remedies(experiment, topology):
             return topology, found
@@ -119,7 +119,7 @@ def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[C
 def _first_that_fits(
     experiment: Experiment, topology: Topology, mesh: MeshConfig, policy: str, accumulations: list[int]
 ) -> Optional[Candidate]:
-    """With the fewest micro-batches: more of them only send more."""
+    """Finds the fewest micro-batches with which the run fits: more of them only send more."""
     for count in accumulations:
         candidate = attempt(_changed(experiment, mesh, remat=policy, accumulate=count), topology)
         if candidate is None or candidate.fits:
@@ -127,12 +127,12 @@ def _first_that_fits(
     return None
 
 
-def _changed(experiment: Experiment, mesh: MeshConfig, **train: Any) -> Experiment:
+def _changed(experiment: Experiment, mesh: MeshConfig, **train: str | int) -> Experiment:
     return dataclasses.replace(experiment, mesh=mesh, train=dataclasses.replace(experiment.train, **train))
 
 
 def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
-    """`assess`; None where the mesh does not divide."""
+    """Returns what `assess` does; None where the mesh does not divide."""
     try:
         return assess(experiment, topology)
     except UserError:
@@ -140,7 +140,7 @@ def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
 
 
 def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
-    """Of all devices. Along `tensor` no more than a host has, and along `sequence` only where rows are long."""
+    """Yields meshes of all devices: along `tensor` no more than a host has, along `sequence` only of long rows."""
     devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
     lengths = (1, 2, 4, 8) if experiment.data.sequence_length >= _LONG else (1,)
     for tensor, sequence in itertools.product((1, 2, 4, 8), lengths):

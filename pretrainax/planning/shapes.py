@@ -14,7 +14,7 @@ _SPECIAL = ("pad", "bos", "eos", "unk", "cls", "sep", "mask")
 
 
 def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of the global batch, [B, …]; of a packing with buckets, of the longest rows.
+    """Returns shapes and dtypes of the global batch, [B, …]; of a packing with buckets, of the longest rows.
 
     Names, dtypes and lengths are those of the objective's own examples of texts as long as a row takes, of each kind
     that `config.data.source` has: a mixture's rows have the names of all of its objectives.

@@ -24,7 +24,7 @@ _NO_TPU_HERE = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # it would let one process at a time load it, as of a TPU that is there
 }
 
-# What XLA wants to know of a GPU, as its GpuTargetConfigProto; figures of NVIDIA's data sheets and deviceQuery.
+# A GPU as XLA's GpuTargetConfigProto describes it; numbers of NVIDIA's data sheets and deviceQuery.
 _GPU_TARGET = """
 gpu_device_info {{
   name: "{name}"
@@ -80,7 +80,7 @@ class Topology:
 
     @classmethod
     def parse(cls, text: str) -> "Topology":
-        """`v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × devices), `4*v5e:16x16` (four slices).
+        """Parses `v5p:4x4x8`, `h100:8` (one host), `h100:4x8` (hosts × devices), `4*v5e:16x16` (four slices).
 
         Raises:
           UserError: an unknown chip, or a shape that it does not come in.
@@ -113,6 +113,10 @@ class Topology:
     def num_devices(self) -> int:
         return self.slices * math.prod(self.shape)
 
+    def flops_at(self, mfu: float) -> float:
+        """Returns the FLOP/s of all devices at a share of their peak."""
+        return mfu * self.num_devices * self.chip.peak_flops
+
     @property
     def hosts(self) -> int:
         if not self.chip.is_tpu:
@@ -120,7 +124,7 @@ class Topology:
         return self.slices * max(1, math.prod(self.shape) // self.chip.devices_per_host)
 
     def doubled(self) -> "Topology":
-        """Twice the devices: longer where a TPU's slice is shortest, else on one host or on more of them."""
+        """Returns twice the devices: longer where a TPU's slice is shortest, else on one host or on more of them."""
         shape = list(self.shape)
         grown = not self.chip.is_tpu and 2 * shape[1] <= self.chip.devices_per_host  # devices of a host
         place = len(shape) - 1 - shape[::-1].index(min(shape)) if self.chip.is_tpu else int(grown)
@@ -128,7 +132,7 @@ class Topology:
         return dataclasses.replace(self, shape=tuple(shape))
 
     def devices(self) -> list[jax.Device]:
-        """Devices to compile for, in JAX's order; arrays cannot be put on them.
+        """Returns devices to compile for, in JAX's order; arrays cannot be put on them.
 
         Raises:
           UserError: the chip's compiler is not installed, or does not know a slice of this shape.

@@ -9,7 +9,6 @@ are (data 4, fsdp 32 on v5p:4x4x8).
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -17,12 +16,12 @@ from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
 from pretrainax.planning.activations import abstract_state, micro_rows, shapes_of, train_on
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
-from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
+from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One that a step runs `count` times; or several alike."""
+    """A collective that a step runs `count` times; or several alike."""
 
     axis: str  # of the mesh; "data+fsdp" where its groups span both
     kind: str  # all-gather | reduce-scatter | all-reduce | all-to-all | collective-permute
@@ -33,12 +32,12 @@ class Collective:
 
     @property
     def total(self) -> int:
-        """Bytes a device sends in a step."""
+        """Counts the bytes that a device sends in a step."""
         return self.bytes * self.count
 
 
 def collectives(experiment: Experiment, mesh_sizes: dict[str, int]) -> list[Collective]:
-    """Those of one update, on accelerators.
+    """Estimates the collectives of one update, on accelerators.
 
     Counted: parameters gathered along `fsdp` for the forward, for the backward, and once more where the backward makes
     the forward again; their gradients, reduced in float32 in each micro-batch; along `tensor` the sum after each
@@ -59,12 +58,12 @@ def _sent(size: float, devices: int, ways: int = 1) -> int:
 
 
 def _passes(experiment: Experiment) -> int:
-    """How often a step needs a layer's parameters: forward, backward, and the forward again."""
+    """Counts how often a step needs a layer's parameters: forward, backward, and the forward again."""
     return 3 if experiment.train.remat == "block" else 2
 
 
-def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, width: int) -> Iterator[Collective]:
-    """Of parameters and gradients, a stack of layers at a time."""
+def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
+    """Yields those of parameters and gradients, a stack of layers at a time."""
     accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
     stacks: dict[tuple[str, bool], list[int]] = {}  # (stack, split by fsdp?) -> [layers, numbers of one layer]
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
@@ -90,7 +89,7 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: Any, widt
 
 
 def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
-    """(name, layers, tokens of a row, sublayers) of each stack."""
+    """Returns (name, layers, tokens of a row, sublayers) of each stack."""
     model, lengths = experiment.model, lengths_of(shapes_of(experiment))
     if model.family == "encoder_decoder":
         return [
@@ -101,7 +100,7 @@ def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
 
 
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """A sum of the stream after each sublayer, and of its gradient before it (Shoeybi et al. 2019, section 3)."""
+    """Yields sums of the stream after each sublayer, and of its gradient before it (Shoeybi et al. 2019, section 3)."""
     rows, accumulate = micro_rows(experiment, sizes), experiment.train.accumulate
     for name, layers, length, sublayers in _stacks(experiment):
         stream = rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
@@ -110,7 +109,7 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
 
 
 def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """Keys and values of a layer, sent to all devices of the row, and their gradients sent back."""
+    """Yields keys and values of a layer, sent to all devices of the row, and their gradients sent back."""
     model, rows = experiment.model, micro_rows(experiment, sizes)
     for name, layers, length, sublayers in _stacks(experiment):
         both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes[TENSOR_AXIS] * width

@@ -32,7 +32,7 @@ BATCH_SHARE = 0.25
 
 
 def count_parameters(config: ModelConfig) -> tuple[int, int]:
-    """(all, those that are not in tables by token, position or type, nor in an output matrix of its own).
+    """Returns (all, those that are not in tables by token, position or type, nor in an output matrix of its own).
 
     Of a model with a generator those that are kept.
     """
@@ -43,7 +43,7 @@ def count_parameters(config: ModelConfig) -> tuple[int, int]:
 
 
 class Recipe(NamedTuple):
-    """What a family's architectures are built like."""
+    """The fixed part of a family's architectures."""
 
     config: str  # the file whose recipe the printed flags change
     preset: str  # of that file: all but the sizes
@@ -61,7 +61,7 @@ RECIPES = {
 
 
 class Shape(NamedTuple):
-    """An architecture, and what counts of it."""
+    """An architecture, its parameters and its FLOPs."""
 
     config: ModelConfig
     parameters: int
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
     flops_per_token: float
 
     def size(self, law: LossLaw) -> float:
-        """N as `law` counts it."""
+        """Returns N as `law` counts it."""
         return self.parameters if law.with_embeddings else self.without_embeddings
 
 
@@ -116,17 +116,17 @@ class Space:
         return Shape(config, *count_parameters(config), cost)
 
     def cost(self, law: LossLaw, size):
-        """FLOPs of a token of text for N = size; numbers or arrays."""
+        """Returns the FLOPs of a token of text for N = size; numbers or arrays."""
         sizes = np.log([shape.size(law) for shape in self.ladder])
         return np.exp(np.interp(np.log(size), sizes, np.log([shape.flops_per_token for shape in self.ladder])))
 
     def optimum(self, law: LossLaw, flops: float) -> float:
-        """N of the least loss that `flops` reach, as `law` counts it, between the shapes too."""
+        """Returns N of the least loss that `flops` reach, as `law` counts it, between the shapes too."""
         sizes = np.geomspace(self.ladder[0].size(law), self.ladder[-1].size(law), 20_000)
         return float(sizes[np.argmin(law.loss(sizes, flops / self.cost(law, sizes)))])
 
     def flops_for(self, law: LossLaw, tokens: float) -> float:
-        """The budget whose optimum reads so many tokens."""
+        """Finds the budget whose optimum reads so many tokens."""
         low, high = (math.log(tokens * self.ladder[i].flops_per_token) for i in (0, -1))
 
         def excess(log_flops: float) -> float:
@@ -136,7 +136,7 @@ class Space:
         return math.exp(optimize.bisect(excess, low - 1e-3, high + 1e-3, xtol=1e-4))
 
     def nearest(self, law: LossLaw, size: float) -> Shape:
-        """The shape of so many parameters, to about half a layer.
+        """Finds the shape of so many parameters, to about half a layer.
 
         Raises:
           UserError: smaller or larger than any shape here.
@@ -161,13 +161,13 @@ def _head(width: float) -> int:
 
 
 def _whole(width: float) -> int:
-    """The nearest of eight widths an octave, and of whole heads: 2,560 and 10,240 split well over devices."""
+    """Returns the nearest of eight widths an octave, and of whole heads: 2,560 and 10,240 split well over devices."""
     step = max(64, 2 ** math.floor(math.log2(width)) // 8)
     return step * max(1, round(width / step))
 
 
 def published(shape: Shape) -> str:
-    """The row of the zoo, of the same family, with the nearest number of parameters."""
+    """Describes the row of the zoo, of the same family, with the nearest number of parameters."""
     name, config = min(
         _rows(shape.config.family), key=lambda row: abs(math.log(_roughly(row[1]) / _roughly(shape.config)))
     )
@@ -178,13 +178,13 @@ def published(shape: Shape) -> str:
 
 
 def _rows(family: str) -> list[tuple[str, ModelConfig]]:
-    """Of the zoo: one stack of own layers each, no generator beside it."""
+    """Returns rows of the zoo: one stack of own layers each, no generator beside it."""
     rows = ((name, zoo.preset(name)) for name in zoo.PRESETS)
     return [(name, c) for name, c in rows if c.family == family and not c.share_layers and not c.generator]
 
 
 def _roughly(config: ModelConfig) -> float:
-    """Parameters, by the FLOPs of one token: counting exactly takes a tenth of a second."""
+    """Estimates parameters by the FLOPs of one token: counting exactly takes a tenth of a second."""
     tables = 0 if config.tie_embeddings else config.vocab_size * config.embedding_width
     return tables + flops_per_step(config, 1, 1, 1) / 6
 
@@ -202,7 +202,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(space: Space, law: LossLaw, flops: float, tokens: Optional[float] = None) -> Plan:
-    """The best run for `flops`; with `tokens`, that of the model for which they are the best, `flops` or not."""
+    """Returns the best run for `flops`; with `tokens`, that of the model for which they are best, whatever it takes."""
     shape = space.nearest(law, space.optimum(law, flops))
     size, tokens = shape.size(law), tokens or flops / shape.flops_per_token
     batch = BATCH_SHARE * critical_batch_size(law.loss(size, tokens))

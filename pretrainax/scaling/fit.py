@@ -17,7 +17,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
@@ -58,7 +58,7 @@ class Fit(NamedTuple):
 
 
 def read_runs(pattern: str) -> tuple[list[Run], str, list[str]]:
-    """(the finished runs, their family, why others are left out) of the workdirs that `pattern` matches.
+    """Returns (the finished runs, their family, why others are left out) of the workdirs that `pattern` matches.
 
     Raises:
       UserError: no workdirs, or runs whose losses do not compare.
@@ -85,7 +85,7 @@ def read_runs(pattern: str) -> tuple[list[Run], str, list[str]]:
 
 
 def _read(workdir: str) -> tuple[Experiment, float | None]:
-    """A run's config, and its last validation loss; None where it is not finished."""
+    """Reads a run's config, and its last validation loss; None where it is not finished."""
     try:
         experiment = config_lib.load(os.path.join(workdir, "config.json"))
         lines = read_metrics(os.path.join(workdir, "metrics.jsonl"))
@@ -127,11 +127,11 @@ class _Problem:
         self.n, self.d = n - self.n_mean, d - self.d_mean
 
     def predict(self, t: np.ndarray) -> np.ndarray:
-        """log L, [runs]."""
+        """Returns log L, [runs]."""
         return np.logaddexp.reduce(self._terms(t))
 
     def slope(self, t: np.ndarray) -> np.ndarray:
-        """Of log L by t, [runs, 5]."""
+        """Returns the slope of log L by t, [runs, 5]."""
         terms = self._terms(t)
         e, a, b = np.exp(terms - np.logaddexp.reduce(terms))
         return np.stack([e, a, -a * self.n, b, -b * self.d], axis=1)
@@ -140,19 +140,19 @@ class _Problem:
         return np.stack([np.full_like(self.n, t[0]), t[1] - t[2] * self.n, t[3] - t[4] * self.d])
 
     def descend(self, start: np.ndarray, log_loss: np.ndarray) -> optimize.OptimizeResult:
-        """The minimum near a start."""
+        """Finds the minimum near a start."""
         most = np.array([np.inf, np.inf, 3.0, np.inf, 3.0])
         least = np.array([-np.inf, -np.inf, 0.0, -np.inf, 0.0])
         off = lambda t: self.predict(t) - log_loss  # noqa: E731
         return optimize.least_squares(off, start, self.slope, (least, most), loss="huber", f_scale=DELTA)
 
     def solve(self, log_loss: np.ndarray) -> np.ndarray:
-        """The best of the minima near the most promising starts."""
+        """Finds the best of the minima near the most promising starts."""
         starts = sorted(self._starts(log_loss), key=lambda t: np.abs(self.predict(t) - log_loss).sum())
         return min((self.descend(start, log_loss) for start in starts[:STARTS]), key=lambda found: found.cost).x
 
     def _starts(self, log_loss: np.ndarray) -> Iterator[np.ndarray]:
-        """A grid: which share of the middle loss is E, which share of the rest depends on N, both exponents."""
+        """Yields a grid: which share of the middle loss is E, which share of the rest depends on N, both exponents."""
         middle, exponents = float(np.median(log_loss)), (0.1, 0.3, 0.5, 0.8, 1.2)
         for fixed, share, alpha, beta in itertools.product((0.2, 0.5, 0.8), (0.2, 0.5, 0.8), exponents, exponents):
             e, a, b = np.log([fixed, (1 - fixed) * share, (1 - fixed) * (1 - share)]) + middle
@@ -170,7 +170,7 @@ class _Problem:
 
 
 def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[LossLaw, list[LossLaw]]:
-    """(the law, laws of resampled residuals).
+    """Returns (the law, laws of resampled residuals).
 
     The bootstrap keeps each run's N and D, which were chosen, and draws its residual of log L among all residuals,
     wider by n / (n - 5): such a fit passes through about five runs exactly. On 20 planted sets of 20 runs with 0.3 % of
@@ -191,7 +191,7 @@ def fit(runs: Sequence[Run], family: str, source: str, seed: int = 0) -> tuple[L
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The middle 95 % of them."""
+    """Returns the ends of the middle 95 % of them."""
     low, high = np.quantile(values, [(1 - COVERED) / 2, (1 + COVERED) / 2])
     return float(low), float(high)
 
@@ -214,7 +214,7 @@ def fit_report(pattern: str, directory: str) -> str:
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, "law.json")
-        write_atomically(path, json.dumps(_json(found), indent=1) + "\n")
+        write_atomically(path, json.dumps(_law_json(found), indent=1) + "\n")
         from pretrainax.scaling.picture import draw_law  # here: matplotlib takes long to import
 
         draw_law(os.path.join(directory, "law.png"), law, resampled, runs)
@@ -223,8 +223,8 @@ def fit_report(pattern: str, directory: str) -> str:
     return f"{_text(found)}\n\nWritten: {path}, law.png. For a budget by this law: --flops=… --law={path}\n"
 
 
-def _json(found: Fit) -> dict[str, Any]:
-    """What `scaling.power_laws.law_of` reads, and where it is from."""
+def _law_json(found: Fit) -> dict[str, object]:
+    """Returns what `scaling.power_laws.law_of` reads, and where it is from."""
     law = found.law
     return {
         "source": law.source,

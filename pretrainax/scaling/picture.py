@@ -1,24 +1,24 @@
 """law.png: the runs of a fit and the law through them, in the style of curves.png."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
 from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
+from pretrainax.scaling.fit import Run
 from pretrainax.scaling.power_laws import LossLaw
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 
 
-def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Any]) -> None:
-    """Losses over tokens on the left, a color a size; lines of equal loss over N and D on the right, and the optimum.
+def draw_law(path: str, law: LossLaw, resampled: Sequence[LossLaw], runs: Sequence[Run]) -> None:
+    """Draws losses over tokens, a color a size, and beside it lines of equal loss over N and D with the optimum.
 
     Args:
       resampled: of the bootstrap; the middle 95 % of their optima is shaded.
-      runs: with `parameters`, `tokens` and `loss`.
+      runs: that the law was fitted to.
     """
     sizes, tokens, losses = (
         np.array([getattr(r, name) for r in runs], float) for name in ("parameters", "tokens", "loss")
@@ -82,8 +82,8 @@ def _draw_plane(panel, law: LossLaw, resampled, sizes, tokens, around) -> None:
     panel.grid(visible=False)
 
 
-def _count(value: float, _: Any = None) -> str:
-    """10 M."""
+def _count(value: float, _: object = None) -> str:
+    """Writes 10 M."""
     for size, name in ((1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")):
         if value >= 0.9995 * size:
             return f"{value / size:.3g}{name}"

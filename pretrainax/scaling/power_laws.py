@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -32,16 +31,16 @@ class LossLaw:
     family: str = "decoder"  # of the models that were measured
 
     def loss(self, parameters, tokens):
-        """In nats a token; numbers or arrays that broadcast."""
+        """Returns nats a token; numbers or arrays that broadcast."""
         return self.E + self.A / np.power(parameters, self.alpha) + self.B / np.power(tokens, self.beta)
 
     @property
     def exponent(self) -> float:
-        """a of N_opt ∝ C^a, where FLOPs = 6 N D (equation 4)."""
+        """Returns a of N_opt ∝ C^a, where FLOPs = 6 N D (equation 4)."""
         return self.beta / (self.alpha + self.beta)
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """(N, D) of the least loss with 6 N D = flops (equation 4)."""
+        """Returns (N, D) of the least loss with 6 N D = flops (equation 4)."""
         g = (self.alpha * self.A / (self.beta * self.B)) ** (1 / (self.alpha + self.beta))
         parameters = g * (flops / 6) ** self.exponent
         return parameters, flops / (6 * parameters)
@@ -57,7 +56,7 @@ class Frontier:
 
     @classmethod
     def through(cls, first: tuple[float, float], last: tuple[float, float], source: str) -> "Frontier":
-        """The straight line, in logarithms, through two rows (FLOPs, parameters)."""
+        """Returns the straight line, in logarithms, through two rows (FLOPs, parameters)."""
         exponent = math.log(last[1] / first[1]) / math.log(last[0] / first[0])
         return cls(first[1] / first[0] ** exponent, exponent, source)
 
@@ -83,7 +82,7 @@ LAWS: Mapping[str, LossLaw | Frontier] = {
 
 
 def law_of(name: str) -> LossLaw:
-    """A law with a loss by its name in LAWS, or from the JSON that `--fit` writes.
+    """Returns a law with a loss by its name in LAWS, or from the JSON that `--fit` writes.
 
     Raises:
       UserError: no such name or file, or a file that is no such law.
@@ -102,7 +101,7 @@ def law_of(name: str) -> LossLaw:
         raise UserError(f"--law={name} is no law that --fit writes: {type(e).__name__}: {e}") from e
 
 
-def _law(values: Any) -> LossLaw:
+def _law(values: dict) -> LossLaw:
     constants = {key: float(values["constants"][key]) for key in ("E", "A", "alpha", "B", "beta")}
     if not all(math.isfinite(x) and x > 0 for x in constants.values()):
         raise ValueError(f"constants must be positive, they are {constants}")
@@ -114,29 +113,30 @@ def _law(values: Any) -> LossLaw:
 
 
 def kaplan_loss_by_parameters(parameters: float) -> float:
-    """Of a model that is trained on enough text, to convergence (equation 1.1)."""
+    """Returns the loss of a model that is trained on enough text, to convergence (equation 1.1)."""
     return (8.8e13 / parameters) ** 0.076
 
 
 def kaplan_loss_by_tokens(tokens: float) -> float:
-    """Of a model that is large enough, stopped early (equation 1.2)."""
+    """Returns the loss of a model that is large enough, stopped early (equation 1.2)."""
     return (5.4e13 / tokens) ** 0.095
 
 
 def kaplan_loss_by_flops(flops: float) -> float:
-    """Of the best model for this compute, at a batch far below the critical one (equation 1.3)."""
+    """Returns the loss of the best model for this compute, at a batch far below the critical one (equation 1.3)."""
     return (3.1e8 * PF_DAY / flops) ** 0.050
 
 
 def kaplan_loss(parameters: float, tokens: float) -> float:
-    """Of a text of so many tokens, read until the loss rises (equation 1.5 with the constants of table 2)."""
+    """Returns the loss on a text of so many tokens, read until it rises (equation 1.5, the constants of table 2)."""
     return ((6.4e13 / parameters) ** (0.076 / 0.103) + 1.8e13 / tokens) ** 0.103
 
 
 def critical_batch_size(loss: float) -> float:
-    """Tokens of an update, B_crit: as many examples and as many steps are lost as could be (equation 1.4, table 5).
+    """Returns the critical tokens of an update, B_crit (equation 1.4, table 5).
 
-    A batch B takes 1 + B / B_crit times the tokens that small ones take to the same loss (equation 5.5).
+    With it as many examples and as many steps are lost as could be: a batch B takes 1 + B / B_crit times the tokens
+    that small ones take to the same loss (equation 5.5).
     """
     return 2.1e8 / loss ** (1 / 0.21)
 
@@ -146,18 +146,22 @@ LARGEST_KAPLAN = 1.5e9
 
 
 def kaplan_learning_rate(parameters: float) -> float:
-    """Peak rate of Adam (equation D.1); it falls to zero at 1.2e10 parameters."""
+    """Returns the peak rate of Adam (equation D.1); it falls to zero at 1.2e10 parameters."""
     return max(0.003239 - 0.0001395 * math.log(parameters), 0.0)
 
 
 def deepseek_learning_rate(flops: float) -> float:
-    """Peak rate of AdamW (Bi et al. 2024, equation 1): fitted from 1e17 to 2e19 FLOPs, used up to 67e9 parameters."""
+    """Returns the peak rate of AdamW (Bi et al. 2024, equation 1).
+
+    Fitted from 1e17 to 2e19 FLOPs, used up to 67e9 parameters.
+    """
     return 0.3118 * flops**-0.1250
 
 
 def learning_rate(parameters: float) -> float:
-    """Peak rate, of parameters without embeddings: Kaplan's up to the largest of their models. From there it falls as
-    Bi's does with the FLOPs of the best runs, which are as N^2.
+    """Returns the peak rate, of parameters without embeddings: Kaplan's up to the largest of their models.
+
+    From there it falls as Bi's does with the FLOPs of the best runs, which are as N^2.
 
     NOTE Bi's own rate is about three times this, at batches of twice the tokens (their equation 1).
     """

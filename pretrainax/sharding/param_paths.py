@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, Optional, TypeAlias
 
 import jax
 
+# A tree of arrays, shapes or specs as JAX has it: nested dicts, tuples, dataclasses. Python has no type for it.
+PyTree: TypeAlias = Any
 
-def parameter_names(tree: Any) -> list[str]:
+
+def parameter_names(tree: PyTree) -> list[str]:
     """Returns the path of each leaf in tree order: ["decoder/blocks/mlp/down/kernel", …]."""
     return [
         jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree_util.tree_leaves_with_path(tree)
@@ -26,7 +29,7 @@ def is_stacked(path: str) -> bool:
     return stack_of(path) is not None
 
 
-def match_rules(table: Sequence[tuple[str, Any]], tree: Any, table_name: str) -> Any:
+def match_rules(table: Sequence[tuple[str, Any]], tree: PyTree, table_name: str) -> PyTree:
     """Returns `tree` with the value of the first row whose expression matches the end of a leaf's path for each leaf.
 
     An expression matches whole components: "bias" matches "a/bias" and not "a/b_bias".

@@ -11,7 +11,8 @@ from pretrainax.checkpoints.params import load_params
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
-from pretrainax.interop import weights as pretrained
+from pretrainax.interop import weights
+from pretrainax.interop.architectures import is_huggingface_directory
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
@@ -71,8 +72,8 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         return state, loop_state
     if run.experiment.checkpoint.init_from:
         directory, abstract = os.path.expanduser(run.experiment.checkpoint.init_from), run.abstract_state.params
-        if pretrained.is_directory(directory):
-            params = pretrained.load_params(directory, run.experiment.model, abstract)
+        if is_huggingface_directory(directory):
+            params = weights.load_params(directory, run.experiment.model, abstract)
         else:
             params = load_params(directory, abstract)
         return state_from(params, run.optimizer, run.mesh), fresh

@@ -35,7 +35,7 @@ PRESETS: dict[str, tuple[Family, str]] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """A fresh config of a published model; UserError with the nearest names where there is none."""
+    """Returns a fresh config of a published model; UserError with the nearest names where there is none."""
     if name not in PRESETS:
         raise UserError(f"the zoo has no model {name!r}, {nearest(name, PRESETS)}")
     family, variant = PRESETS[name]

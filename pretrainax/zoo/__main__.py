@@ -1,7 +1,6 @@
 """`python -m pretrainax.zoo [--only=gemma] [--markdown]`: every published architecture of this house.
 
-Parameters are counted by `eval_shape`: nothing is allocated. What the differences are is in tests/zoo/parity.py, which
-measured them.
+Parameters are counted by `eval_shape`: nothing is allocated. The differences are measured by tests/support/parity.py.
 """
 
 import json
@@ -26,7 +25,7 @@ LEGEND = (
 
 
 def rows(only: str = "") -> Iterator[tuple[str, ...]]:
-    """The cells of COLUMNS for each preset whose name starts with `only`."""
+    """Yields the cells of COLUMNS for each preset whose name starts with `only`."""
     differences = json.loads(Path(__file__).with_name("parity.json").read_text())
     for name, (family, variant) in zoo.PRESETS.items():
         if name.startswith(only):
@@ -47,7 +46,7 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
 
 
 def count(config: ModelConfig) -> int:
-    """Trained numbers of a model; of one with a generator those that are kept, as papers count them."""
+    """Counts the trained numbers of a model; of one with a generator those that are kept, as papers count them."""
     config = discriminator_config(config) if config.generator else config
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
@@ -61,12 +60,12 @@ def _context(config: ModelConfig) -> str:
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:
-    """The table as a page."""
+    """Returns the table as a page."""
     return f"# The zoo\n\n{LEGEND}\n\n" + tables.markdown(COLUMNS, table, padded=False)
 
 
 def text(table: list[tuple[str, ...]]) -> str:
-    """The table in columns, for a terminal."""
+    """Returns the table in columns, for a terminal."""
     return f"{tables.text_table([COLUMNS, *table])}\n\n{LEGEND}\n"
 
 

@@ -1,10 +1,8 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942)."""
 
-from typing import Any
-
 from pretrainax.config import LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout, activation): Lan et al. 2019, table 1; dropout and activation: the released
@@ -24,7 +22,7 @@ SIZES = {
 
 
 def albert(variant: str = "base") -> ModelConfig:
-    """ALBERT 2, or 1 (`v1_…`), with both heads; UserError for an unknown variant."""
+    """Returns ALBERT 2, or 1 (`v1_…`), with both heads; UserError for an unknown variant."""
     num_layers, d_model, num_heads, dropout_rate, activation = pick("albert", variant, SIZES)
     return ModelConfig(
         family="encoder",
@@ -49,7 +47,7 @@ def albert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' AlbertForPreTraining, or of AlbertForMaskedLM for a config without a pair_head."""
+    """Returns the name table of AlbertForPreTraining, or of AlbertForMaskedLM for a config without a pair_head."""
     block, layer = "encoder/blocks", "albert.encoder.albert_layer_groups.0.albert_layers.{layer}"  # there is one layer
     rows = [
         Row("token_embedding/embedding", "albert.embeddings.word_embeddings.weight"),
@@ -76,11 +74,11 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent: xxlarge."""
+    """Returns what transformers takes where config.json is silent: xxlarge."""
     return albert("xxlarge")
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     return {"attention_probs_dropout_prob": config.dropout_rate}
 
 

@@ -1,10 +1,7 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
@@ -15,7 +12,7 @@ SIZES = {
 
 
 def bart(variant: str = "base") -> ModelConfig:
-    """BART; UserError for an unknown variant."""
+    """Returns BART; UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("bart", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
@@ -35,7 +32,7 @@ def bart(variant: str = "base") -> ModelConfig:
 
 
 def block_names(prefix: str) -> list[Row]:
-    """Blocks of both stacks, of the classes that transformers made after BartModel."""
+    """Returns the rows of both stacks' blocks, of the classes that transformers made after BartModel."""
     rows = []
     for stack, kinds in (
         ("encoder", {"self": "self_attn"}),
@@ -53,7 +50,7 @@ def block_names(prefix: str) -> list[Row]:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' BartForConditionalGeneration."""
+    """Returns the name table of transformers' BartForConditionalGeneration."""
     del config  # the same for all
     return [
         Row("token_embedding/embedding", "model.shared.weight"),
@@ -90,8 +87,8 @@ CONSTANTS = {
 }
 
 
-def read_decoder(json: Mapping[str, Any], config: ModelConfig) -> None:
-    """The second stack, which differs from the first in its depth at most."""
+def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads the second stack, which differs from the first in its depth at most."""
     layers = json.get("decoder_layers", 12)
     config.num_decoder_layers = None if layers == config.num_layers else layers
     for key, default, needed in (
@@ -102,7 +99,7 @@ def read_decoder(json: Mapping[str, Any], config: ModelConfig) -> None:
             raise UserError(f"config.json has {key} {json.get(key, default)}; only the encoder's, {needed}, is known")
 
 
-def write_decoder(config: ModelConfig) -> dict[str, Any]:
+def write_decoder(config: ModelConfig) -> ConfigJson:
     return {
         "decoder_layers": config.decoder_layers,
         "decoder_ffn_dim": config.d_ff,

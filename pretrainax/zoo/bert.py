@@ -1,11 +1,10 @@
 """BERT (Devlin et al. 2018, arXiv 1810.04805), MacBERT (Cui et al. 2020, arXiv 2004.13922) and DistilBERT (Sanh et al.
 2019, arXiv 1910.01108)."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide. Vocabularies: the
@@ -41,17 +40,17 @@ DISTILBERT_SIZES = {
 
 
 def bert(variant: str = "base") -> ModelConfig:
-    """BERT with both of its heads, the masked LM and the pair of sentences; UserError for an unknown variant."""
+    """Returns BERT with both heads, the masked LM and the pair of sentences; UserError for an unknown variant."""
     return _encoder(*pick("bert", variant, SIZES))
 
 
 def macbert(variant: str = "base") -> ModelConfig:
-    """MacBERT, which is BERT pretrained in another way; UserError for an unknown variant."""
+    """Returns MacBERT, which is BERT pretrained in another way; UserError for an unknown variant."""
     return _encoder(*pick("macbert", variant, MACBERT_SIZES))
 
 
 def distilbert(variant: str = "base") -> ModelConfig:
-    """DistilBERT, without token types and pair head; UserError for an unknown variant."""
+    """Returns DistilBERT, without token types and pair head; UserError for an unknown variant."""
     config = _encoder(*pick("distilbert", variant, DISTILBERT_SIZES))
     config.num_token_types, config.pair_head = 0, False
     return config
@@ -79,7 +78,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def encoder_names(prefix: str) -> list[Row]:
-    """Embeddings and blocks of the classes that transformers made after BertModel."""
+    """Returns the rows of embeddings and blocks of the classes that transformers made after BertModel."""
     block, layer = "encoder/blocks", f"{prefix}.encoder.layer.{{layer}}"
     return [
         Row("token_embedding/embedding", f"{prefix}.embeddings.word_embeddings.weight"),
@@ -98,7 +97,7 @@ def encoder_names(prefix: str) -> list[Row]:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' BertForPreTraining, or of BertForMaskedLM for a config without a pair_head."""
+    """Returns the name table of BertForPreTraining, or of BertForMaskedLM for a config without a pair_head."""
     rows = [
         *encoder_names("bert"),
         *linear("masked_lm_head/dense", "cls.predictions.transform.dense", bias=True),
@@ -112,7 +111,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def distilbert_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' DistilBertForMaskedLM."""
+    """Returns the name table of transformers' DistilBertForMaskedLM."""
     del config  # the same for all
     block, layer = "encoder/blocks", "distilbert.transformer.layer.{layer}"
     return [
@@ -133,10 +132,10 @@ def distilbert_names(config: ModelConfig) -> list[Row]:
     ]
 
 
-def read_pair_head(pretraining: str, masked_lm: str) -> Any:
-    """A `HuggingFace.read`: which of two classes config.json is of; of the first, with both heads, if it is silent."""
+def read_pair_head(pretraining: str, masked_lm: str) -> Callable[[ConfigJson, ModelConfig], None]:
+    """Returns a `HuggingFace.read` of two classes: the first, with both heads, where config.json is silent."""
 
-    def read(json: Mapping[str, Any], config: ModelConfig) -> None:
+    def read(json: ConfigJson, config: ModelConfig) -> None:
         architecture = (json.get("architectures") or [pretraining])[0]
         if architecture not in (pretraining, masked_lm):
             raise UserError(f"config.json has architectures {[architecture]}; known: {pretraining}, {masked_lm}")

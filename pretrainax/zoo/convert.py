@@ -7,21 +7,24 @@ of the view, writing copies into it, so that the way back is the way there and b
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Optional
+from typing import Optional, TypeAlias
 
 import jax
 import numpy as np
 
 from pretrainax import models
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.family import Row
 
-Place = tuple[str, Optional[int]]  # their tensor, and the layer of ours that it is; None where ours is not stacked
+# A tensor of theirs, and the layer of ours that it is; None where ours is not stacked.
+Place: TypeAlias = tuple[str, Optional[int]]
+# The row and the shape of each of our parameters, by its path.
+Rows: TypeAlias = Mapping[str, tuple[Row, tuple[int, ...]]]
 
 
-def rows_of(table: Sequence[Row], tree: Any) -> dict[str, tuple[Row, tuple[int, ...]]]:
-    """{path: (row, shape)} of each leaf; ValueError where the table and the tree do not have the same parameters."""
+def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
+    """Finds the row of each leaf; ValueError where the table and the tree do not have the same parameters."""
     rows, names = {row.path: row for row in table}, parameter_names(tree)
     if rows.keys() != set(names):
         raise ValueError(f"the name table and the model differ in {sorted(rows.keys() ^ set(names))}")
@@ -29,7 +32,7 @@ def rows_of(table: Sequence[Row], tree: Any) -> dict[str, tuple[Row, tuple[int, 
 
 
 def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
-    """Where the numbers of one of our parameters are: a tensor for each layer, or one."""
+    """Yields where the numbers of one of our parameters are: a tensor for each layer, or one."""
     if "{layer}" not in row.name:
         yield row.name, None
         return
@@ -38,7 +41,7 @@ def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
 
 
 def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of their tensor. `shape`: of ours, without the axis of layers."""
+    """Returns the shape of their tensor. `shape`: of ours, without the axis of layers."""
     _, parts = row.part or (0, 1)
     if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or parts > 1):
         if len(shape) == 3 and not _has_heads(row):  # a convolution: [width, in, out] of [out, in, width]
@@ -52,7 +55,7 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Their tensor in our shape (without the axis of layers), sharing its memory: to be read, or written to."""
+    """Returns their tensor in our shape (without the axis of layers), sharing its memory: to be read, or written to."""
     if theirs.ndim == 3:
         return theirs.T
     part, parts = row.part or (0, 1)
@@ -71,12 +74,12 @@ def _has_heads(row: Row) -> bool:
 
 
 def _inputs(row: Row) -> int:
-    """How many of a kernel's axes are summed over."""
+    """Counts the axes of a kernel that are summed over."""
     return 2 if _has_heads(row) and row.path.endswith("out/kernel") else 1
 
 
-def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], config: ModelConfig) -> Any:
-    """The parameters of `config` as float32 NumPy arrays, from a Hugging Face state dict.
+def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], config: ModelConfig) -> PyTree:
+    """Returns the parameters of `config` as float32 NumPy arrays, from a Hugging Face state dict.
 
     Raises:
       UserError: `state` lacks tensors, or has them in other shapes; names all of them.
@@ -95,8 +98,8 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
 
 
-def to_huggingface(table: Sequence[Row], params: Any) -> dict[str, np.ndarray]:
-    """The inverse of `from_huggingface`, without their copies of tied tensors."""
+def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray]:
+    """Returns a Hugging Face state dict, as `from_huggingface` takes it, without their copies of tied tensors."""
     state = {}
     for (row, shape), x in zip(rows_of(table, params).values(), jax.tree.leaves(params), strict=True):
         for name, layer in places(row, shape):
@@ -107,7 +110,7 @@ def to_huggingface(table: Sequence[Row], params: Any) -> dict[str, np.ndarray]:
 
 
 def check_shapes(
-    rows: Mapping[str, tuple[Row, tuple[int, ...]]],
+    rows: Rows,
     found: Mapping[str, tuple[int, ...]],
     unknown: Sequence[str] = (),
 ) -> None:

@@ -1,4 +1,4 @@
-"""DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
+"""Returns DeBERTa v2 and v3 (He et al. 2020, arXiv 2006.03654; He et al. 2021, arXiv 2111.09543).
 
 transformers has one model for both: a class for the masked LM, without the mask decoder, and one without heads. The
 authors' files hold more, under the names of their own classes. `architectures` of config.json says which one it is:
@@ -14,12 +14,9 @@ which the mask decoder has, and `…_embeddings._weight`, the differences to the
 in `…_embeddings.weight` already (from the released code, and from lists of the tensors: the files were not at hand).
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import DisentangledPositions, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
@@ -42,7 +39,7 @@ V3_SIZES = {
 
 
 def deberta_v2(variant: str = "xlarge") -> ModelConfig:
-    """DeBERTa v2 with its mask decoder; UserError for an unknown variant."""
+    """Returns DeBERTa v2 with its mask decoder; UserError for an unknown variant."""
     num_layers, d_model, num_heads = pick("deberta_v2", variant, V2_SIZES)
     config = _base()
     config.num_layers, config.d_model, config.d_ff, config.num_heads = num_layers, d_model, 4 * d_model, num_heads
@@ -52,7 +49,7 @@ def deberta_v2(variant: str = "xlarge") -> ModelConfig:
 
 
 def deberta_v3(variant: str = "base") -> ModelConfig:
-    """DeBERTa v3, with its generator: as wide, half as deep (He et al. 2021, section 3.1; rtd_base.json).
+    """Returns DeBERTa v3, with its generator: as wide, half as deep (He et al. 2021, section 3.1; rtd_base.json).
 
     The generator has the mask decoder, the discriminator has none (released code). UserError for an unknown variant.
     """
@@ -73,7 +70,7 @@ def deberta_v3(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent, without a head."""
+    """Returns what transformers takes where config.json is silent, without a head."""
     return ModelConfig(
         family="encoder",
         vocab_size=128_100,
@@ -145,7 +142,7 @@ _REQUIRED = {
 }
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     for key, value in _REQUIRED.items():
         if json.get(key) != value:
             raise UserError(f"config.json has {key} {json.get(key)!r}; of 'deberta-v2' models only {value!r} runs")
@@ -179,7 +176,7 @@ def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
         raise UserError(f"config.json has architectures {[architecture]}, which is none that runs (see zoo/deberta.py)")
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     json = {
         **_REQUIRED,
         "pos_att_type": ["p2c", "c2p"],

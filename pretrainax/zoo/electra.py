@@ -10,12 +10,9 @@ and none for both, so `HUGGINGFACE` is for their own configs, which `models.elec
 A config.json read from transformers is that of one of the two, and has no generator.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS, bert, encoder_names
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has): Clark et al.
@@ -29,7 +26,7 @@ SIZES = {
 
 
 def electra(variant: str = "base") -> ModelConfig:
-    """ELECTRA, uncased, with its generator; UserError for an unknown variant."""
+    """Returns ELECTRA, uncased, with its generator; UserError for an unknown variant."""
     num_layers, d_model, num_heads, embedding_dim, share = pick("electra", variant, SIZES)
     width = round(d_model * share)
     config = _base()
@@ -40,7 +37,7 @@ def electra(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """The small discriminator, which is what transformers takes where config.json is silent."""
+    """Returns the small discriminator, which is what transformers takes where config.json is silent."""
     config = bert("base")
     config.d_model, config.d_ff, config.num_heads, config.embedding_dim = 256, 1024, 4, 128
     config.masked_lm_head, config.pair_head, config.replaced_token_head = False, False, True
@@ -48,7 +45,7 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of ElectraForPreTraining, or of ElectraForMaskedLM for a config with a masked_lm_head."""
+    """Returns the name table of ElectraForPreTraining, or of ElectraForMaskedLM for a config with a masked_lm_head."""
     rows = encoder_names("electra")
     if config.embedding_dim:
         rows += linear("embedding_projection", "electra.embeddings_project", bias=True)
@@ -70,7 +67,7 @@ def _architecture(config: ModelConfig) -> str:
     return "ElectraForMaskedLM" if config.masked_lm_head else "ElectraForPreTraining"
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     known = ("ElectraForPreTraining", "ElectraForMaskedLM")
     architecture = (json.get("architectures") or known)[0]
     if architecture not in known:
@@ -83,7 +80,7 @@ def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of ElectraForMaskedLM only 'gelu' runs")
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     return {"embedding_size": config.embedding_width, "attention_probs_dropout_prob": config.dropout_rate}
 
 

@@ -1,10 +1,14 @@
 """A published family: its rows, and how transformers writes it down (config.json and tensor names)."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypeAlias
 
 from pretrainax.config import ModelConfig, UserError
+
+# The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
+ConfigJson: TypeAlias = dict[str, Any]
 
 # config.json's names of activations, where they are not ours; several of theirs may be one of ours
 _ACTIVATIONS = {
@@ -29,7 +33,7 @@ class Row(NamedTuple):
 
 
 def linear(path: str, name: str, bias: bool, part: Optional[tuple[int, int]] = None) -> list[Row]:
-    """The rows of a linear map that theirs is a torch.nn.Linear of."""
+    """Returns the rows of a linear map that theirs is a torch.nn.Linear of."""
     rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
     return rows + [Row(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows
 
@@ -38,49 +42,49 @@ def layer_norm(path: str, name: str) -> list[Row]:
     return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
 
 
-def _nothing_to_read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _nothing_to_read(json: ConfigJson, config: ModelConfig) -> None:
     pass
 
 
-def _nothing_to_write(config: ModelConfig) -> dict[str, Any]:
+def _nothing_to_write(config: ModelConfig) -> ConfigJson:
     return {}
 
 
 @dataclasses.dataclass(frozen=True)
 class HuggingFace:
-    """How transformers writes a family down. `read_config` and `write_config` are its two directions."""
+    """Says how transformers writes a family down. `read_config` and `write_config` are its two directions."""
 
     model_type: str  # of config.json
     architecture: str | Callable[[ModelConfig], str]  # the class whose logits are ours
     base: Callable[[], ModelConfig]  # a fresh config with all that config.json does not say
     fields: Mapping[str, str]  # their key -> field of ModelConfig, "position.max_length" for a field of a field
     names: Callable[[ModelConfig], list[Row]]
-    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # their key -> the one value we compute
+    constants: ConfigJson = dataclasses.field(default_factory=dict)  # their key -> the one value we compute
     # What takes more than a name: `read` sets fields of the config, `write` gives keys of config.json.
-    read: Callable[[Mapping[str, Any], ModelConfig], None] = _nothing_to_read
-    write: Callable[[ModelConfig], dict[str, Any]] = _nothing_to_write
+    read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
+    write: Callable[[ModelConfig], ConfigJson] = _nothing_to_write
     tied: Callable[[ModelConfig], dict[str, str]] = lambda config: {}  # copies that a file may hold -> the original
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # theirs only, and always zero
     ignored: tuple[str, ...] = ()  # expressions for tensors that hold no weights (masks, frequencies), or unused heads
 
-    def read_config(self, json: Mapping[str, Any]) -> ModelConfig:
-        """The architecture that a config.json describes; UserError where it is none that we compute."""
+    def read_config(self, json: ConfigJson) -> ModelConfig:
+        """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value:
                 raise UserError(f"config.json has {key} {json[key]!r}; only {value!r} is known for {self.model_type!r}")
         for key, path in self.fields.items():
             if key in json:
-                _assign(config, path, _ours(path, key, json[key]))
+                _set_field(config, path, _our_value(path, key, json[key]))
         self.read(json, config)
         return config
 
-    def write_config(self, config: ModelConfig) -> dict[str, Any]:
-        """The config.json of `config`; UserError where this family of transformers cannot compute it."""
+    def write_config(self, config: ModelConfig) -> ConfigJson:
+        """Returns the config.json of `config`; UserError where this family of transformers cannot compute it."""
         architecture = self.architecture if isinstance(self.architecture, str) else self.architecture(config)
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
-            value = _look(config, path)
+            value = _field(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
         different = differences(self.read_config(json), config)
@@ -97,7 +101,7 @@ _TRAINING = ("dropout_rate", "init_stddev", "scale_residual_init")
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
-    """The fields in which two architectures compute something else."""
+    """Names the fields in which two architectures compute something else."""
     return [f.name for f in dataclasses.fields(a) if _differ(a, b, f.name)]
 
 
@@ -109,18 +113,17 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     return name not in _TRAINING and getattr(a, name) != getattr(b, name)
 
 
-def _look(config: Any, path: str) -> Any:
-    for name in path.split("."):
-        config = getattr(config, name)
-    return config
+def _field(config: ModelConfig, path: str) -> object:
+    """Returns the value of a field, or of a field of a field: "position.max_length"."""
+    return functools.reduce(getattr, path.split("."), config)
 
 
-def _assign(config: Any, path: str, value: Any) -> None:
+def _set_field(config: ModelConfig, path: str, value: object) -> None:
     *parents, name = path.split(".")
-    setattr(_look(config, ".".join(parents)) if parents else config, name, value)
+    setattr(functools.reduce(getattr, parents, config), name, value)
 
 
-def _ours(path: str, key: str, value: Any) -> Any:
+def _our_value(path: str, key: str, value: object) -> object:
     if path != "activation":
         return value
     if value not in _THEIR_ACTIVATIONS:
@@ -135,7 +138,7 @@ class Family:
     name: str  # as people say it
     prefix: str  # of its presets: "bert_" + "base"
     preset: Callable[[str], ModelConfig]
-    sizes: Mapping[str, Any]
+    sizes: Mapping[str, object]  # variant -> what `preset` makes it of
     paper: str
     objective: str  # of its pretraining, in words
     huggingface: Optional[HuggingFace]  # None where transformers has no such model

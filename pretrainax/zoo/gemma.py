@@ -6,11 +6,10 @@ the two are the same.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import Family, HuggingFace
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, head dimension)
@@ -34,7 +33,7 @@ SIZES = SIZES_1 | SIZES_2 | SIZES_3
 
 
 def gemma(variant: str = "2_2b") -> ModelConfig:
-    """Gemma, `release_size`; UserError for an unknown variant."""
+    """Returns Gemma, `release_size`; UserError for an unknown variant."""
     *sizes, head_dim = pick("gemma", variant, SIZES)
     fields = {"1": _first, "2": _second, "3": _third}[variant[0]](variant)
     config = llama.decoder(
@@ -52,14 +51,12 @@ def gemma(variant: str = "2_2b") -> ModelConfig:
     return config
 
 
-def _first(variant: str) -> dict[str, Any]:
-    """The table of embeddings is that of the released files; the paper counts 128 rows more, which are unused."""
-    return dict(
-        vocab_size=256_000, position=RotaryPositions(8192)
-    )  # the released file; the paper's has 128 unused rows
+def _first(variant: str) -> dict[str, object]:
+    """Returns the fields of Gemma 1. Its vocabulary is the released file's: the paper counts 128 rows more, unused."""
+    return dict(vocab_size=256_000, position=RotaryPositions(8192))
 
 
-def _second(variant: str) -> dict[str, Any]:
+def _second(variant: str) -> dict[str, object]:
     return dict(
         vocab_size=256_000,
         position=RotaryPositions(8192),
@@ -71,8 +68,8 @@ def _second(variant: str) -> dict[str, Any]:
     )
 
 
-def _third(variant: str) -> dict[str, Any]:
-    """Section 2: the small ones were trained to 32 k tokens, the others stretched from 32 k to 128 k."""
+def _third(variant: str) -> dict[str, object]:
+    """Returns the fields of Gemma 3: small ones are trained to 32 k tokens, others stretched to 128 k (section 2)."""
     small = variant in ("3_270m", "3_1b")
     position = RotaryPositions(32_768 if small else 131_072, theta=1_000_000.0, local_theta=10_000.0)
     position.scaling = None if small else LinearScaling(8.0)
@@ -90,18 +87,18 @@ def _third(variant: str) -> dict[str, Any]:
 
 
 def _base_of_third() -> ModelConfig:
-    """What transformers takes where config.json of a Gemma 3 is silent; of the others that is 1_7b and 2_2b."""
+    """Returns what transformers takes where config.json of a Gemma 3 is silent; of the others that is 1_7b and 2_2b."""
     config = gemma("3_4b")
     config.num_layers, config.d_model, config.d_ff, config.window = 26, 2304, 9216, 4096
     return config
 
 
-def _refuse_both_sides(json: Mapping[str, Any]) -> None:
+def _refuse_both_sides(json: ConfigJson) -> None:
     if json.get("use_bidirectional_attention"):
         raise UserError("config.json has use_bidirectional_attention True; only causal attention is known for Gemma")
 
 
-def _read_first(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_first(json: ConfigJson, config: ModelConfig) -> None:
     _refuse_both_sides(json)
     llama.read_rotary(json, config)
     if json.get("hidden_act") == "gelu":  # so the first files have it, and mean the approximation
@@ -110,24 +107,24 @@ def _read_first(json: Mapping[str, Any], config: ModelConfig) -> None:
         raise UserError(f"config.json has hidden_activation {json['hidden_activation']!r}; known: gelu_pytorch_tanh")
 
 
-def _read_scale(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_scale(json: ConfigJson, config: ModelConfig) -> None:
     scalar = json.get("query_pre_attn_scalar", 256)
     config.attention_scale = None if scalar == config.dim_per_head else scalar**-0.5
 
 
-def _write_scale(config: ModelConfig) -> dict[str, Any]:
+def _write_scale(config: ModelConfig) -> ConfigJson:
     scale = config.attention_scale
     return {"query_pre_attn_scalar": config.dim_per_head if scale is None else round(scale**-2)}
 
 
-def _read_second(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_second(json: ConfigJson, config: ModelConfig) -> None:
     _refuse_both_sides(json)
     llama.read_rotary(json, config)
     _read_scale(json, config)
     patterns.read(json, config, json.get("sliding_window", config.window), otherwise=patterns.kinds(config))
 
 
-def _read_third(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_third(json: ConfigJson, config: ModelConfig) -> None:
     if "text_config" in json:
         raise UserError(
             "config.json is of a Gemma 3 that reads images (it has a text_config): only its language model is known "
@@ -141,8 +138,8 @@ def _read_third(json: Mapping[str, Any], config: ModelConfig) -> None:
     _read_rotary_of_third(json, config)
 
 
-def _read_rotary_of_third(json: Mapping[str, Any], config: ModelConfig) -> None:
-    """Two keys and the scaling of the global layers, or what transformers writes since version 5, by kind of layer."""
+def _read_rotary_of_third(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads both thetas and the scaling of the global layers, from keys of their own or from `rope_parameters`."""
     parameters, position = json.get("rope_parameters") or {}, config.position
     if unknown := set(parameters) - {"full_attention", "sliding_attention"}:
         raise UserError(f"config.json has rope_parameters {sorted(unknown)}; known: full_attention, sliding_attention")
@@ -155,15 +152,15 @@ def _read_rotary_of_third(json: Mapping[str, Any], config: ModelConfig) -> None:
         raise UserError(f"config.json scales the positions of sliding_attention, {near}; known: of full_attention")
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     return llama.write_heads(config) | llama.write_rotary(config)
 
 
-def _write_second(config: ModelConfig) -> dict[str, Any]:
+def _write_second(config: ModelConfig) -> ConfigJson:
     return _write(config) | patterns.write(config) | _write_scale(config)
 
 
-def _write_third(config: ModelConfig) -> dict[str, Any]:
+def _write_third(config: ModelConfig) -> ConfigJson:
     local = config.position.local_theta
     return _write_second(config) | {"rope_local_base_freq": config.position.theta if local is None else local}
 
@@ -172,7 +169,7 @@ _FIELDS = {("hidden_activation" if key == "hidden_act" else key): path for key, 
 _FIELDS |= {"final_logit_softcapping": "final_logit_cap"}
 
 
-def _family(number: str, sizes: Mapping[str, Any], paper: str, **huggingface) -> Family:
+def _family(number: str, sizes: Mapping[str, object], paper: str, **huggingface) -> Family:
     return Family(
         name=f"Gemma {number}",
         prefix="gemma",

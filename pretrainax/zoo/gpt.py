@@ -1,12 +1,11 @@
 """GPT-1 (Radford et al. 2018), GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, arXiv 2005.14165) and GPT-Neo
 (Black et al. 2021)."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
-from pretrainax.zoo.patterns import kinds, pattern
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
@@ -37,19 +36,19 @@ GPT_NEO_SIZES = {  # the released config.json
 
 
 def gpt1(variant: str = "117m") -> ModelConfig:
-    """GPT-1, whose norms come after the residual sum; UserError for an unknown variant."""
+    """Returns GPT-1, whose norms come after the residual sum; UserError for an unknown variant."""
     config = _decoder(*pick("gpt1", variant, GPT1_SIZES), context=512)
     config.vocab_size, config.norm_at, config.scale_residual_init = 40_478, "post", False
     return config
 
 
 def gpt2(variant: str = "124m") -> ModelConfig:
-    """GPT-2; UserError for an unknown variant."""
+    """Returns GPT-2; UserError for an unknown variant."""
     return _decoder(*pick("gpt2", variant, GPT2_SIZES), context=1024)
 
 
 def gpt3(variant: str = "125m") -> ModelConfig:
-    """GPT-3: GPT-2 with every other layer local (section 2.1); UserError for an unknown variant.
+    """Returns GPT-3: GPT-2 with every other layer local (section 2.1); UserError for an unknown variant.
 
     NOTE The paper says "locally banded sparse", as in the Sparse Transformer (Child et al. 2019), and gives neither the
     band's width nor which layers have one. Both are GPT-Neo's here: the odd layers, 256 tokens.
@@ -60,7 +59,7 @@ def gpt3(variant: str = "125m") -> ModelConfig:
 
 
 def gpt_neo(variant: str = "125m") -> ModelConfig:
-    """GPT-Neo, which does not scale attention logits; UserError for an unknown variant."""
+    """Returns GPT-Neo, which does not scale attention logits; UserError for an unknown variant."""
     config = _decoder(*pick("gpt_neo", variant, GPT_NEO_SIZES), context=2048)
     config.layer_pattern, config.window, config.dropout_rate = ("global", "local"), 256, 0.0
     config.attention_scale, config.qkv_bias = 1.0, False
@@ -89,12 +88,12 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
 
 
 def _conv(path: str, name: str, part: tuple[int, int] | None = None) -> list[Row]:
-    """The rows of transformers' Conv1D, whose kernel is [in, out] as ours."""
+    """Returns the rows of transformers' Conv1D, whose kernel is [in, out] as ours."""
     return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
 
 
 def _conv_block() -> list[Row]:
-    """Of GPT-1 and GPT-2."""
+    """Returns the rows of a block of GPT-1 and GPT-2."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
@@ -113,7 +112,7 @@ def _output(config: ModelConfig) -> list[Row]:
 
 
 def gpt1_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' OpenAIGPTLMHeadModel."""
+    """Returns the name table of transformers' OpenAIGPTLMHeadModel."""
     return [
         Row("token_embedding/embedding", "transformer.tokens_embed.weight"),
         Row("position_embedding/embedding", "transformer.positions_embed.weight"),
@@ -123,7 +122,7 @@ def gpt1_names(config: ModelConfig) -> list[Row]:
 
 
 def gpt2_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' GPT2LMHeadModel."""
+    """Returns the name table of transformers' GPT2LMHeadModel."""
     return [
         Row("token_embedding/embedding", "transformer.wte.weight"),
         Row("position_embedding/embedding", "transformer.wpe.weight"),
@@ -134,7 +133,7 @@ def gpt2_names(config: ModelConfig) -> list[Row]:
 
 
 def gpt_neo_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' GPTNeoForCausalLM."""
+    """Returns the name table of transformers' GPTNeoForCausalLM."""
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         Row("token_embedding/embedding", "transformer.wte.weight"),
@@ -166,15 +165,15 @@ _FIELDS = {  # of GPT-1 and GPT-2
 _GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # theirs -> ours
 
 
-def _tied(token_embedding: str) -> Any:
+def _tied(token_embedding: str) -> Callable[[ModelConfig], dict[str, str]]:
     return lambda config: {"lm_head.weight": token_embedding} if config.tie_embeddings else {}
 
 
-def _dropout(config: ModelConfig) -> dict[str, Any]:
+def _dropout(config: ModelConfig) -> ConfigJson:
     return {"embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
 
 
-def _read_gpt1(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_gpt1(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = 4 * config.d_model  # config.json has no key for it
     if "afn" in json:
         if json["afn"] not in _GPT1_ACTIVATIONS:
@@ -182,26 +181,26 @@ def _read_gpt1(json: Mapping[str, Any], config: ModelConfig) -> None:
         config.activation = _GPT1_ACTIVATIONS[json["afn"]]
 
 
-def _write_gpt1(config: ModelConfig) -> dict[str, Any]:
+def _write_gpt1(config: ModelConfig) -> ConfigJson:
     theirs = {"gelu_tanh": "gelu"}  # the exact one, which it has not, is read back as another, and refused
     return {"afn": theirs.get(config.activation, config.activation), **_dropout(config)}
 
 
-def _read_gpt2(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = json.get("n_inner") or 4 * config.d_model
 
 
-def _read_gpt_neo(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = json.get("intermediate_size") or 4 * config.d_model
     types = json.get("attention_types") or [[["global", "local"], 12]]
     said = [kind for period, times in types for kind in period * times]
     if len(said) != config.num_layers or set(said) - {"global", "local"}:
         raise UserError(f"config.json has attention_types {types}: not {config.num_layers} layers, 'global' or 'local'")
-    config.layer_pattern = pattern(said, usual=config.layer_pattern)
+    config.layer_pattern = shortest(said, usual=config.layer_pattern)
     config.window = json.get("window_size", 256) if "local" in said else None
 
 
-def _write_gpt_neo(config: ModelConfig) -> dict[str, Any]:
+def _write_gpt_neo(config: ModelConfig) -> ConfigJson:
     period = list(config.layer_pattern)
     times, rest = divmod(config.num_layers, len(period))
     json = {

@@ -4,7 +4,6 @@ arXiv 2407.21783), and what config.json of the decoders made after it has in com
 import copy
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from pretrainax.config import (
     LinearScaling,
@@ -15,7 +14,7 @@ from pretrainax.config import (
     UserError,
     nearest,
 )
-from pretrainax.zoo.family import Family, HuggingFace, Row, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -52,7 +51,7 @@ RELEASES = {
 
 
 def llama(variant: str = "3_8b") -> ModelConfig:
-    """LLaMA, `release_size`; UserError for an unknown variant."""
+    """Returns LLaMA, `release_size`; UserError for an unknown variant."""
     sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
     vocab_size, epsilon, position = RELEASES[release]
     return decoder(
@@ -65,7 +64,7 @@ def llama(variant: str = "3_8b") -> ModelConfig:
 
 
 def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_heads: int, **fields) -> ModelConfig:
-    """LLaMA's architecture; what Mistral, Qwen and Gemma change of it is in `fields`."""
+    """Returns LLaMA's architecture; what Mistral, Qwen and Gemma change of it is in `fields`."""
     usual = dict(norm="rms", norm_at="pre", activation="silu", gated=True, use_bias=False)
     return ModelConfig(
         family="decoder",
@@ -79,7 +78,7 @@ def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_hea
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' LlamaForCausalLM and of those made after it.
+    """Returns the name table of transformers' LlamaForCausalLM and of those made after it.
 
     Their rotary planes are ours (Meta's own files pair them differently).
     """
@@ -135,8 +134,8 @@ FIELDS = {
 IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)  # frequencies, in files of 2023
 
 
-def write_heads(config: ModelConfig) -> dict[str, Any]:
-    """What config.json says in full where ours may be None; the model of Qwen 2 reads head_dim, its config has none."""
+def write_heads(config: ModelConfig) -> ConfigJson:
+    """Says in full what may be None in ours; the model of Qwen 2 reads head_dim, its config has none."""
     return {"num_key_value_heads": config.kv_heads, "head_dim": config.dim_per_head}
 
 
@@ -156,16 +155,16 @@ _SCALINGS = {  # their rope_type -> our class, and their names of its fields
 }
 
 
-def read_rotary(json: Mapping[str, Any], config: ModelConfig) -> None:
-    """`rope_theta` and `rope_scaling`, or what transformers writes since version 5, `rope_parameters`."""
+def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads `rope_theta` and `rope_scaling`, or what transformers writes since version 5, `rope_parameters`."""
     parameters = json.get("rope_scaling") or json.get("rope_parameters") or {}
     position = config.position
     position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
     position.scaling = read_scaling(json, parameters, position.max_length)
 
 
-def read_scaling(json: Mapping[str, Any], parameters: Mapping[str, Any], max_length: int) -> RotaryScaling | None:
-    """The scaling that the dict `parameters` in `json` describes; UserError for one that we do not compute."""
+def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
+    """Returns the scaling that `parameters`, a part of `json`, describes; UserError for one that we do not compute."""
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; here all layers have one")
     for rotated in (json.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")):
@@ -185,8 +184,8 @@ def read_scaling(json: Mapping[str, Any], parameters: Mapping[str, Any], max_len
     return cls(**{ours: said[theirs] for theirs, ours in names.items()})
 
 
-def write_rotary(config: ModelConfig) -> dict[str, Any]:
-    """As transformers has it up to version 4, which all later ones read."""
+def write_rotary(config: ModelConfig) -> ConfigJson:
+    """Writes what transformers has up to version 4, which all later ones read."""
     scaling = config.position.scaling
     for kind, (cls, names) in _SCALINGS.items():
         if type(scaling) is cls:
@@ -199,7 +198,7 @@ def write_rotary(config: ModelConfig) -> dict[str, Any]:
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent."""
+    """Returns what transformers takes where config.json is silent."""
     config = llama("1_7b")
     config.num_kv_heads = None
     return config

@@ -1,11 +1,8 @@
 """Mistral 7B (Jiang et al. 2023, arXiv 2310.06825): LLaMA with grouped keys and a sliding window."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import Family, HuggingFace
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, base of the rotation, window)
@@ -16,7 +13,7 @@ SIZES = {
 
 
 def mistral(variant: str = "7b") -> ModelConfig:
-    """Mistral 7B, version 0.1 or 0.3; UserError for an unknown variant."""
+    """Returns Mistral 7B, version 0.1 or 0.3; UserError for an unknown variant."""
     *sizes, vocab_size, theta, window = pick("mistral", variant, SIZES)
     return llama.decoder(
         *sizes,
@@ -34,13 +31,13 @@ def _pattern(window: int | None) -> tuple[str, ...]:
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent."""
+    """Returns what transformers takes where config.json is silent."""
     config = mistral("7b")
     config.norm_epsilon, config.position.max_length = 1e-6, 131_072
     return config
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("layer_types") is not None:
         raise UserError("config.json has layer_types, which a Mistral model does not read: all its layers are alike")
     llama.read_rotary(json, config)

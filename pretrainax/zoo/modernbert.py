@@ -1,10 +1,8 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
-from pretrainax.zoo.family import Family, HuggingFace, Row, linear
+from pretrainax.zoo import patterns
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads): Warner et al. 2024, table 4, which counts both halves of GeGLU
@@ -12,14 +10,13 @@ SIZES = {
     "base": (22, 768, 1152, 12),
     "large": (28, 1024, 2624, 16),
 }
-_KINDS = {"full_attention": "global", "sliding_attention": "local"}  # config.json's names of layers -> ours
 
 # Which ids are special is the tokenizer's to say; those that transformers assumes need the released vocabulary.
 _TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
 def modernbert(variant: str = "base") -> ModelConfig:
-    """ModernBERT, for a context of 8,192; UserError for an unknown variant."""
+    """Returns ModernBERT, for a context of 8,192; UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads = pick("modernbert", variant, SIZES)
     return ModelConfig(
         family="encoder",
@@ -44,7 +41,7 @@ def modernbert(variant: str = "base") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' ModernBertForMaskedLM, whose first layer has no norm of its own: the embeddings have it."""
+    """Returns the name table of ModernBertForMaskedLM. The norm of its first layer is that of the embeddings."""
     del config  # the same for all
     block, layer = "encoder/blocks", "model.layers.{layer}"
 
@@ -69,7 +66,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     ]
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     if json.get("classifier_activation", "gelu") != json.get("hidden_activation", "gelu"):
         raise UserError(
             f"config.json has classifier_activation {json.get('classifier_activation', 'gelu')!r}; only what "
@@ -83,36 +80,30 @@ def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
     config.position.local_theta = _theta(json, "sliding_attention", local_theta)
 
 
-def _pattern(json: Mapping[str, Any], config: ModelConfig) -> tuple[str, ...]:
-    """The shortest one that gives `layer_types`, or what older files say: every how many layers one is global."""
+def _pattern(json: ConfigJson, config: ModelConfig) -> tuple[str, ...]:
+    """Finds the pattern of `layer_types`, or of what older files say: every how many layers one is global."""
     types = json.get("layer_types")
     if types is None:
         return ("global", *["local"] * (json.get("global_attn_every_n_layers", 3) - 1))
-    if unknown := set(types) - set(_KINDS):
-        raise UserError(f"config.json has layer_types {sorted(unknown)}; known: {', '.join(_KINDS)}")
+    if unknown := set(types) - set(patterns.KINDS):
+        raise UserError(f"config.json has layer_types {sorted(unknown)}; known: {', '.join(patterns.KINDS)}")
     if len(types) != config.num_layers:
         raise UserError(f"config.json has {len(types)} layer_types for {config.num_layers} num_hidden_layers")
-    kinds = tuple(_KINDS[kind] for kind in types)
-    usual = config.layer_pattern
-    if kinds == (usual * len(kinds))[: len(kinds)]:
-        return usual
-    return next(kinds[:n] for n in range(1, len(kinds) + 1) if kinds == (kinds[:n] * len(kinds))[: len(kinds)])
+    return patterns.shortest([patterns.KINDS[kind] for kind in types], usual=config.layer_pattern)
 
 
-def _theta(json: Mapping[str, Any], kind: str, default: float) -> float:
+def _theta(json: ConfigJson, kind: str, default: float) -> float:
     parameters = (json.get("rope_parameters") or {}).get(kind) or {}
     if parameters.get("rope_type", "default") != "default":
         raise UserError(f"config.json has rope_parameters {parameters}; of 'modernbert' models only 'default' ones run")
     return parameters.get("rope_theta", default)
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
-    theirs = {ours: name for name, ours in _KINDS.items()}
-    kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(config.num_layers)]
+def _write(config: ModelConfig) -> ConfigJson:
     thetas = {"full_attention": config.position.theta, "sliding_attention": config.position.local_theta}
     json = {
         "classifier_activation": "gelu_pytorch_tanh" if config.activation == "gelu_tanh" else config.activation,
-        "layer_types": [theirs[kind] for kind in kinds],
+        "layer_types": patterns.layer_types(config),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "embedding_dropout": config.dropout_rate,
         "attention_dropout": config.dropout_rate,

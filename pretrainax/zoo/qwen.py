@@ -1,11 +1,8 @@
 """Qwen 2, 2.5 and 3, the dense ones (Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import Family, HuggingFace
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, tied embeddings, epsilon of the norm)
@@ -35,7 +32,7 @@ SIZES_3 = {  # 2505.09388, table 1, and the released config.json; a head is 128 
 
 
 def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
-    """Qwen, `release_size`; UserError for an unknown variant."""
+    """Returns Qwen, `release_size`; UserError for an unknown variant."""
     *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3)
     third = variant in SIZES_3
     return llama.decoder(
@@ -52,14 +49,14 @@ def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
 
 
 def _base(variant: str) -> ModelConfig:
-    """What transformers takes where config.json is silent."""
+    """Returns what transformers takes where config.json is silent."""
     config = qwen(variant)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.num_kv_heads = 32, 4096, 22016, 32, 32
     config.vocab_size, config.tie_embeddings, config.position.theta = 151_936, False, 10_000.0
     return config
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_rotary(json, config)
     window = json.get("sliding_window", 4096) if json.get("use_sliding_window") else None
     first = config.num_layers if window is None else json.get("max_window_layers", 28)  # local layer
@@ -67,7 +64,7 @@ def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
     patterns.read(json, config, window, otherwise=kinds)
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     json = llama.write_heads(config) | llama.write_rotary(config) | patterns.write(config)
     return json | {"use_sliding_window": config.window is not None}
 

@@ -1,11 +1,10 @@
 """RoBERTa (Liu et al. 2019, arXiv 1907.11692) and XLM-R (Conneau et al. 2019, arXiv 1911.02116)."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.bert import CONSTANTS, FIELDS, encoder_names
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
@@ -17,12 +16,12 @@ XLM_SIZES = dict(SIZES)  # Conneau et al. 2019, section 3
 
 
 def roberta(variant: str = "base") -> ModelConfig:
-    """RoBERTa; UserError for an unknown variant."""
+    """Returns RoBERTa; UserError for an unknown variant."""
     return _encoder(*pick("roberta", variant, SIZES), vocab_size=50_265)
 
 
 def xlm_roberta(variant: str = "base") -> ModelConfig:
-    """XLM-R; UserError for an unknown variant."""
+    """Returns XLM-R; UserError for an unknown variant."""
     return _encoder(*pick("xlm_roberta", variant, XLM_SIZES), vocab_size=250_002)
 
 
@@ -47,7 +46,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent."""
+    """Returns what transformers takes where config.json is silent."""
     config = roberta("base")
     config.norm_epsilon, config.num_token_types, config.position = 1e-12, 2, LearnedPositions(510, offset=2)
     return config
@@ -60,7 +59,7 @@ def _xlm_base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
+    """Returns the name table of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
     del config  # the same for all
     return [
         *encoder_names("roberta"),
@@ -70,7 +69,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     ]
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     padding = json.get("pad_token_id", 1)
     rows = config.position.max_length if "max_position_embeddings" in json else 512
     if not isinstance(padding, int) or not 0 <= padding < rows - 1:
@@ -80,7 +79,7 @@ def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of RoBERTa only 'gelu' runs")
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     position = config.position
     return {
         "max_position_embeddings": position.max_length + position.offset,
@@ -89,7 +88,7 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _huggingface(model_type: str, architecture: str, base: Any) -> HuggingFace:
+def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelConfig]) -> HuggingFace:
     return HuggingFace(
         model_type=model_type,
         architecture=architecture,

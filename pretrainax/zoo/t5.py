@@ -5,11 +5,10 @@ Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.
 2105.13626), UL2 (Tay et al. 2022, arXiv 2205.05131).
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
 
 from pretrainax.config import ModelConfig, RelativePositionBuckets, UserError
-from pretrainax.zoo.family import Family, HuggingFace, Row, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -47,7 +46,7 @@ UL2_SIZES = {"20b": (32, 4096, 16384, 16, 256)}
 
 
 def t5(variant: str = "base") -> ModelConfig:
-    """T5 1.1, or 1.0 (`v1_0_…`); UserError for an unknown variant."""
+    """Returns T5 1.1, or 1.0 (`v1_0_…`); UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads, head_dim = pick("t5", variant, SIZES)
     original = variant.startswith("v1_0_")
     return ModelConfig(
@@ -74,19 +73,19 @@ def t5(variant: str = "base") -> ModelConfig:
 
 
 def flan_t5(variant: str = "base") -> ModelConfig:
-    """Flan-T5: T5 1.1, trained on with instructions; UserError for an unknown variant."""
+    """Returns Flan-T5: T5 1.1, trained on with instructions; UserError for an unknown variant."""
     return t5(pick("flan_t5", variant, FLAN_SIZES))
 
 
 def mt5(variant: str = "base") -> ModelConfig:
-    """mT5: T5 1.1 with a vocabulary for 101 languages; UserError for an unknown variant."""
+    """Returns mT5: T5 1.1 with a vocabulary for 101 languages; UserError for an unknown variant."""
     config = t5(pick("mt5", variant, MT5_SIZES))
     config.vocab_size = 250_112
     return config
 
 
 def byt5(variant: str = "base") -> ModelConfig:
-    """ByT5: T5 1.1 on bytes, with an encoder three times as deep as the decoder; UserError for an unknown variant."""
+    """Returns ByT5: T5 1.1 on bytes, with a deep encoder and a shallow decoder; UserError for an unknown variant."""
     config = t5("base")
     sizes = pick("byt5", variant, BYT5_SIZES)
     config.num_layers, config.num_decoder_layers, config.d_model, config.d_ff, config.num_heads = sizes
@@ -95,7 +94,7 @@ def byt5(variant: str = "base") -> ModelConfig:
 
 
 def ul2(variant: str = "20b") -> ModelConfig:
-    """UL2: gated as T5 1.1 but by SiLU, tied as 1.0; UserError for an unknown variant."""
+    """Returns UL2: gated as T5 1.1 but by SiLU, tied as 1.0; UserError for an unknown variant."""
     config = t5("base")
     sizes = pick("ul2", variant, UL2_SIZES)
     config.num_layers, config.d_model, config.d_ff, config.num_heads, config.head_dim = sizes
@@ -105,7 +104,7 @@ def ul2(variant: str = "20b") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
+    """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
@@ -159,7 +158,7 @@ _PROJECTIONS = {
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent."""
+    """Returns what transformers takes where config.json is silent."""
     return t5("v1_0_small")
 
 
@@ -169,7 +168,7 @@ def _mt5_base() -> ModelConfig:
     return config
 
 
-def _read_common(json: Mapping[str, Any], config: ModelConfig, projection: str) -> None:
+def _read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
     layers = json.get("num_decoder_layers")
     config.num_decoder_layers = None if layers == config.num_layers else layers
     projection = json.get("feed_forward_proj", projection)
@@ -182,21 +181,21 @@ def _read_common(json: Mapping[str, Any], config: ModelConfig, projection: str) 
             raise UserError(f"config.json has {key} {json[key]!r}, which is not that of its feed_forward_proj")
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
-    """Tied logits are scaled and untied ones are not. Transformers 5 writes `tie_word_embeddings` true for both, and
-    says which one it is by `scale_decoder_outputs`."""
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads T5's: tied logits are scaled and untied ones are not. Transformers 5 writes `tie_word_embeddings` true for
+    both, and says which one it is by `scale_decoder_outputs`."""
     _read_common(json, config, "relu")
     tied = json.get("scale_decoder_outputs", json.get("tie_word_embeddings") is not False)
     config.tie_embeddings = config.scale_tied_logits = tied
 
 
-def _read_mt5(json: Mapping[str, Any], config: ModelConfig) -> None:
-    """`tie_word_embeddings` is not asked: transformers 5 writes true, whatever the weights are. A file of tied weights
-    lacks lm_head.weight, and is refused for it."""
+def _read_mt5(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads mT5's, but for `tie_word_embeddings`: transformers 5 writes true, whatever the weights are. A file of tied
+    weights lacks lm_head.weight, and is refused for it."""
     _read_common(json, config, "gated-gelu")
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     kind = (config.activation, config.gated)
     names = [name for name, (_, ours) in _PROJECTIONS.items() if (ours, name.startswith("gated-")) == kind]
     if not names:
@@ -212,7 +211,12 @@ def _write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _huggingface(model_type: str, architecture: str, base: Any, read: Any) -> HuggingFace:
+def _huggingface(
+    model_type: str,
+    architecture: str,
+    base: Callable[[], ModelConfig],
+    read: Callable[[ConfigJson, ModelConfig], None],
+) -> HuggingFace:
     return HuggingFace(
         model_type=model_type,
         architecture=architecture,

@@ -4,12 +4,9 @@ As Marian has it: with biases on the maps of attention, which the paper's equati
 with all sines before all cosines.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
 from pretrainax.zoo.bart import CONSTANTS, FIELDS, block_names, read_decoder, tied, write_decoder, zeros
-from pretrainax.zoo.family import Family, HuggingFace, Row
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row
 from pretrainax.zoo.variants import pick
 
 # Vaswani et al. 2017, table 3: variant -> (layers of each stack, width, feed-forward, heads, dropout)
@@ -20,7 +17,7 @@ SIZES = {
 
 
 def transformer(variant: str = "base") -> ModelConfig:
-    """The Transformer; UserError for an unknown variant."""
+    """Returns the Transformer; UserError for an unknown variant."""
     num_layers, d_model, d_ff, num_heads, dropout_rate = pick("transformer", variant, SIZES)
     return ModelConfig(
         family="encoder_decoder",
@@ -41,7 +38,7 @@ def transformer(variant: str = "base") -> ModelConfig:
 
 
 def _base() -> ModelConfig:
-    """What transformers takes where config.json is silent."""
+    """Returns what transformers takes where config.json is silent."""
     config = transformer("big")
     config.vocab_size, config.num_layers, config.activation, config.scale_embeddings = 58_101, 12, "gelu", False
     config.dropout_rate, config.init_stddev = 0.1, 0.02
@@ -49,12 +46,12 @@ def _base() -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Of transformers' MarianMTModel."""
+    """Returns the name table of transformers' MarianMTModel."""
     del config  # the same for all
     return [Row("token_embedding/embedding", "model.shared.weight"), *block_names("model")]
 
 
-def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
+def _read(json: ConfigJson, config: ModelConfig) -> None:
     read_decoder(json, config)
     if json.get("decoder_vocab_size") not in (None, config.vocab_size):
         raise UserError(
@@ -62,7 +59,7 @@ def _read(json: Mapping[str, Any], config: ModelConfig) -> None:
         )
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def _write(config: ModelConfig) -> ConfigJson:
     return write_decoder(config) | {
         "max_position_embeddings": 1024,  # rows of a table that is computed: any number does
         "pad_token_id": 0,  # these four: of our vocabularies with sentinels; Marian's own defaults are for 58,101 ids

@@ -9,7 +9,7 @@ Size = TypeVar("Size")
 
 
 def pick(family: str, variant: str, sizes: Mapping[str, Size]) -> Size:
-    """`sizes[variant]`; UserError with the nearest names where there is none."""
+    """Returns `sizes[variant]`; UserError with the nearest names where there is none."""
     if variant not in sizes:
         raise UserError(f"{family} has no variant {variant!r}, {nearest(variant, sizes)}")
     return sizes[variant]

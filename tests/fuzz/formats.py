@@ -150,11 +150,12 @@ def _weights(name: str) -> Callable[[pathlib.Path], None]:
 def _read_weights(folder: pathlib.Path) -> None:
     import jax
 
-    from pretrainax.interop import weights as pretrained
+    from pretrainax.interop.architectures import is_huggingface_directory
+    from pretrainax.interop.weights import DirectoryWeights
     from pretrainax.sharding.param_paths import parameter_names
 
-    if pretrained.is_directory(str(folder)):
-        source = pretrained.Pretrained(str(folder))
+    if is_huggingface_directory(str(folder)):
+        source = DirectoryWeights(str(folder))
         for path, x in zip(parameter_names(source.abstract), jax.tree.leaves(source.abstract), strict=True):
             source.read(path, tuple(map(slice, x.shape)))
 

@@ -18,8 +18,8 @@ from pretrainax import models
 from pretrainax.checkpoints.params import write_params
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.sources import TextFiles
-from pretrainax.interop import directories as huggingface
-from pretrainax.interop import weights as pretrained
+from pretrainax.interop import directories
+from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.models import electra
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -53,15 +53,15 @@ def source(tmp_path):
 @pytest.mark.parametrize("name", CASES)
 def test_import_and_export_keep_every_bit(name, tmp_path):
     source = write_directory(tmp_path / "source", name)
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     imported = config_lib.load(tmp_path / "run" / "config.json").model
     assert_same(params_of(tmp_path / "run", imported), weights(CASES[name].config))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), shard_bytes=20_000)
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), shard_bytes=20_000)
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 1
     a, b = stored(source), stored(tmp_path / "out")
     assert a.keys() == b.keys()
     assert all(a[key].tobytes() == b[key].tobytes() and a[key].dtype == b[key].dtype for key in a)
-    huggingface.import_directory(str(tmp_path / "out"), str(tmp_path / "again"))
+    directories.import_directory(str(tmp_path / "out"), str(tmp_path / "again"))
     assert_same(params_of(tmp_path / "again", imported), weights(CASES[name].config))
 
 
@@ -84,8 +84,8 @@ def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path)
     theirs = make.oracle(case)
     theirs.save_pretrained(tmp_path / "source", max_shard_size="30KB")
     write_tokenizer(tmp_path / "source", case.pad_id)
-    huggingface.import_directory(str(tmp_path / "source"), str(tmp_path / "run"))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    directories.import_directory(str(tmp_path / "source"), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     again, info = type(theirs).from_pretrained(
         tmp_path / "out", output_loading_info=True, attn_implementation="eager", dtype=torch.float32
     )
@@ -104,8 +104,8 @@ def test_the_encoder_of_deberta_v3_is_loaded_without_the_authors_head(tmp_path):
     import torch
     import transformers
 
-    huggingface.import_directory(str(write_directory(tmp_path / "source", "deberta_v3")), str(tmp_path / "run"))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    directories.import_directory(str(write_directory(tmp_path / "source", "deberta_v3")), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     theirs, info = transformers.DebertaV2Model.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not info["missing_keys"] and all(name.startswith("mask_predictions.") for name in info["unexpected_keys"])
     arrays = batch(CASES["deberta_v3"])
@@ -126,10 +126,10 @@ def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
     tokenizer = read_tokenizer(str(tmp_path))
     tokenizer.save(str(tmp_path / "run" / "tokenizer"))
     write_params(str(tmp_path / "run"), shapes, lambda path, index: by_path[path][index], {})
-    experiment = huggingface._experiment(config, str(tmp_path / "run" / "tokenizer"))
+    experiment = directories._evaluation_of(config, str(tmp_path / "run" / "tokenizer"))
     (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part=part)
-    source = pretrained.Pretrained(str(tmp_path / "out"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part=part)
+    source = DirectoryWeights(str(tmp_path / "out"))
     wanted_config, wanted = getattr(electra, part)(config, params)
     assert differences(source.config, wanted_config) == []
     for path, x in zip(parameter_names(wanted), jax.tree.leaves(wanted), strict=True):
@@ -138,27 +138,27 @@ def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
 
 def test_bfloat16_is_kept(tmp_path):
     source = write_directory(tmp_path / "source", "llama3", ml_dtypes.bfloat16)
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     a, b = stored(source), stored(tmp_path / "out")
     assert {x.dtype.name for x in b.values()} == {"bfloat16"}
     assert all(a[key].tobytes() == b[key].tobytes() for key in a)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "wide"), dtype="float32")
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "wide"), dtype="float32")
     assert all(a[key].astype(np.float32).tobytes() == x.tobytes() for key, x in stored(tmp_path / "wide").items())
 
 
 def test_two_exports_are_the_same_files(source, tmp_path):
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     for name in ("a", "b"):
-        huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / name))
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / name))
     a, b = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("a", "b"))
     assert a == b
 
 
 def test_config_and_tokenizer_travel_along(source, tmp_path):
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     a, b = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out"))
     assert a.items() <= (b | {"pad_token_id": a.get("pad_token_id")}).items()
     assert (b["pad_token_id"], b["dtype"]) == (0, "float32")
@@ -171,7 +171,7 @@ def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
         name = name.removeprefix("bert.").replace("LayerNorm.weight", "LayerNorm.gamma")
         state[name.replace("LayerNorm.bias", "LayerNorm.beta")] = x
     safetensors.numpy.save_file(state, source / "model.safetensors")
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     assert_same(params_of(tmp_path / "run", CASES["bert"].config), weights(CASES["bert"].config))
 
 
@@ -181,7 +181,7 @@ def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
 @pytest.mark.parametrize("through", ["directory", "workdir"])
 def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", "gpt2")
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     experiment = config_lib.load(tmp_path / "run" / "config.json")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.data.sequence_length, experiment.train.global_batch_size, experiment.train.steps = 16, 8, 2
@@ -190,14 +190,14 @@ def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     experiment.checkpoint.init_from = str(source if through == "directory" else tmp_path / "run")
     assert loop.train(experiment, str(tmp_path / "more")) == 0
     assert_same(params_of(tmp_path / "more", experiment.model), weights(CASES["gpt2"].config))
-    huggingface.export_workdir(str(tmp_path / "more"), str(tmp_path / "out"))  # what training saved is exported too
+    directories.export_workdir(str(tmp_path / "more"), str(tmp_path / "out"))  # what training saved is exported too
     assert all(x.tobytes() == stored(tmp_path / "out")[key].tobytes() for key, x in stored(source).items())
 
 
 @pytest.mark.parametrize("name", ["bert", "t5_1_1", "gemma2"])
 def test_an_imported_workdir_evaluates(name, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", name)
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     experiment = config_lib.load(tmp_path / "run" / "config.json")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.data.sequence_length, experiment.train.global_batch_size, experiment.evaluate.batches = 16, 8, 1
@@ -210,7 +210,7 @@ def test_an_imported_workdir_evaluates(name, tmp_path, text, cache):
 
 
 def test_an_imported_workdir_is_not_resumed(tmp_path, text, cache):
-    huggingface.import_directory(str(write_directory(tmp_path / "source", "gpt2")), str(tmp_path / "run"))
+    directories.import_directory(str(write_directory(tmp_path / "source", "gpt2")), str(tmp_path / "run"))
     experiment = config_lib.load(tmp_path / "run" / "config.json")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.data.sequence_length, experiment.train.global_batch_size = 16, 8
@@ -220,12 +220,12 @@ def test_an_imported_workdir_is_not_resumed(tmp_path, text, cache):
 
 
 def test_a_model_that_transformers_has_not_is_not_exported(source, tmp_path):
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     experiment = config_lib.load(tmp_path / "run" / "config.json")
     experiment.model.qk_norm = True
     (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
     with pytest.raises(UserError, match="no architecture of transformers computes this config.model.*qk_norm=True"):
-        huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -262,18 +262,18 @@ def test_a_bad_command_is_one_line(words, message):
 
 
 def test_an_import_that_was_cut_short_is_one_line(source, tmp_path):
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     (tmp_path / "run" / "config.json").unlink()  # written last
     with pytest.raises(UserError, match="an import that was cut short"):
-        huggingface.import_directory(str(source), str(tmp_path / "run"))
+        directories.import_directory(str(source), str(tmp_path / "run"))
 
 
 def test_a_full_disk_is_one_line(source, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(RunFailed, match="could not write --to=.*No space left on device"):
-        huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     assert sorted(f.name for f in tmp_path.iterdir()) == ["run", "source"]

@@ -11,8 +11,8 @@ import safetensors.numpy
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.interop import directories as huggingface
-from pretrainax.interop import weights as pretrained
+from pretrainax.interop import directories
+from pretrainax.interop.weights import DirectoryWeights, load_params
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.zoo.convert import to_huggingface
@@ -40,7 +40,7 @@ def test_each_device_reads_its_part_of_heads_and_widths(name, tmp_path):
     shapes = models.abstract_params(config)
     spread = tree_shardings(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)), shapes)
     abstract = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, spread)
-    params = pretrained.load_params(str(tmp_path), config, abstract)
+    params = load_params(str(tmp_path), config, abstract)
     assert any("tensor" in str(x.sharding.spec) for x in jax.tree.leaves(params))
     assert_same(jax.device_get(params), given)
 
@@ -54,7 +54,7 @@ def test_each_device_reads_its_shards(name, tmp_path):
     abstract = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, tree_shardings(mesh, shapes)
     )
-    params = pretrained.load_params(str(source), config, abstract)
+    params = load_params(str(source), config, abstract)
     assert_same(jax.device_get(params), weights(config))
     assert jax.tree.map(lambda x: x.sharding, params) == jax.tree.map(lambda x: x.sharding, abstract)
 
@@ -62,7 +62,7 @@ def test_each_device_reads_its_shards(name, tmp_path):
 def test_another_architecture_is_refused_by_field(source):
     config = dataclasses.replace(CASES["bert"].config, num_layers=5, norm_at="pre")
     with pytest.raises(UserError, match=r"config.model.num_layers is 5, there 3; config.model.norm_at is 'pre'"):
-        pretrained.load_params(str(source), config, None)
+        load_params(str(source), config, None)
 
 
 def test_a_run_may_do_without_the_pair_head(source):
@@ -70,7 +70,7 @@ def test_a_run_may_do_without_the_pair_head(source):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = models.abstract_params(config)
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
-    params = pretrained.load_params(str(source), config, abstract)
+    params = load_params(str(source), config, abstract)
     kept = {key: x for key, x in weights(CASES["bert"].config).items() if key != "pair_head"}
     assert_same(params, kept)
 
@@ -195,14 +195,14 @@ def broken_config(source):
 def test_a_bad_directory_is_one_error(damage, message, source, tmp_path):
     damage(source)
     with pytest.raises(UserError, match=message) as error:
-        huggingface.import_directory(str(source), str(tmp_path / "run"))
+        directories.import_directory(str(source), str(tmp_path / "run"))
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run" / "checkpoints" / "0").exists()
 
 
 def test_every_flipped_bit_of_an_export_is_seen(source, tmp_path):
-    huggingface.import_directory(str(source), str(tmp_path / "run"))
-    huggingface.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
     file = tmp_path / "out" / "model.safetensors"
     good = file.read_bytes()
     for place in np.random.default_rng(0).integers(0, len(good), 20):
@@ -210,4 +210,4 @@ def test_every_flipped_bit_of_an_export_is_seen(source, tmp_path):
         bad[place] ^= 1 << int(place) % 8
         file.write_bytes(bad)
         with pytest.raises(UserError, match="model.safetensors changed"):
-            pretrained.Pretrained(str(tmp_path / "out"))
+            DirectoryWeights(str(tmp_path / "out"))

@@ -10,7 +10,10 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig
-from pretrainax.planning.hlo import Program, Shape, module_of, replica_groups
+from pretrainax.planning.hlo import Program, collectives_of
+from pretrainax.planning.hlo.collectives import replica_groups
+from pretrainax.planning.hlo.instructions import Shape
+from pretrainax.planning.hlo.modules import module_of
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.mesh import AXES, make_mesh
 
@@ -65,7 +68,7 @@ def scanned(turns: int = 5) -> str:
 
 
 def scanned_collectives(turns: int = 5) -> list[Collective]:
-    return Program(scanned(turns)).collectives(AbstractMesh((2, 4, 1, 1), AXES))
+    return collectives_of(Program(scanned(turns)), AbstractMesh((2, 4, 1, 1), AXES))
 
 
 @pytest.mark.parametrize("turns", [5, 7])
@@ -138,19 +141,19 @@ def test_a_counter_that_goes_up_by_two_halves_the_turns():
 
 
 def test_a_loop_of_permutes_counts_as_the_gather_it_was_made_of():
-    (found,) = [c for c in Program(LOOP).collectives(MESH) if "blocks" in c.where]
+    (found,) = [c for c in collectives_of(Program(LOOP), MESH) if "blocks" in c.where]
     assert found == Collective("tensor", "all-gather", 4 * 8 * 4, 4, "decoder/blocks/mlp/up")
 
 
 def test_a_sum_and_its_slice_count_as_a_reduce_scatter():
-    found = [c for c in Program(LOOP).collectives(MESH) if c.kind == "reduce-scatter"]
+    found = [c for c in collectives_of(Program(LOOP), MESH) if c.kind == "reduce-scatter"]
     assert [(c.axis, c.bytes, c.count) for c in found] == [("fsdp", 8 * 8 * 4 // 2, 1)]
 
 
 def test_a_collective_that_stands_in_two_fusions_counts_once():
     copy = FUSED.replace("%fused", "%copied").replace("%gather", "%gather.1")
     text = LOOP.replace("calls=%fused\n", "calls=%copied\n", 1).replace(FUSED, FUSED + "\n" + copy)
-    found = [c for c in Program(text).collectives(MESH) if (c.where, c.kind) == ("state/params/up", "all-gather")]
+    found = [c for c in collectives_of(Program(text), MESH) if (c.where, c.kind) == ("state/params/up", "all-gather")]
     assert [c.count for c in found] == [1]
 
 

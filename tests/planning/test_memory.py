@@ -9,7 +9,7 @@ import pytest
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.planning import memory
-from pretrainax.planning.activations import kept, local
+from pretrainax.planning.activations import local, saved_residuals
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import CHIPS
@@ -76,7 +76,8 @@ def test_accumulation_keeps_a_second_gradient_and_half_of_the_activations():
 def test_with_remat_block_a_layer_keeps_its_input_alone():
     experiment = tiny.get_config("gpt")
     experiment.train.remat = "block"
-    stacked = [x for x in kept(experiment, ONE, "tpu") if len(x.shape) == 4 and x.shape[0] == 2]  # [L, B, T, D]
+    residuals = saved_residuals(experiment, ONE, "tpu")
+    stacked = [x for x in residuals if len(x.shape) == 4 and x.shape[0] == 2]  # [L, B, T, D]
     assert [(x.dtype, x.bytes) for x in stacked] == [("bfloat16", 2 * 8 * 32 * 32 * 2)]
 
 
@@ -90,7 +91,7 @@ def test_each_policy_keeps_less_than_the_one_before_it():
 
 
 def test_what_is_kept_has_the_name_of_the_module_that_makes_it():
-    names = {x.module for x in kept(tiny.get_config("t5"), ONE, "tpu")}
+    names = {x.module for x in saved_residuals(tiny.get_config("t5"), ONE, "tpu")}
     assert {"encoder/blocks/mlp", "decoder/blocks/cross_attention", "decoder/blocks/mlp_norm"} <= names
 
 

@@ -15,7 +15,7 @@ from pretrainax import zoo
 from pretrainax.config import UserError
 from pretrainax.data.objectives import CausalLM
 from pretrainax.scaling import compute_optimal
-from pretrainax.scaling.budget import report
+from pretrainax.scaling.budget import Budget, report
 from pretrainax.scaling.compute_optimal import RECIPES, Space, count_parameters, make_plan
 from pretrainax.scaling.power_laws import (
     LAWS,
@@ -215,7 +215,7 @@ def test_a_budget_out_of_range_is_refused(spaces):
 
 
 def test_a_report_has_the_figures():
-    text = report(hours=24, topology="v5p:4x4x4")
+    text = report(Budget(hours=24, topology="v5p:4x4x4"))
     said = re.search(r"^time +([\d.]+) hours on v5p:4x4x4 at 40% MFU, assumed", text, re.M)
     assert float(said[1]) == pytest.approx(24, rel=0.05)  # rounded to whole layers
     for name in "parameters tokens FLOPs architecture published batch steps loss half double Kaplan USD".split():
@@ -225,20 +225,20 @@ def test_a_report_has_the_figures():
 
 @pytest.mark.parametrize("family", ["encoder", "encoder_decoder"])
 def test_other_families_are_told_that_the_constants_are_a_decoders(family):
-    assert "The constants of this law are those of the decoder family" in report(flops=1e19, family=family)
+    assert "The constants of this law are those of the decoder family" in report(Budget(flops=1e19, family=family))
 
 
 def test_twice_the_mfu_is_half_the_time():
     times = []
     for mfu in (0.25, 0.5):
-        text = report(flops=1e20, topology="h100:8", mfu=mfu)
+        text = report(Budget(flops=1e20, topology="h100:8", mfu=mfu))
         times.append(float(re.search(r"^time +([\d.]+)", text, re.M)[1]))
     assert times[0] / times[1] == pytest.approx(2, rel=0.01)  # three digits
 
 
 @pytest.mark.parametrize("family", RECIPES)
 def test_the_printed_flags_make_a_sound_config(family, tmp_path):
-    text = report(flops=1e18, family=family, vocab_size=8192)
+    text = report(Budget(flops=1e18, family=family, vocab_size=8192))
     flags = text[text.index("--config=") :].partition("\n\n")[0].replace("\\\n", " ")
     code = (
         "import sys\nfrom absl import app\nfrom pretrainax import cli\nfrom pretrainax.models import abstract_params\n"
@@ -262,7 +262,7 @@ def test_a_law_from_a_file(tmp_path):
     values = dict(constants=constants, source="mine", family="encoder", with_embeddings=False)
     path.write_text(json.dumps(values))
     assert law_of(str(path)) == LossLaw(**constants, source="mine", with_embeddings=False, family="encoder")
-    text = report(flops=1e18, family="encoder", law=str(path))
+    text = report(Budget(flops=1e18, family="encoder", law=str(path)))
     assert "law            mine" in text and "NOTE" not in text
 
 
@@ -293,7 +293,7 @@ def test_a_file_that_is_no_law_is_refused(tmp_path, content):
 )
 def test_mistakes_are_told_in_a_line(arguments, message):
     with pytest.raises(UserError, match=message):
-        report(**arguments)
+        report(Budget(**arguments))
 
 
 def test_d_counts_the_text_that_the_steps_read(spaces):

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -72,6 +73,7 @@ def test_each_number_of_theirs_is_used_once(name):
 def test_the_first_layer_may_have_a_name_of_its_own():
     config, table, state = arrays("modernbert")
     params = from_huggingface(table, state, config)
+    chex.assert_trees_all_equal_shapes_and_dtypes(params, weights(config))
     scale = params["encoder"]["blocks"]["self_attention_norm"]["scale"]
     np.testing.assert_array_equal(scale[0], state["model.embeddings.norm.weight"])
     np.testing.assert_array_equal(scale[1], state["model.layers.1.attn_norm.weight"])

@@ -31,12 +31,12 @@ says what follows from the collectives as compiled.
 
 
 def configs() -> list[str]:
-    """Files of configs/, from the root of the repository."""
+    """Lists the files of configs/, from the root of the repository."""
     return sorted(glob.glob(os.path.join("configs", "*.py")))
 
 
 def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
-    """The cells of COLUMNS, of each config with its default variant on each of TOPOLOGIES."""
+    """Yields the cells of COLUMNS, of each config with its default variant on each of TOPOLOGIES."""
     for file in files or configs():
         for name in TOPOLOGIES:
             yield row(file, runpy.run_path(file)["get_config"](), Topology.parse(name))
@@ -62,14 +62,15 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
 
 
 def proposal(experiment: Experiment, topology: Topology) -> tuple[Candidate | None, str]:
-    """(the run as it is where it fits and divides, else the fastest of what would; why there is none)."""
+    """Returns the run as it is where it fits and divides, else the fastest of what would, and why there is none."""
     try:
-        found, reason = search.assess(experiment, topology), "too large"
+        as_it_is, reason = search.assess(experiment, topology), "too large"
     except UserError as e:
-        found, reason = None, str(e).partition(":")[0].replace("config.", "")
-    if found is not None and found.fits:
-        return found, ""
-    return next(iter(search.remedies(experiment, topology)[::-1]), None), reason
+        as_it_is, reason = None, str(e).partition(":")[0].replace("config.", "")
+    if as_it_is is not None and as_it_is.fits:
+        return as_it_is, ""
+    remedies = search.remedies(experiment, topology)  # the fastest last
+    return remedies[-1] if remedies else None, reason
 
 
 def markdown(table: list[tuple[str, ...]]) -> str:

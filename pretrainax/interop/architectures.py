@@ -1,0 +1,82 @@
+"""The architectures of transformers: which one a config.json describes, and which one computes a model of ours."""
+
+import json
+import os
+
+from pretrainax import models, zoo
+from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.config.json_files import read_object
+from pretrainax.zoo.family import ConfigJson, HuggingFace
+
+_MOST_LAYERS = 10_000  # more than any model has; each of them is looked at
+
+
+def families() -> list[HuggingFace]:
+    """Lists the families of the zoo that transformers has."""
+    return [family.huggingface for family in zoo.FAMILIES if family.huggingface is not None]
+
+
+def is_huggingface_directory(path: str) -> bool:
+    """Says whether `path` is a Hugging Face directory, and not a run's."""
+    try:
+        return "model_type" in read_config_json(path)
+    except UserError:
+        return False
+
+
+def read_config_json(directory: str) -> ConfigJson:
+    """Reads the config.json of a Hugging Face directory; UserError where there is none."""
+    path = os.path.join(directory, "config.json")
+    if not os.path.exists(path):
+        raise UserError(f"{directory} holds no config.json: it must be a local Hugging Face directory")
+    return read_object(path)
+
+
+def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
+    """Returns the model that a config.json describes, and its family: of several the first that can read it.
+
+    Raises:
+      UserError: an unknown model_type, or a model that is not computed here.
+    """
+    model_type, reasons = config_json.get("model_type"), []
+    for family in families():
+        if family.model_type == model_type:
+            try:
+                config = family.read_config(config_json)
+                if max(config.num_layers, config.decoder_layers) > _MOST_LAYERS:
+                    raise UserError(f"config.json has {config.num_layers} layers, more than {_MOST_LAYERS}")
+                models.abstract_params(config)
+                return family, config
+            except UserError as e:
+                reasons.append(e)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:  # "12", null, 0, a list
+                reasons.append(UserError(f"config.json describes no model: a missing or wrong value ({e})"))
+    if reasons:
+        raise reasons[0]
+    known = {family.model_type for family in families()}
+    raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), known)}")
+
+
+def describe_model(model: ModelConfig, imported: str) -> tuple[HuggingFace, ConfigJson]:
+    """Returns the family of transformers that computes `model`, and its config.json.
+
+    Args:
+      imported: file of the config.json that the model came with, whose model_type is tried first; it need not exist.
+
+    Raises:
+      UserError: no architecture of transformers computes it; names what the nearest one cannot say.
+    """
+    first = None
+    if os.path.exists(imported):
+        with open(imported, encoding="utf-8") as f:
+            first = json.load(f).get("model_type")
+    reasons = []
+    for family in sorted(families(), key=lambda family: family.model_type != first):
+        try:
+            return family, family.write_config(model)
+        except UserError as e:
+            reasons.append(str(e))
+        except (AttributeError, KeyError, TypeError):  # a position of another kind has not the fields that it looks for
+            continue
+    closest = min((reason for reason in reasons if "no way to say" in reason), key=len, default="none")
+    raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

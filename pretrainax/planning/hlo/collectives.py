@@ -1,0 +1,114 @@
+"""What the devices of a compiled step send each other."""
+
+import collections
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+from jax.sharding import Mesh
+
+from pretrainax.planning.hlo.instructions import Instruction
+from pretrainax.planning.hlo.modules import Modules, module_of
+from pretrainax.planning.hlo.program import Program
+from pretrainax.planning.traffic import Collective
+
+_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+
+
+def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
+    """Returns all collectives of a step, those that move most bytes first.
+
+    Where the compiler made a loop of permutes of a gather and the product behind it, or of a product and the
+    scattered sum of it, these count as what they are made of. Groups are device numbers in the order of `mesh`.
+    """
+    found: dict[str, tuple[int, Instruction, str]] = {}
+    for name, times in program.runs.items():
+        for instruction in program.computations[name].values():
+            if instruction.opcode.removesuffix("-start") in _KINDS:
+                key = f"{name}/{instruction.name}"
+                if "async_collective_fusion_config" in instruction.attributes:
+                    # One that a TPU overlaps with other work stands in the fusions of all of it.
+                    key = f"{instruction.attribute('channel_id')} {instruction.op_name}"
+                if key not in found or times < found[key][0]:
+                    found[key] = times, instruction, name
+    modules = Modules(program)
+    total: collections.Counter = collections.Counter()
+    for times, instruction, name in found.values():
+        operands = [program.computations[name][x] for x in instruction.operands]
+        where = module_of(instruction.op_name) or modules.in_common(name, instruction)
+        if one := _collective(instruction, name, sum(x.size for x in operands), where, mesh):
+            total[one] += times
+    counted = [dataclasses.replace(one, count=times) for one, times in total.items() if times]
+    return sorted(counted, key=lambda one: -one.total)
+
+
+def _collective(made: Instruction, computation: str, size: int, where: str, mesh: Mesh) -> Optional[Collective]:
+    """Describes one run of it; None where nothing leaves a device. size: bytes of its operands."""
+    kind = made.opcode.removesuffix("-start")
+    if kind == "collective-permute":
+        groups = np.array(re.findall(r"\{(\d+),(\d+)\}", made.attributes), int).reshape(-1, 2)
+        sent = size
+        if window := re.search(r"windowed_dot_general_body_(ag|rs)", computation):
+            kind = {"ag": "all-gather", "rs": "reduce-scatter"}[window[1]]
+    else:
+        groups = replica_groups(made.attributes, mesh.size)
+        n = groups.shape[1]
+        if kind == "all-reduce" and "all-reduce-scatter" in computation:  # a TPU's way to write it
+            kind = "reduce-scatter"
+        sent = {"all-gather": size * (n - 1), "all-reduce": 2 * size * (n - 1) // n}.get(kind, size * (n - 1) // n)
+    axis = "+".join(_axes(groups, mesh))
+    return Collective(axis, kind, sent, 1, where) if axis else None
+
+
+def _axes(groups: np.ndarray, mesh: Mesh) -> Iterator[str]:
+    """Yields the axes along which the devices of a group differ. groups: [G, n] places in the mesh."""
+    sizes = tuple(mesh.shape.values())
+    for axis, places in zip(mesh.shape, np.unravel_index(groups, sizes), strict=True):
+        if (places != places[:, :1]).any():
+            yield axis
+
+
+def replica_groups(attributes: str, devices: int) -> np.ndarray:
+    """Reads the groups of a collective, [G, n] device numbers, in any of XLA's spellings.
+
+    `{{0,1},{2,3}}` · `[2,2]<=[4]`, numbers from 0 in rows · `[2,2]<=[2,2]T(1,0)`, those of a transposed array ·
+    `mesh['a'=2,'b'=2] {'a'}`, along an axis of an array, or along a part of one, `{'a':(1)2}`: of its size before, and
+    its size; a mesh may have `device_ids=([2,2]T(1,0))` or `device_ids=(0,2,1,3)`.
+    """
+    text = attributes.split("replica_groups=", 1)[1]
+    if text.startswith("{"):
+        rows = re.findall(r"\{([\d,]+)\}", text[: text.index("}}") + 1]) if text.startswith("{{") else []
+        return np.array([row.split(",") for row in rows], int) if rows else np.arange(devices)[None]
+    if text.startswith("["):
+        shape, source, order = re.match(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups()
+        return _iota(source, order).reshape(_ints(shape))
+    axes, ids, along = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? \{([^}]*)\}", text).groups()
+    sizes = {name.strip("'"): int(size) for name, size in (axis.split("=") for axis in axes.split(","))}
+    numbers = np.arange(math.prod(sizes.values()))
+    if ids:
+        tiled = re.match(r"(?:\[[\d,]+\])?(?:<=)?\[([\d,]+)\](?:T\(([\d,]+)\))?$", ids)
+        numbers = _iota(*tiled.groups()) if tiled else np.array(_ints(ids))
+    chosen = re.findall(r"'?([\w.\-]+)'?(?::\((\d+)\)(\d+))?(?:,|$)", along)
+    dims, picked = [], []  # the axes, cut where a part of one is meant; which of these are in a group
+    for name, size in sizes.items():
+        parts = sorted((int(before or 1), int(n or size)) for other, before, n in chosen if other == name)
+        at = 1
+        for before, n in parts:
+            dims += [before // at, n]
+            picked.append(len(dims) - 1)
+            at = before * n
+        dims.append(size // at)
+    rest = [i for i in range(len(dims)) if i not in picked]
+    return numbers.reshape(dims).transpose(rest + picked).reshape(-1, math.prod(dims[i] for i in picked))
+
+
+def _iota(dims: str, order: Optional[str]) -> np.ndarray:
+    numbers = np.arange(math.prod(_ints(dims))).reshape(_ints(dims))
+    return (numbers.transpose(_ints(order)) if order else numbers).ravel()
+
+
+def _ints(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]

@@ -1,0 +1,134 @@
+"""The text of a plan: one run on one mesh, the best meshes, what would make a run fit."""
+
+from collections.abc import Iterable, Iterator
+from typing import Optional
+
+from pretrainax.config import Experiment, UserError
+from pretrainax.planning import roofline, search
+from pretrainax.planning.compiled import Compiled
+from pretrainax.planning.memory import MARGIN
+from pretrainax.planning.roofline import Roofline
+from pretrainax.planning.search import Candidate
+from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import byte_size, short_time
+from pretrainax.runtime.chips import Chip
+
+_MOST = 10  # meshes and large arrays that are listed
+
+
+def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str) -> str:
+    """Returns everything about one run on one mesh, for a terminal."""
+    blocks = [
+        _table(_summary(name, candidate, topology, compiled, note)),
+        "bytes of a device\n" + _table(_memory(candidate, compiled)),
+        "the largest\n" + _table([(where, byte_size(size)) for where, size in candidate.memory.largest[:_MOST]]),
+        "sent by a device in a step\n" + _table(_traffic(candidate, compiled)),
+    ]
+    if compiled and compiled.buffers:
+        buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MOST]]
+        blocks.append("the largest, as compiled\n" + _table(buffers))
+    return "\n\n".join(blocks)
+
+
+def _summary(
+    name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str
+) -> Iterator[tuple[str, ...]]:
+    time, experiment, chip = candidate.roofline, candidate.experiment, topology.chip
+    fits, needed = candidate.fits, candidate.memory.total
+    yield "config", f"{name} on {topology}: {topology.num_devices} devices, hosts: {topology.hosts}"
+    yield "mesh", _mesh(candidate)
+    yield (
+        "memory",
+        f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "
+        f"{byte_size(chip.memory_bytes)} a device",
+    )
+    if compiled:
+        verdict = "FITS" if compiled.fits else "DOES NOT FIT"
+        off = needed / compiled.needed - 1
+        yield "", f"{verdict} as compiled: {byte_size(compiled.needed)}; the estimate is {off:+.0%} of it"
+    yield "", note
+    if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
+        yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+    yield "FLOPs", f"{time.flops:.3g} a step of the model's own, {time.flops * experiment.train.steps:.3g} in all"
+    yield "step", _step(time)
+    yield "run", _run(time, experiment, chip)
+    # Between slices the compiled text has one all-reduce, of which nothing says which part goes over the slow network.
+    if compiled and compiled.collectives and topology.slices == 1:
+        again = roofline.expect(experiment, candidate.sizes, topology, candidate.memory, compiled.collectives)
+        yield "as compiled", _step(again)
+        yield "", _run(again, experiment, chip)
+
+
+def _step(time: Roofline) -> str:
+    return (
+        f"{short_time(time.seconds)} at best, {time.mfu:.0%} MFU: products {short_time(time.compute)}, memory "
+        f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
+        f"{short_time(time.hidden)}"
+    )
+
+
+def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
+    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/runtime/chips.py)"
+    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps" + (price if chip.price else "")
+
+
+def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
+    memory = candidate.memory
+    said = compiled and compiled.memory
+    yield "", "estimate", *(("compiled",) if said else ())
+    for name, size in memory.parts():
+        yield name, byte_size(size)
+    arguments = memory.parameters + memory.optimizer + memory.batch
+    yield "arguments of the step", byte_size(arguments), *((byte_size(said.arguments),) if said else ())
+    yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
+
+
+def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
+    """Yields bytes by axis and kind, estimated and compiled."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for place, found in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
+        for one in found:
+            sums.setdefault((one.axis, one.kind), [0, 0])[place] += one.total
+    yield "axis", "kind", "estimate", *(("compiled",) if compiled else ())
+    for (axis, kind), (estimated, measured) in sorted(sums.items(), key=lambda item: -max(item[1])):
+        yield axis, kind, byte_size(estimated), *((byte_size(measured),) if compiled else ())
+
+
+def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:
+    """Returns the first of the meshes that a search found, a row each; UserError where it found none."""
+    if not found:
+        raise UserError("no mesh of these devices divides config.train.global_batch_size and config.model")
+    rows = [("fits", "memory", "step", "MFU", "flags")]
+    for one in found[:_MOST]:
+        fits, time = "yes" if one.fits else "no", one.roofline
+        cells = byte_size(one.memory.total), short_time(time.seconds), f"{time.mfu:.0%}"
+        rows.append((fits, *cells, _flags_to_add(one, experiment)))
+    return _table(rows)
+
+
+def _flags_to_add(candidate: Candidate, experiment: Experiment) -> str:
+    return candidate.flags(experiment) or "(as it is)"
+
+
+def proposals(experiment: Experiment, topology: Topology) -> str:
+    """Returns what would make a run fit, on the topology or else on a larger one."""
+    larger, found = search.enough(experiment, topology)
+    title = "what would fit, the cheapest change first"
+    if larger != topology:
+        no = f"no mesh of {topology}, rematerialisation policy or accumulation makes it fit"
+        if not found:
+            return f"{no}, nor does {larger}"
+        title = f"{no}; on {larger} fits"
+    rows = [(byte_size(c.memory.total), short_time(c.roofline.seconds), _flags_to_add(c, experiment)) for c in found]
+    return f"{title}\n" + _table([("memory", "step", "flags to add"), *rows])
+
+
+def _mesh(candidate: Candidate) -> str:
+    parts = [f"{axis} {size}" for axis, size in candidate.sizes.items() if size > 1]
+    slices = candidate.experiment.mesh.slices
+    return " × ".join(parts or ["one device"]) + (f", data over {slices} slices" if slices > 1 else "")
+
+
+def _table(rows: Iterable[tuple[str, ...]]) -> str:
+    return text_table(rows, indent="  ")

@@ -1,0 +1,170 @@
+"""The text of a run for a budget: the run, its neighbours, other laws, and the flags that train it."""
+
+from collections.abc import Iterator
+from typing import Optional
+
+from scipy import optimize
+
+from pretrainax.planning.topologies import Topology
+from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.units import large_number, three_digits
+from pretrainax.scaling.compute_optimal import Plan, Space, published
+from pretrainax.scaling.power_laws import (
+    LAWS,
+    LossLaw,
+    critical_batch_size,
+    deepseek_learning_rate,
+    kaplan_learning_rate,
+    kaplan_loss,
+    kaplan_loss_by_flops,
+    kaplan_loss_by_parameters,
+    kaplan_loss_by_tokens,
+    learning_rate,
+)
+
+
+def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
+    """Returns the run for a budget, what else the budget would pay for, and the flags that train it.
+
+    Args:
+      said: the flag of the budget, "--flops=1e+21".
+      topology: with it, the hours and the price at `mfu`, of peak FLOP/s.
+    """
+    rows = [("budget", said.lstrip("-").replace("=", " ")), *_rows_of(plan, space, law)]
+    if topology is not None:
+        rows += _cost(plan, topology, mfu)
+    family = plan.shape.config.family
+    parts = [text_table(rows), _caveat(family, law), _neighbours(plan, space, law), _other_laws(plan)]
+    return "\n\n".join([*filter(None, parts), _command(plan, space)]) + "\n"
+
+
+def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str]]:
+    hours, devices = plan.flops / topology.flops_at(mfu) / 3600, topology.num_devices
+    price = topology.chip.price and f", {hours * devices * topology.chip.price:,.0f} USD on demand"
+    yield "time", f"{three_digits(hours)} hours on {topology} at {mfu:.0%} MFU, assumed (--mfu){price or ''}"
+    if plan.examples % devices:
+        yield "NOTE", f"{plan.examples} examples do not divide over {devices} devices"
+
+
+def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
+    shape, config = plan.shape, plan.shape.config
+    counted = "" if law.with_embeddings else " without embeddings, as the law counts"
+    layers = f"{config.num_layers}"
+    read = f"{space.sequence_length:,}"
+    if config.family == "encoder_decoder":
+        layers = f"{config.num_layers} + {config.decoder_layers}"
+        read = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
+    critical = critical_batch_size(plan.loss)
+    rate = learning_rate(shape.without_embeddings)
+    kaplan, deepseek = kaplan_learning_rate(shape.without_embeddings), deepseek_learning_rate(plan.flops)
+    yield "law", law.source
+    yield "parameters", f"{large_number(shape.parameters)}, without embeddings {large_number(shape.without_embeddings)}"
+    yield "tokens", f"{large_number(plan.tokens)} of text, {plan.tokens / plan.size:.1f} a parameter{counted}"
+    yield (
+        "FLOPs",
+        f"{plan.flops:.3g}; {shape.flops_per_token:.3g} a token, counted: "
+        f"{shape.flops_per_token / shape.parameters:.2f} a parameter",
+    )
+    yield (
+        "architecture",
+        f"{layers} layers, width {config.d_model:,}, {config.num_heads} heads of {config.dim_per_head}, feed-forward "
+        f"{config.d_ff:,}, vocabulary {config.vocab_size:,}",
+    )
+    yield "published", published(shape)
+    yield (
+        "batch",
+        f"{plan.examples:,} examples of {read}: {large_number(plan.examples * space.lengths.raw)} tokens of text, "
+        f"{plan.examples * space.lengths.raw / critical:.0%} of the critical {large_number(critical)} "
+        "(Kaplan et al. 2020, equation 1.4)",
+    )
+    yield "steps", f"{plan.steps:,}"
+    yield (
+        "learning rate",
+        f"{rate:.2g} at the peak, of Adam (Kaplan et al. 2020, D.1: {kaplan:.2g}; Bi et al. 2024, 1: {deepseek:.2g})",
+    )
+    yield (
+        "expected loss",
+        f"{plan.loss:.3f} nats a token{'' if law.family == config.family else ', of a ' + law.family}",
+    )
+
+
+def _caveat(family: str, law: LossLaw) -> str:
+    if family == law.family:
+        return ""
+    return (
+        f"NOTE The constants of this law are those of the {_words(law.family)} family. The {_words(family)} family\n"
+        "predicts other targets: the losses here are not what its run will show, and its best share of parameters to\n"
+        "tokens may differ. The FLOPs are its own. Take N and D as a start; a grid of small runs and --fit=runs/*\n"
+        "give constants that are its own."
+    )
+
+
+def _neighbours(plan: Plan, space: Space, law: LossLaw) -> str:
+    """Tells of half and double N at the same FLOPs, and which share of them reaches as low a loss at its optimum."""
+    rows = [("", "parameters", "tokens", "tokens a parameter", "loss", "more", "worth")]
+    best = law.loss(plan.size, plan.flops / space.cost(law, plan.size))
+    for name, factor in (("half", 0.5), ("this", 1.0), ("double", 2.0)):
+        size = factor * plan.size
+        tokens = plan.flops / space.cost(law, size)
+        loss = law.loss(size, tokens)
+        worth = _worth(space, law, plan.flops, loss)
+        amounts = large_number(size), large_number(tokens), f"{tokens / size:.1f}"
+        rows.append((name, *amounts, f"{loss:.3f}", f"{loss - best:+.3f}", worth))
+    return "At the same FLOPs (worth: of the FLOPs, for this loss at the best size):\n" + text_table(rows, "<>")
+
+
+def _worth(space: Space, law: LossLaw, flops: float, loss: float) -> str:
+    def excess(share: float) -> float:
+        size = space.optimum(law, share * flops)
+        return law.loss(size, share * flops / space.cost(law, size)) - loss
+
+    return "100 %" if excess(1.0) >= -1e-6 else f"{100 * optimize.brentq(excess, 1e-3, 1.0, xtol=1e-3):.0f} %"
+
+
+def _other_laws(plan: Plan) -> str:
+    rows = [("law", "parameters", "tokens", "tokens a parameter", "loss")]
+    for law in LAWS.values():
+        size, tokens = law.optimum(plan.flops)
+        loss = f"{law.loss(size, tokens):.3f}" if isinstance(law, LossLaw) else ""
+        if law is LAWS["kaplan"]:
+            loss = f"{kaplan_loss_by_flops(plan.flops):.3f}"
+        rows.append((law.source, large_number(size), large_number(tokens), f"{tokens / size:.1f}", loss))
+    lines = [
+        f"Published laws for a causal decoder at {plan.flops:.3g} FLOPs = 6 N D (Kaplan's N is without embeddings):",
+        text_table(rows, "<>"),
+    ]
+    if plan.shape.config.family == "decoder":
+        size, tokens = plan.shape.without_embeddings, plan.tokens
+        lines.append(
+            f"The run above by Kaplan et al.: {kaplan_loss(size, tokens):.3f} by N and D, "
+            f"{kaplan_loss_by_parameters(size):.3f} by N alone, {kaplan_loss_by_tokens(tokens):.3f} by D alone."
+        )
+    return "\n".join(lines)
+
+
+def _command(plan: Plan, space: Space) -> str:
+    """Returns the flags that train it, beside the source of the text."""
+    config, recipe = plan.shape.config, space.recipe
+    model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}
+    model |= {name: getattr(config, name) for name in ("num_kv_heads", "head_dim") if getattr(config, name)}
+    fields = {f"model.{name}": value for name, value in model.items()} | {
+        "model.vocab_size": config.vocab_size,
+        "tokenizer.vocab_size": config.vocab_size - recipe.spare_rows,
+        "data.sequence_length": space.sequence_length,
+        "train.steps": plan.steps,
+        "train.global_batch_size": plan.examples,
+        # to a tenth over the steps of the run, no more and no fewer (Hoffmann et al. 2022, section 3.1)
+        "schedule": f'"WarmupCosine(warmup_steps={min(2000, plan.steps // 20)}, final_fraction=0.1)"',
+    }
+    lines = [f"--config.{name}={value}" for name, value in fields.items()]
+    note = ""
+    if recipe.relative_rate:
+        note = "\n\nThis config's optimizer scales a step by the size of its matrix: its own rate is kept, not Adam's."
+    else:
+        rate = learning_rate(plan.shape.without_embeddings)
+        lines.append(f"--config.optimizer.learning_rate={rate:.2g}")
+    return f"python -m pretrainax.main --config={recipe.config} " + " \\\n  ".join(["", *lines]).lstrip(" ") + note
+
+
+def _words(family: str) -> str:
+    return family.replace("_", "-")
