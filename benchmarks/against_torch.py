@@ -297,7 +297,7 @@ def main() -> None:
     parser.add_argument("--unroll", type=int, default=0, help="config.train.scan_unroll; 0: the default")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each side in each round")
-    parser.add_argument("--json", help="file to write the figures to")
+    parser.add_argument("--json", help="file to write the results to")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:

@@ -27,7 +27,7 @@ STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
 )
 COLD = flags.DEFINE_bool("cold", False, "Compile with an empty compilation cache")
-JSON = flags.DEFINE_string("json", None, "File to write the figures to")
+JSON = flags.DEFINE_string("json", None, "File to write the results to")
 GROUPS = 5
 
 
@@ -130,20 +130,20 @@ def measured(run, seconds: list[float], compile_seconds: float, first_step_secon
     }
 
 
-def table(figures: dict) -> str:
-    low, high = figures["step_seconds_range"]
-    mfu = "" if figures["mfu"] is None else f", MFU {figures['mfu']:.1%}"
+def table(results: dict) -> str:
+    low, high = results["step_seconds_range"]
+    mfu = "" if results["mfu"] is None else f", MFU {results['mfu']:.1%}"
     rows = {
-        "config": figures["config"],
-        "device": f"{figures['device']}, {figures['compute']}",
-        "parameters": f"{figures['parameters'] / 1e6:,.1f} M",
-        "batch": f"{figures['batch_size']:,} examples, {figures['tokens_per_step']:,} tokens",
-        "rate": f"{figures['tokens_per_second']:,.0f} tokens/s",
-        "step": f"{figures['step_seconds'] * 1e3:,.1f} ms ({low * 1e3:,.1f} to {high * 1e3:,.1f})",
-        "model FLOPs": f"{figures['flops_per_second'] / 1e12:,.3g} TFLOP/s{mfu}",
-        "peak memory": f"{figures['peak_memory_bytes'] / 1e9:.2f} GB",
-        "compile": f"{figures['compile_seconds']:.1f} s",
-        "first step": f"{figures['first_step_seconds']:.1f} s after the start",
+        "config": results["config"],
+        "device": f"{results['device']}, {results['compute']}",
+        "parameters": f"{results['parameters'] / 1e6:,.1f} M",
+        "batch": f"{results['batch_size']:,} examples, {results['tokens_per_step']:,} tokens",
+        "rate": f"{results['tokens_per_second']:,.0f} tokens/s",
+        "step": f"{results['step_seconds'] * 1e3:,.1f} ms ({low * 1e3:,.1f} to {high * 1e3:,.1f})",
+        "model FLOPs": f"{results['flops_per_second'] / 1e12:,.3g} TFLOP/s{mfu}",
+        "peak memory": f"{results['peak_memory_bytes'] / 1e9:.2f} GB",
+        "compile": f"{results['compile_seconds']:.1f} s",
+        "first step": f"{results['first_step_seconds']:.1f} s after the start",
     }
     return text_table(rows.items())
 
@@ -153,11 +153,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as empty:
         if COLD.value:
             experiment.data.cache_dir = empty
-        figures = measure(experiment)
-    print(table(figures))
+        results = measure(experiment)
+    print(table(results))
     if JSON.value:
         with open(JSON.value, "w", encoding="utf-8") as f:
-            json.dump(figures, f, indent=2)
+            json.dump(results, f, indent=2)
     return 0
 
 

@@ -41,10 +41,12 @@ class Checkpoints:
         """Clears what a killed process left half-done. `best_metric`: lower is better."""
         self.directory = os.path.abspath(directory)
         self.keep, self.best_metric = keep, best_metric
-        self.warnings = []  # one line for each step that `restore_newest` had to pass over
-        self._distrusted = set()  # those steps: not deleted, not counted among the newest, replaced when saved again
+        self.warnings: list[str] = []  # one line for each step that `restore_newest` had to pass over
+        self._distrusted: set[int] = (
+            set()
+        )  # those steps: not deleted, not counted among the newest, replaced when saved again
         self._writer = concurrent.futures.ThreadPoolExecutor(1, "checkpoint")
-        self._pending = None  # (step, future) of the save under way
+        self._pending: Optional[tuple[int, concurrent.futures.Future]] = None  # step, and the save under way
         os.makedirs(self.directory, exist_ok=True)
         silence_orbax()
         self._clear_unfinished()
@@ -131,8 +133,8 @@ class Checkpoints:
     def _path(self, step: int, suffix: str = "") -> str:
         return os.path.join(self.directory, f"{step}{suffix}")
 
-    def _finish(self, step: int, staging: str, response: Any) -> None:
-        """In the background: waits for Orbax, adds run.json and manifest, names the folder, deletes older steps."""
+    def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:
+        """Waits for Orbax, adds run.json and manifest, names the folder, deletes older steps; in the background."""
         try:
             response.result()
             if jax.process_index() == 0:

@@ -247,12 +247,12 @@ class Loop:
         """Waits for the device and looks at every step since it last did: none that is not finite goes unseen."""
         if not self.pending:
             return
-        steps, found = zip(*jax.device_get(self.pending), strict=True)
+        steps, metrics_of_steps = zip(*jax.device_get(self.pending), strict=True)
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
-        self.pending, self.newest = [], found[-1]
+        self.pending, self.newest = [], metrics_of_steps[-1]
         train, left_out = self.run.experiment.train, []
-        for step, metrics in zip(steps, found, strict=True):
+        for step, metrics in zip(steps, metrics_of_steps, strict=True):
             if metrics["finite"]:
                 loss, norm = summarize(metrics["sums"])["loss"], float(metrics["gradient_norm"])
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)

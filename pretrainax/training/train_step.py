@@ -162,9 +162,9 @@ def _make_gradients(
             return losses.objective(outputs, batch, counts, **loss_options(train))
 
     def micro_step(params, batch, counts, keys):
-        found, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
+        values, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
         # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
-        return jax.lax.with_sharding_constraint(gradients, tree_shardings(mesh, gradients)), found
+        return jax.lax.with_sharding_constraint(gradients, tree_shardings(mesh, gradients)), values
 
     def compute_gradients(params, batch, keys):
         counts = losses.counts(batch)
@@ -174,12 +174,12 @@ def _make_gradients(
 
         def body(total, xs):
             number, micro_batch = xs
-            gradients, found = micro_step(params, micro_batch, counts, _folded(keys, number))
-            return jax.tree.map(jnp.add, total, gradients), found
+            gradients, values = micro_step(params, micro_batch, counts, _folded(keys, number))
+            return jax.tree.map(jnp.add, total, gradients), values
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        gradients, found = jax.lax.scan(body, zeros, (jnp.arange(train.accumulate), batches))
-        return gradients, jax.tree.map(lambda x: x.sum(axis=0), found)  # [A] -> []
+        gradients, values = jax.lax.scan(body, zeros, (jnp.arange(train.accumulate), batches))
+        return gradients, jax.tree.map(lambda x: x.sum(axis=0), values)  # [A] -> []
 
     return compute_gradients
 

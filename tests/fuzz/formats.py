@@ -258,7 +258,7 @@ def _read_checkpoint(folder: pathlib.Path) -> None:
 
 
 def _read_resealed(folder: pathlib.Path) -> None:
-    """Notes that do not fit, of which the manifest knows."""
+    """A run.json that does not fit, of which the manifest knows."""
     from pretrainax.checkpoints import manifest
 
     (folder / "checkpoints" / "10" / manifest.MANIFEST).unlink()
@@ -270,7 +270,7 @@ def formats() -> dict[str, Format]:
     """By name."""
     text = {f"json_lines{e.replace('.', '_')}": _json_lines(e) for e in ("", ".gz", ".zst", ".xz")}
     of_config = {f"config_{n}": Format(_weights(n), {"config.json": mutate_json}, _read_weights) for n in _FAMILIES}
-    notes, manifest = "checkpoints/10/run.json", "checkpoints/10/manifest.sha256"
+    run_json, manifest = "checkpoints/10/run.json", "checkpoints/10/manifest.sha256"
     index, first = "model.safetensors.index.json", "model-00001-of-00003.safetensors"
     return {
         **_tokenizers(),
@@ -287,6 +287,6 @@ def formats() -> dict[str, Format]:
         "array_record": Format(
             _array_record, {"a.array_record": mutate_bytes}, _reader("ArrayRecord", "a.array_record", text_field="text")
         ),
-        "checkpoint": Format(_checkpoint, {notes: mutate_json, manifest: mutate_bytes}, _read_checkpoint),
-        "checkpoint_resealed": Format(_checkpoint, {notes: mutate_json}, _read_resealed),
+        "checkpoint": Format(_checkpoint, {run_json: mutate_json, manifest: mutate_bytes}, _read_checkpoint),
+        "checkpoint_resealed": Format(_checkpoint, {run_json: mutate_json}, _read_resealed),
     }

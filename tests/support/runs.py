@@ -122,7 +122,7 @@ def arrays(workdir: pathlib.Path) -> dict:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in found}
 
 
-def notes(workdir: pathlib.Path) -> dict:
+def run_json(workdir: pathlib.Path) -> dict:
     return json.loads((workdir / "checkpoints" / str(steps(workdir)[-1]) / "run.json").read_text())
 
 
@@ -148,7 +148,9 @@ def assert_same_run(got: pathlib.Path, whole: pathlib.Path) -> None:
     import numpy as np
 
     assert lines(got) == lines(whole)
-    assert sorted(os.listdir(got / "checkpoints")) == sorted(map(str, steps(whole))) and notes(got) == notes(whole)
+    assert sorted(os.listdir(got / "checkpoints")) == sorted(map(str, steps(whole))) and run_json(got) == run_json(
+        whole
+    )
     expected, found = arrays(whole), arrays(got)
     assert expected.keys() == found.keys()
     for path in expected:
