@@ -7,12 +7,13 @@ import jax
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary, rotate
-from pretrainax.sharding.mesh import axis_size, platform
+from pretrainax.sharding.mesh import platform
 
 
 class MultiHeadAttention(nn.Module):
@@ -60,21 +61,9 @@ class MultiHeadAttention(nn.Module):
             q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        implementation, _ = choose_implementation(  # its warning is for the run's header
-            self.compute.attention,
-            platform(),
-            head_dim=head_dim,
-            query_length=q.shape[1],
-            key_length=k.shape[1],
-            has_bias=bias is not None,
-            has_row_bias=relative is not None,
-            has_window=mask.window is not None,
-            has_logit_cap=config.attention_logit_cap is not None,
-            has_prefix=mask.prefix is not None,
-            causal=mask.causal,
-            sequence=axis_size("sequence"),
-            dtype=q.dtype,
-        )
+        spec = spec_of(q, k, mask, bias, bias_by_row=relative is not None, logit_cap=config.attention_logit_cap)
+        report_attention(spec)
+        implementation, _ = choose_implementation(self.compute.attention, platform(), spec)  # the header warns
         y = attention(
             q,
             k,

@@ -2,12 +2,13 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
+from pretrainax.layers.attention_spec import AttentionSpec
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.mesh import axis_size
 
@@ -17,6 +18,42 @@ LANES = 128  # lengths are padded to multiples of the width of a TPU's vector re
 def _block(length: int) -> int:
     """Rows of a tile: large tiles keep the matrix unit busy, 512 × 512 in float32 is 1 MB of the 16 MB of VMEM."""
     return math.gcd(length, 512)
+
+
+def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
+    """Says why `tpu_splash` cannot compute an attention; None if it can."""
+    obstacle = _obstacle_of_both(spec, platform)
+    if obstacle is None and spec.bias != "none":
+        return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
+    return obstacle
+
+
+def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
+    """Says why `tpu_flash` cannot compute an attention; None if it can."""
+    obstacle = _obstacle_of_both(spec, platform)
+    if obstacle is not None:
+        return obstacle
+    if spec.has_window or spec.logit_cap is not None:
+        return "has neither windows nor a cap of attention logits ('tpu_splash' has both)"
+    if spec.causal and spec.sequence > 1:
+        return f"has no causal mask of a part of a row, and config.mesh.sequence is {spec.sequence}"
+    return None
+
+
+def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
+    if platform != "tpu":
+        return f"needs a TPU, and this is a {platform.upper()}"
+    if spec.head_dim != 64 and spec.head_dim % 128:
+        return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {spec.head_dim}"
+    if spec.has_prefix:
+        return "has no bidirectional prefix, and config.objective makes one in each row"
+    multiple = spec.sequence * LANES
+    if spec.sequence > 1 and any(length % multiple for length in spec.lengths):
+        return (
+            f"needs lengths that are multiples of {multiple} with config.mesh.sequence={spec.sequence}, and "
+            f"they are {spec.query_length} and {spec.key_length} (config.data.sequence_length)"
+        )
+    return None
 
 
 @on_each_device

@@ -22,6 +22,8 @@ from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.config import Experiment, MeshConfig, TrainConfig
 from pretrainax.data.objectives import Lengths
+from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_batch_divides
@@ -29,7 +31,7 @@ from pretrainax.sharding.mesh import AXES
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import attentions, program_of
+from pretrainax.training.setup import program_of
 from pretrainax.training.train_step import TrainState
 
 
@@ -132,21 +134,27 @@ def lengths_of(shapes: dict[str, jax.ShapeDtypeStruct]) -> Lengths:
 def _trace(key: str, rows: int, platform: str) -> list[Kept]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
-    sizes = dict.fromkeys(AXES, 1)
-    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
-        train = for_this_machine(experiment.train)
-        compute = compute_for(train)
-        chosen = [
-            name for name, _ in attentions(experiment.model, compute, lengths_of(shapes), "prefix_mask" in shapes, 1)
-        ]
-    if "cudnn" in chosen:
-        # It asks for cuDNN when it is traced. The TPU's kernels keep the same: queries, keys, values, result, and the
+    if platform == "gpu":
+        # cuDNN is asked for when it is traced. The TPU's kernels keep the same: queries, keys, values, result, and the
         # normaliser of each row.
-        experiment.train.attention = "auto"
-        return _trace(_key(experiment), rows, "tpu")
-    train.attention = "xla" if platform == "gpu" else train.attention
-    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
+        specs = _attention_specs(key, platform)
+        runs_cudnn = any(choose_implementation(experiment.train.attention, platform, x)[0] == "cudnn" for x in specs)
+        platform, experiment.train.attention = ("tpu", "auto") if runs_cudnn else ("gpu", "xla")
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
+        train = for_this_machine(experiment.train)
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
+    """Returns the specs of an experiment's attentions on one device, traced with the one that asks for no library."""
+    experiment = config_lib.from_json(Experiment, json.loads(key))
+    experiment.train.attention = "xla"
+    mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
+    with jax.sharding.use_abstract_mesh(mesh), collect_attention_specs() as specs:
+        model = models.build(experiment.model, compute_for(for_this_machine(experiment.train)))
+        train_step.abstract_params(model, shapes_of(experiment))
+    return tuple(specs)
 
 
 def _carried(model: Any, train: Any, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[Kept]:

@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,10 +7,10 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
-from pretrainax.layers.attention import Mask, choose_implementation
+from pretrainax.layers.attention import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding.mesh import make_mesh
-from tests.support.attending import arrays, output_and_gradients, packed_ids, run, segments
+from tests.support.attending import arrays, choose, output_and_gradients, packed_ids, run, segments
 
 # --- the mask ------------------------------------------------------------------------------------------------------
 
@@ -283,26 +281,22 @@ def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(monkeypatch, win
 
 # --- the choice ----------------------------------------------------------------------------------------------------
 
-choose = functools.partial(
-    choose_implementation, head_dim=64, query_length=512, key_length=512, has_bias=False, dtype=jnp.bfloat16
-)
-
 
 @pytest.mark.parametrize(
     "platform, options, expected",
     [
         ("cpu", {}, "xla"),
-        ("cpu", {"dtype": jnp.float32, "head_dim": 7}, "xla"),
+        ("cpu", {"dtype": "float32", "head_dim": 7}, "xla"),
         ("gpu", {}, "cudnn"),
-        ("gpu", {"has_bias": True, "query_length": 114}, "cudnn"),
+        ("gpu", {"bias": "shared", "query_length": 114}, "cudnn"),
         ("gpu", {"has_window": True}, "cudnn"),
         ("gpu", {"has_window": True, "has_prefix": True}, "cudnn"),
         ("cpu", {"has_prefix": True}, "xla"),
-        ("tpu", {"has_window": True, "causal": False, "has_logit_cap": True}, "tpu_splash"),
+        ("tpu", {"has_window": True, "causal": False, "logit_cap": 50.0}, "tpu_splash"),
         ("tpu", {}, "tpu_splash"),
         ("tpu", {"query_length": 114}, "tpu_splash"),
-        ("tpu", {"has_bias": True}, "tpu_flash"),
-        ("tpu", {"dtype": jnp.float32, "head_dim": 128}, "tpu_splash"),
+        ("tpu", {"bias": "shared"}, "tpu_flash"),
+        ("tpu", {"dtype": "float32", "head_dim": 128}, "tpu_splash"),
         ("tpu", {"query_length": 64, "key_length": 64}, "xla"),
     ],
 )
@@ -313,13 +307,13 @@ def test_auto_is_the_fastest_that_fits(platform, options, expected):
 @pytest.mark.parametrize(
     "platform, options, reason",
     [
-        ("gpu", {"dtype": jnp.float32}, "config.train.dtype 'bfloat16' and got 'float32'"),
+        ("gpu", {"dtype": "float32"}, "config.train.dtype 'bfloat16' and got 'float32'"),
         ("gpu", {"head_dim": 20}, "multiple of 8 and at most 128, and it is 20"),
         ("gpu", {"head_dim": 256}, "multiple of 8 and at most 128, and it is 256"),
         ("gpu", {"query_length": 113}, "even lengths, and they are 113 and 512"),
         ("tpu", {"head_dim": 80}, "64 or a multiple of 128, and it is 80"),
         ("tpu", {"has_prefix": True}, "'tpu_splash' has no bidirectional prefix, and config.objective makes one"),
-        ("tpu", {"has_prefix": True, "has_bias": True}, "'tpu_flash' has no bidirectional prefix"),
+        ("tpu", {"has_prefix": True, "bias": "shared"}, "'tpu_flash' has no bidirectional prefix"),
     ],
 )
 def test_auto_warns_in_one_line_where_the_fast_one_does_not_fit(platform, options, reason):
@@ -330,20 +324,20 @@ def test_auto_warns_in_one_line_where_the_fast_one_does_not_fit(platform, option
 
 @pytest.mark.parametrize("platform", ("cpu", "gpu", "tpu"))
 def test_xla_can_be_requested_anywhere(platform):
-    assert choose("xla", platform, dtype=jnp.float32, head_dim=7, has_bias=True) == ("xla", None)
+    assert choose("xla", platform, dtype="float32", head_dim=7, bias="shared") == ("xla", None)
 
 
 @pytest.mark.parametrize(
     "requested, platform, options, reason",
     [
         ("cudnn", "cpu", {}, "needs an NVIDIA GPU, and this is a CPU"),
-        ("cudnn", "gpu", {"dtype": jnp.float32}, "config.train.dtype"),
+        ("cudnn", "gpu", {"dtype": "float32"}, "config.train.dtype"),
         ("tpu_flash", "gpu", {}, "needs a TPU, and this is a GPU"),
         ("cudnn", "gpu", {"has_window": True, "causal": False}, "has causal windows only"),
-        ("cudnn", "gpu", {"has_logit_cap": True}, "has no cap of attention logits"),
+        ("cudnn", "gpu", {"logit_cap": 50.0}, "has no cap of attention logits"),
         ("tpu_flash", "tpu", {"has_window": True}, "has neither windows nor a cap"),
-        ("tpu_splash", "tpu", {"has_bias": True}, "takes no bias"),
-        ("cudnn", "gpu", {"has_bias": True, "has_row_bias": True}, "has not been seen to give a bias of each row"),
+        ("tpu_splash", "tpu", {"bias": "shared"}, "takes no bias"),
+        ("cudnn", "gpu", {"bias": "by_row"}, "has not been seen to give a bias of each row"),
         ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tpu_flash, tpu_splash)"),
     ],
 )

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.layers.attention import Mask, choose_implementation
+from pretrainax.layers.attention import Mask
 from pretrainax.sharding.mesh import make_mesh
-from tests.support.attending import arrays, output_and_gradients, packed_ids, segments
+from tests.support.attending import arrays, choose, output_and_gradients, packed_ids, segments
 
 IDS = packed_ids(4, 64)
 PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32)
@@ -95,9 +95,6 @@ def test_kernels_of_tpus_get_all_keys_for_their_part_of_the_queries(interpreted,
     with jax.set_mesh(make_mesh(MeshConfig(data=2, sequence=2), jax.devices()[:4])):
         got = output_and_gradients(args, mask, implementation)
     same(got, expected, 3e-5)  # float32 sums of <= 256 terms near 1, in another order
-
-
-choose = functools.partial(choose_implementation, head_dim=64, has_bias=False, dtype=jnp.bfloat16)
 
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu_splash"), ("gpu", "cudnn")])

@@ -1,10 +1,13 @@
 """Inputs of attention, its results with gradients: what its tests share."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.layers.attention import attention
+from pretrainax.layers.attention import attention, choose_implementation
+from pretrainax.layers.attention_spec import AttentionSpec
 
 
 def segments(*rows):
@@ -39,3 +42,22 @@ def packed_ids(batch, length):
         rows[i, : length // 3 + i] = 1
         rows[i, length // 3 + i : length - 7 * i - 3] = 2
     return jnp.asarray(rows)
+
+
+USUAL = AttentionSpec(
+    head_dim=64,
+    query_length=512,
+    key_length=512,
+    dtype="bfloat16",
+    causal=True,
+    bias="none",
+    has_window=False,
+    has_prefix=False,
+    logit_cap=None,
+    sequence=1,
+)
+
+
+def choose(requested, platform, **other):
+    """What is chosen for a causal attention over 512 tokens, but for what is `other`."""
+    return choose_implementation(requested, platform, dataclasses.replace(USUAL, **other))
