@@ -28,6 +28,7 @@ class AttentionSpec:
     bias: Literal["none", "shared", "by_row"]  # on the logits: the same one for all rows, or another one for each
     has_window: bool
     has_prefix: bool  # a part of each segment is seen by the whole segment, though the mask is causal
+    has_positions: bool  # queries or keys are not those of a row from its start, as with a cache of keys
     logit_cap: Optional[float]
     sequence: int  # parts that the mesh cuts the length into
 
@@ -68,6 +69,7 @@ def spec_of(
         bias="none" if bias is None else "by_row" if bias_by_row else "shared",
         has_window=mask.window is not None,
         has_prefix=mask.prefix is not None,
+        has_positions=mask.has_positions,
         logit_cap=logit_cap,
         sequence=axis_size("sequence"),
     )

@@ -27,6 +27,8 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
         return "has not been seen to give a bias of each row its gradient, and this model's positions need one"
     if spec.has_window and not spec.causal:
         return "has causal windows only, and this model has local layers that see both sides"
+    if spec.has_positions:
+        return "takes rows from their start, and this mask has positions of its own"
     if spec.logit_cap is not None:
         return "has no cap of attention logits, and config.model.attention_logit_cap is set"
     if spec.sequence > 1:
@@ -36,12 +38,12 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 
 def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     """Computes `attention` without a cap of logits."""
-    assert logit_cap is None
+    assert logit_cap is None and not mask.has_positions
     array = None  # becomes one more additive bias [B, 1, T, S], in q's dtype
     if mask.prefix is not None:  # says all: the kernel's own causal mask would hide the prefix
-        array, mask = mask.array(q.shape[1], k.shape[1]), Mask()
+        array, mask = mask.materialize(q.shape[1], k.shape[1]), Mask()
     elif mask.query_segment_ids is not None:
-        array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).array(q.shape[1], k.shape[1])
+        array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
     return jax.nn.dot_product_attention(
         q,

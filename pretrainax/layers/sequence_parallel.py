@@ -41,6 +41,7 @@ def ring_attention(
     logit_cap: Optional[float],
 ) -> jax.Array:
     """`attention` of whole arrays under the mesh of `jax.set_mesh`; lengths it does not divide are padded."""
+    assert not mask.has_positions  # each device gives its part those that it has in the row
     parts = axis_size(_AXIS)
     length, segments = q.shape[1], padded_segments(mask, q, k, parts)
     if segments is not None:
@@ -187,9 +188,14 @@ def _columns(settings: _Settings, bias, turn):
 
 def _logits(settings: _Settings, q, guest, columns, mask: Mask, turn):
     """Of this device's queries and the keys that are here."""
-    mask = mask.replace(key_segment_ids=guest["ids"], prefix=guest["prefix"])
-    apart = _origin(settings, turn) * guest["k"].shape[1] - jax.lax.axis_index(_AXIS) * q.shape[1]
-    return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap, apart)
+    t, s = q.shape[1], guest["k"].shape[1]
+    mask = mask.replace(
+        key_segment_ids=guest["ids"],
+        prefix=guest["prefix"],
+        query_positions=jax.lax.axis_index(_AXIS) * t + jnp.arange(t),
+        key_positions=_origin(settings, turn) * s + jnp.arange(s),
+    )
+    return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap)
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
         return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {spec.head_dim}"
     if spec.has_prefix:
         return "has no bidirectional prefix, and config.objective makes one in each row"
+    if spec.has_positions:
+        return "takes rows from their start, and this mask has positions of its own"
     multiple = spec.sequence * LANES
     if spec.sequence > 1 and any(length % multiple for length in spec.lengths):
         return (
@@ -61,7 +63,7 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    assert bias is None and mask.prefix is None
+    assert bias is None and mask.prefix is None and not mask.has_positions
     segments = padded_segments(mask, q, k, LANES)
     # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
@@ -113,7 +115,7 @@ def _own_part(kernel: Any, parts: int) -> Any:
 
 @on_each_device
 def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    assert mask.window is None and mask.prefix is None and logit_cap is None
+    assert mask.window is None and mask.prefix is None and not mask.has_positions and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     segments = padded_segments(mask, q, k, LANES)

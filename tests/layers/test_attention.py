@@ -16,19 +16,19 @@ from tests.support.attending import arrays, choose, output_and_gradients, packed
 
 
 def test_causal_mask_by_hand():
-    assert Mask(causal=True).array(3, 4).astype(int).tolist() == [[[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]]]
+    assert Mask(causal=True).materialize(3, 4).astype(int).tolist() == [[[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]]]
 
 
 def test_segment_mask_by_hand():
     mask = Mask(False, segments([1, 1, 2, 0]), segments([1, 2, 2, 0, 0]))
-    assert mask.array(4, 5).astype(int).tolist() == [
+    assert mask.materialize(4, 5).astype(int).tolist() == [
         [[[1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 1, 1]]]
     ]
 
 
 def test_causal_segment_mask_by_hand():
     ids = segments([1, 1, 2, 2], [1, 1, 1, 0])
-    assert Mask(True, ids, ids).array(4, 4).astype(int).tolist() == [
+    assert Mask(True, ids, ids).materialize(4, 4).astype(int).tolist() == [
         [[[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]],
         [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [0, 0, 0, 1]]],
     ]
@@ -36,18 +36,18 @@ def test_causal_segment_mask_by_hand():
 
 def test_causal_window_by_hand():
     allowed = [[[[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]]]
-    assert Mask(True, window=2).array(4, 4).astype(int).tolist() == allowed
+    assert Mask(True, window=2).materialize(4, 4).astype(int).tolist() == allowed
 
 
 def test_two_sided_window_by_hand():
     allowed = [[[[1, 1, 0, 0], [1, 1, 1, 0], [0, 1, 1, 1], [0, 0, 1, 1]]]]
-    assert Mask(False, window=2).array(4, 4).astype(int).tolist() == allowed
+    assert Mask(False, window=2).materialize(4, 4).astype(int).tolist() == allowed
 
 
 def test_a_window_may_hold_or_not():
     for holds in (True, False):
         mask = Mask(True, window=2, windowed=jnp.asarray(holds))
-        np.testing.assert_array_equal(mask.array(4, 4), Mask(True, window=2 if holds else None).array(4, 4))
+        np.testing.assert_array_equal(mask.materialize(4, 4), Mask(True, window=2 if holds else None).materialize(4, 4))
 
 
 PACKED = dict(query_segment_ids=segments([1, 1, 1, 2, 2, 0]), key_segment_ids=segments([1, 1, 1, 2, 2, 0]))
@@ -55,7 +55,7 @@ PACKED = dict(query_segment_ids=segments([1, 1, 1, 2, 2, 0]), key_segment_ids=se
 
 def test_prefix_mask_by_hand():
     mask = Mask(True, prefix=segments([1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]))
-    assert mask.array(4, 4).astype(int).tolist() == [
+    assert mask.materialize(4, 4).astype(int).tolist() == [
         [[[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]],
         [[[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]],
         [[[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 1, 1]]],
@@ -64,7 +64,7 @@ def test_prefix_mask_by_hand():
 
 def test_a_prefix_is_that_of_its_segment():
     mask = Mask(True, **PACKED, prefix=segments([1, 1, 0, 1, 1, 0]))
-    assert mask.array(6, 6).astype(int).tolist() == [
+    assert mask.materialize(6, 6).astype(int).tolist() == [
         [
             [
                 [1, 1, 0, 0, 0, 0],
@@ -80,21 +80,63 @@ def test_a_prefix_is_that_of_its_segment():
 
 def test_a_window_looks_as_far_ahead_into_a_prefix_as_back():
     mask = Mask(True, window=2, prefix=segments([1, 1, 1, 0, 0]))
-    assert mask.array(5, 5).astype(int).tolist() == [
+    assert mask.materialize(5, 5).astype(int).tolist() == [
         [[[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 1, 1]]]
     ]
     for holds in (True, False):
         other = mask.replace(windowed=jnp.asarray(holds))
-        np.testing.assert_array_equal(other.array(5, 5), mask.replace(window=2 if holds else None).array(5, 5))
+        np.testing.assert_array_equal(
+            other.materialize(5, 5), mask.replace(window=2 if holds else None).materialize(5, 5)
+        )
 
 
 def test_a_mask_without_a_prefix_does_no_more_than_before():
-    trace = str(jax.make_jaxpr(lambda ids: Mask(True, ids, ids).array(6, 6))(PACKED["query_segment_ids"]))
+    trace = str(jax.make_jaxpr(lambda ids: Mask(True, ids, ids).materialize(6, 6))(PACKED["query_segment_ids"]))
     assert " or " not in trace and " gt " not in trace
 
 
 def test_mask_without_conditions_allows_all():
-    assert Mask().array(2, 3).all()
+    assert Mask().materialize(2, 3).all()
+
+
+SIX = PACKED["query_segment_ids"]
+ROW_OF = {
+    "causal": Mask(True),
+    "causal window": Mask(True, window=3),
+    "two-sided window": Mask(False, window=4),
+    "layer without its window": Mask(True, window=2, windowed=jnp.asarray(False)),
+    "prefix": Mask(True, prefix=segments([1, 1, 1, 0, 0, 0])),
+    "window and prefix": Mask(True, window=2, prefix=segments([1, 1, 1, 1, 0, 0])),
+    "segments": Mask(False, SIX, SIX),
+    "all": Mask(True, SIX, SIX, window=2, prefix=segments([1, 1, 0, 1, 1, 0])),
+}
+
+
+def at(mask, position):
+    """The mask of the queries at these positions, [T] or [B, T], of the same keys."""
+    ids = mask.query_segment_ids
+    position = jnp.asarray(position, jnp.int32)
+    return mask.replace(query_positions=position, query_segment_ids=None if ids is None else ids[0][position])
+
+
+@pytest.mark.parametrize("name", ROW_OF)
+def test_the_mask_of_one_query_is_its_row_of_the_square(name):
+    square = ROW_OF[name].materialize(6, 6)
+    one = jax.jit(lambda t: at(ROW_OF[name], t[None, None]).materialize(1, 6))  # [1, 1]: a traced position, of one row
+    for t in range(6):
+        np.testing.assert_array_equal(one(jnp.int32(t)), square[:, :, t : t + 1])
+
+
+@pytest.mark.parametrize("name", ROW_OF)
+def test_queries_of_rows_may_stand_at_different_positions(name):
+    square = ROW_OF[name].materialize(6, 6)
+    found = at(ROW_OF[name], [[0, 1], [4, 5], [2, 3]]).materialize(2, 6)
+    np.testing.assert_array_equal(found, jnp.stack([square[0, :, t : t + 2] for t in (0, 4, 2)]))
+
+
+def test_keys_may_stand_elsewhere_too():
+    later = Mask(True, query_positions=jnp.arange(4, 6), key_positions=jnp.arange(2, 6))
+    np.testing.assert_array_equal(later.materialize(2, 4), Mask(True).materialize(6, 6)[:, :, 4:, 2:])
 
 
 # --- the reference -------------------------------------------------------------------------------------------------
@@ -119,14 +161,14 @@ def test_reference_is_the_definition(key_heads, has_bias):
     args = arrays(2, 5, 5, 4, key_heads, 8, has_bias)
     ids = segments([1, 1, 1, 2, 2], [1, 1, 1, 1, 0])
     mask = Mask(True, ids, ids)
-    expected = by_loops(*args, mask.array(5, 5), 0.3)
+    expected = by_loops(*args, mask.materialize(5, 5), 0.3)
     np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 5 terms near 1
 
 
 def test_cross_attention_takes_keys_of_another_length():
     args = arrays(1, 3, 6, 2, 2, 8)
     mask = Mask(False, segments([1, 1, 1]), segments([1, 1, 1, 1, 0, 0]))
-    expected = by_loops(*args, mask.array(3, 6), 0.3)
+    expected = by_loops(*args, mask.materialize(3, 6), 0.3)
     np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 6 terms near 1
 
 
@@ -135,14 +177,14 @@ def test_reference_with_a_window_and_a_cap_is_the_definition(causal):
     args = arrays(2, 7, 7, 4, 2, 8)
     ids = segments([1, 1, 1, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 0])
     mask = Mask(causal, ids, ids, window=4)
-    expected = by_loops(*args, mask.array(7, 7), 0.3, logit_cap=0.5)
+    expected = by_loops(*args, mask.materialize(7, 7), 0.3, logit_cap=0.5)
     np.testing.assert_allclose(run(*args, mask, logit_cap=0.5), expected, atol=2e-6)  # float32 sums of 8 and 5 terms
 
 
 def test_reference_with_a_prefix_is_the_definition():
     args = arrays(1, 6, 6, 4, 2, 8)
     mask = Mask(True, **PACKED, window=2, prefix=segments([1, 1, 0, 1, 1, 0]))
-    expected = by_loops(*args, mask.array(6, 6), 0.3)
+    expected = by_loops(*args, mask.materialize(6, 6), 0.3)
     np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 3 terms near 1
 
 
@@ -151,7 +193,7 @@ def test_what_the_mask_forbids_has_no_influence(prefix):
     q, k, v, _ = arrays(1, 6, 6, 2, 2, 8)
     mask = Mask(True, **PACKED, prefix=prefix)
     before = run(q, k, v, None, mask)
-    forbidden = ~np.asarray(mask.array(6, 6))[0, 0]
+    forbidden = ~np.asarray(mask.materialize(6, 6))[0, 0]
     for s in range(6):
         after = run(q, k.at[:, s].set(50.0), v.at[:, s].set(50.0), None, mask)
         assert np.array_equal(before[:, forbidden[:, s]], after[:, forbidden[:, s]])
@@ -191,6 +233,13 @@ def test_of_a_decoder_all_see_the_prefix_and_none_what_comes_after_it(mesh):
         tokens[:, place] = 40
         differs = (features(batch | {"tokens": tokens}) != before).any(-1)
         assert all(set(np.flatnonzero(row).tolist()) == expected for row in differs)
+
+
+def test_the_last_queries_alone_give_the_last_outputs():
+    q, k, v, bias = arrays(2, 6, 6, 4, 2, 8, has_bias=True)
+    whole = run(q, k, v, bias, Mask(True, window=4))
+    last = run(q[:, 4:], k, v, bias[:, :, 4:], Mask(True, window=4, query_positions=jnp.array([4, 5])))
+    np.testing.assert_allclose(last, whole[:, 4:], atol=2e-6)  # float32 sums of 8 and 4 terms near 1
 
 
 def test_bfloat16_gives_bfloat16_near_float32():
@@ -314,6 +363,8 @@ def test_auto_is_the_fastest_that_fits(platform, options, expected):
         ("tpu", {"head_dim": 80}, "64 or a multiple of 128, and it is 80"),
         ("tpu", {"has_prefix": True}, "'tpu_splash' has no bidirectional prefix, and config.objective makes one"),
         ("tpu", {"has_prefix": True, "bias": "shared"}, "'tpu_flash' has no bidirectional prefix"),
+        ("gpu", {"has_positions": True}, "'cudnn' takes rows from their start, and this mask has positions of its own"),
+        ("tpu", {"has_positions": True}, "'tpu_splash' takes rows from their start, and this mask has positions"),
     ],
 )
 def test_auto_warns_in_one_line_where_the_fast_one_does_not_fit(platform, options, reason):

@@ -53,6 +53,7 @@ USUAL = AttentionSpec(
     bias="none",
     has_window=False,
     has_prefix=False,
+    has_positions=False,
     logit_cap=None,
     sequence=1,
 )
