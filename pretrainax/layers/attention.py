@@ -8,6 +8,7 @@ mesh splits the length, `xla` is ring attention and the kernels of TPUs gather k
 import functools
 from typing import Optional
 
+import chex
 import jax
 import jax.numpy as jnp
 
@@ -50,12 +51,24 @@ def attention(
     Returns:
       [B, T, H, K] in q's dtype.
     """
+    _check_shapes(q, k, v, mask, bias)
     run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
     if mask.windowed is None or implementation == "xla":
         return run(q, k, v, mask)
     # A fused kernel is made for one mask: there are two, and a layer runs one of them.
     near, everywhere = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
+
+
+def _check_shapes(q, k, v, mask: Mask, bias) -> None:
+    """Raises AssertionError for a wrong axis, which might broadcast unseen; when it is traced, at no cost later."""
+    chex.assert_rank([q, k, v], 4, custom_message="q is [B, T, H, K], k and v are [B, S, G, K]")
+    (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
+    chex.assert_shape([k, v], (b, s, g, d), custom_message="k and v are [B, S, G, K] with B and K of q [B, T, H, K]")
+    chex.assert_is_divisible(h, g, custom_message="G heads of k and v serve H / G heads of q each")
+    if bias is not None:
+        chex.assert_shape(bias, ({1, b}, h, t, s), custom_message="bias is [1 or B, H, T, S]")
+    mask.check_shapes(b, t, s)
 
 
 def choose_implementation(requested: str, platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:

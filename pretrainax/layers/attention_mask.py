@@ -1,8 +1,9 @@
-"""Masks as descriptions of which keys a query may see, made into arrays only where needed; and the logits they leave."""
+"""Masks: descriptions of which keys a query may see, made into arrays only where needed; and the logits they leave."""
 
 import functools
 from typing import Optional
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,22 @@ class Mask:
         if not self.causal:
             return self.window // 2, self.window // 2
         return self.window - 1, 0 if self.prefix is None else self.window - 1
+
+    def check_shapes(self, rows: int, query_length: int, key_length: int) -> None:
+        """Raises AssertionError for an array that is not of so many rows, queries and keys."""
+        for name, axes, length in (
+            ("query_segment_ids", "[B, T]", query_length),
+            ("key_segment_ids", "[B, S]", key_length),
+            ("prefix", "[B, S]", key_length),
+        ):
+            array = getattr(self, name)
+            if array is not None:
+                chex.assert_shape(array, (rows, length), custom_message=f"mask.{name} is {axes}")
+        for name, axes, length in (("query_positions", "T", query_length), ("key_positions", "S", key_length)):
+            array = getattr(self, name)
+            if array is not None:
+                allowed = (length,) if array.ndim == 1 else (rows, length)
+                chex.assert_shape(array, allowed, custom_message=f"mask.{name} is [{axes}] or [B, {axes}]")
 
     def materialize(self, query_length: int, key_length: int) -> jax.Array:
         """Returns the mask as [B, 1, T, S] bool (first axis 1 without arrays); True where the query sees the key."""

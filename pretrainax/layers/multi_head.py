@@ -2,6 +2,7 @@
 
 from typing import Optional
 
+import chex
 import flax.linen as nn
 import jax
 
@@ -40,6 +41,9 @@ class MultiHeadAttention(nn.Module):
         `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`;
         `relative` [R, D] are the vectors of a RelativeTable.
         """
+        chex.assert_rank([x, source], 3, custom_message="x is [B, T, D], source is [B, S, D]")
+        rows, _, width = x.shape
+        chex.assert_shape(source, (rows, None, width), custom_message="source is [B, S, D] with B and D of x [B, T, D]")
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 

@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserErro
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding.mesh import make_mesh
-from tests.support.attending import arrays, choose, output_and_gradients, packed_ids, run, segments
+from tests.support.attending import arrays, assert_close, choose, output_and_gradients, packed_ids, run, segments
 
 # --- the mask ------------------------------------------------------------------------------------------------------
 
@@ -152,40 +153,55 @@ def by_loops(q, k, v, bias, allowed, scale, logit_cap=None):
         logits = logits + (0 if bias is None else np.asarray(bias)[0, h, t])
         weights = np.where(np.asarray(allowed)[b, 0, t], np.exp(logits), 0)
         out[b, t, h] = weights @ np.asarray(v, np.float64)[b, :, g] / weights.sum()
-    return out
+    return out.astype(np.float32)
 
 
+with_and_without_jit = pytest.mark.parametrize("compiled", [jax.jit, lambda f: f], ids=["jit", "no jit"])
+
+
+@with_and_without_jit
 @pytest.mark.parametrize("has_bias", (False, True))
 @pytest.mark.parametrize("key_heads", (4, 2, 1))
-def test_reference_is_the_definition(key_heads, has_bias):
+def test_reference_is_the_definition(key_heads, has_bias, compiled):
     args = arrays(2, 5, 5, 4, key_heads, 8, has_bias)
     ids = segments([1, 1, 1, 2, 2], [1, 1, 1, 1, 0])
     mask = Mask(True, ids, ids)
     expected = by_loops(*args, mask.materialize(5, 5), 0.3)
-    np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 5 terms near 1
+    assert_close(
+        compiled(lambda *args: run(*args, mask))(*args), expected, 2e-6
+    )  # float32 sums of 8 and 5 terms near 1
 
 
-def test_cross_attention_takes_keys_of_another_length():
+@with_and_without_jit
+def test_cross_attention_takes_keys_of_another_length(compiled):
     args = arrays(1, 3, 6, 2, 2, 8)
     mask = Mask(False, segments([1, 1, 1]), segments([1, 1, 1, 1, 0, 0]))
     expected = by_loops(*args, mask.materialize(3, 6), 0.3)
-    np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 6 terms near 1
+    assert_close(
+        compiled(lambda *args: run(*args, mask))(*args), expected, 2e-6
+    )  # float32 sums of 8 and 6 terms near 1
 
 
+@with_and_without_jit
 @pytest.mark.parametrize("causal", (True, False))
-def test_reference_with_a_window_and_a_cap_is_the_definition(causal):
+def test_reference_with_a_window_and_a_cap_is_the_definition(causal, compiled):
     args = arrays(2, 7, 7, 4, 2, 8)
     ids = segments([1, 1, 1, 1, 1, 2, 2], [1, 1, 1, 1, 1, 1, 0])
     mask = Mask(causal, ids, ids, window=4)
     expected = by_loops(*args, mask.materialize(7, 7), 0.3, logit_cap=0.5)
-    np.testing.assert_allclose(run(*args, mask, logit_cap=0.5), expected, atol=2e-6)  # float32 sums of 8 and 5 terms
+    assert_close(
+        compiled(lambda *args: run(*args, mask, logit_cap=0.5))(*args), expected, 2e-6
+    )  # float32 sums of 8 and 5 terms
 
 
-def test_reference_with_a_prefix_is_the_definition():
+@with_and_without_jit
+def test_reference_with_a_prefix_is_the_definition(compiled):
     args = arrays(1, 6, 6, 4, 2, 8)
     mask = Mask(True, **PACKED, window=2, prefix=segments([1, 1, 0, 1, 1, 0]))
     expected = by_loops(*args, mask.materialize(6, 6), 0.3)
-    np.testing.assert_allclose(run(*args, mask), expected, atol=2e-6)  # float32 sums of 8 and 3 terms near 1
+    assert_close(
+        compiled(lambda *args: run(*args, mask))(*args), expected, 2e-6
+    )  # float32 sums of 8 and 3 terms near 1
 
 
 @pytest.mark.parametrize("prefix", [None, segments([1, 1, 0, 1, 1, 0])], ids=["causal", "prefix"])
@@ -239,7 +255,7 @@ def test_the_last_queries_alone_give_the_last_outputs():
     q, k, v, bias = arrays(2, 6, 6, 4, 2, 8, has_bias=True)
     whole = run(q, k, v, bias, Mask(True, window=4))
     last = run(q[:, 4:], k, v, bias[:, :, 4:], Mask(True, window=4, query_positions=jnp.array([4, 5])))
-    np.testing.assert_allclose(last, whole[:, 4:], atol=2e-6)  # float32 sums of 8 and 4 terms near 1
+    assert_close(last, whole[:, 4:], 2e-6)  # float32 sums of 8 and 4 terms near 1
 
 
 def test_bfloat16_gives_bfloat16_near_float32():
@@ -247,14 +263,44 @@ def test_bfloat16_gives_bfloat16_near_float32():
     out = run(*arrays(2, 16, 16, 2, 2, 16, dtype=jnp.bfloat16), Mask(True))
     assert out.dtype == jnp.bfloat16
     # operands are off by 2^-9 = 0.2 %, logits (a few units) by some times that, and so are the weights of values near 1
-    np.testing.assert_allclose(out.astype(jnp.float32), run(*exact, Mask(True)), atol=0.05)
+    assert_close(out.astype(jnp.float32), run(*exact, Mask(True)), 0.05)
 
 
 @pytest.mark.parametrize("has_bias", (False, True))
 def test_queries_without_a_key_are_finite_and_so_are_gradients(has_bias):
     args = arrays(1, 4, 3, 2, 2, 8, has_bias)
     mask = Mask(False, segments([1, 1, 0, 0]), segments([1, 1, 1]))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(output_and_gradients(args, mask)))
+    chex.assert_tree_all_finite(output_and_gradients(args, mask))
+
+
+# --- the door ------------------------------------------------------------------------------------------------------
+
+Q = jnp.zeros((2, 6, 4, 8))
+K = jnp.zeros((2, 6, 2, 8))
+IDS = jnp.ones((2, 6), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        ({"q": Q[0]}, r"q is \[B, T, H, K\]"),
+        ({"k": K[:1]}, "with B and K of q"),
+        ({"v": K[:, :1]}, r"k and v are \[B, S, G, K\]"),
+        ({"k": jnp.zeros((2, 6, 3, 8)), "v": jnp.zeros((2, 6, 3, 8))}, "H / G heads of q each"),
+        ({"bias": jnp.zeros((1, 1, 6, 6))}, r"bias is \[1 or B, H, T, S\]"),
+        ({"bias": jnp.zeros((1, 4, 1, 6))}, r"bias is \[1 or B, H, T, S\]"),
+        ({"mask": Mask(False, IDS[:1], IDS)}, r"mask.query_segment_ids is \[B, T\]"),
+        ({"mask": Mask(False, IDS, IDS[:, :1])}, r"mask.key_segment_ids is \[B, S\]"),
+        ({"mask": Mask(True, prefix=IDS[:1])}, r"mask.prefix is \[B, S\]"),
+        ({"mask": Mask(True, query_positions=jnp.arange(1))}, r"mask.query_positions is \[T\] or \[B, T\]"),
+        ({"mask": Mask(True, key_positions=jnp.zeros((1, 6), jnp.int32))}, r"key_positions is \[S\] or \[B, S\]"),
+    ],
+)
+@with_and_without_jit
+def test_an_axis_that_would_broadcast_is_refused_by_its_name(change, said, compiled):
+    given = {"q": Q, "k": K, "v": K, "bias": None, "mask": Mask(True)} | change
+    with pytest.raises(AssertionError, match=said):
+        compiled(lambda given: run(**given))(given)
 
 
 # --- the kernels, interpreted --------------------------------------------------------------------------------------
@@ -275,8 +321,7 @@ def test_kernels_give_the_output_and_gradients_of_the_reference(interpreted, imp
     args = arrays(2, t, s, 2, 1, 64, has_bias)
     got = output_and_gradients(args, mask, implementation)
     expected = output_and_gradients(args, mask)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 200 terms near 1, in another order
+    assert_close(got, expected, 2e-5)  # float32 sums of <= 200 terms near 1, in another order
 
 
 @pytest.mark.parametrize("causal", (True, False))
@@ -287,8 +332,7 @@ def test_splash_has_windows_and_a_cap(interpreted, causal, windowed):
     args = arrays(2, 200, 200, 2, 1, 64)
     got = output_and_gradients(args, mask, "tpu_splash", logit_cap=2.0)
     expected = output_and_gradients(args, mask, logit_cap=2.0)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 200 terms near 1, in another order
+    assert_close(got, expected, 2e-5)  # float32 sums of <= 200 terms near 1, in another order
 
 
 @pytest.mark.parametrize("implementation, has_bias", [("tpu_splash", False), ("tpu_flash", True)])
@@ -301,8 +345,7 @@ def test_kernels_run_on_each_devices_own_rows_and_heads(interpreted, implementat
         heads = NamedSharding(mesh, P(("data", "fsdp"), None, "tensor"))
         args = (*jax.device_put(args[:3], heads), args[3])
         got = output_and_gradients(args, mask, implementation)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-5)  # float32 sums of <= 128 terms near 1, in another order
+    assert_close(got, expected, 2e-5)  # float32 sums of <= 128 terms near 1, in another order
 
 
 def test_kernels_take_a_batch_that_the_mesh_does_not_divide(interpreted):
@@ -310,7 +353,7 @@ def test_kernels_take_a_batch_that_the_mesh_does_not_divide(interpreted):
     args = arrays(3, t, s, 4, 2, 64)
     with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):
         got = jax.jit(lambda *args: run(*args, mask, "tpu_splash"))(*args)
-    np.testing.assert_allclose(got, run(*args, mask), atol=2e-5)  # float32 sums of <= 128 terms near 1
+    assert_close(got, run(*args, mask), 2e-5)  # float32 sums of <= 128 terms near 1
 
 
 @pytest.mark.parametrize("windowed", (None, True, False))
@@ -325,7 +368,7 @@ def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(monkeypatch, win
     mask = Mask(True, ids, ids, 8, None if windowed is None else jnp.asarray(windowed), prefix)
     q, k, v, _ = arrays(2, 32, 32, 4, 2, 8)
     expected = run(q, k, v, None, mask)
-    np.testing.assert_allclose(run(q, k, v, None, mask, "cudnn"), expected, atol=1e-5)  # float32 sums of <= 32 terms
+    assert_close(run(q, k, v, None, mask, "cudnn"), expected, 1e-5)  # float32 sums of <= 32 terms
 
 
 # --- the choice ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,6 +34,12 @@ def output_and_gradients(args, mask, implementation="xla", **options):
         return out, backward(jnp.asarray(np.cos(np.arange(out.size)).reshape(out.shape), out.dtype))
 
     return both(args, mask)
+
+
+def assert_close(got, expected, atol):
+    """Trees of the same shapes and dtypes, within `atol` and a ten-millionth of what is expected."""
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
+    chex.assert_trees_all_close(got, expected, atol=atol, rtol=1e-7)
 
 
 def packed_ids(batch, length):
