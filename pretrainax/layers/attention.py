@@ -38,7 +38,7 @@ def attention(
     logit_cap: Optional[float] = None,
     implementation: str = "xla",
 ) -> jax.Array:
-    """softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
+    """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
 
     Args:
       q: [B, T, H, K]; k, v: [B, S, G, K]. Query heads [i·H/G, (i+1)·H/G) share key head i (Ainslie et al. 2023).
@@ -50,6 +50,9 @@ def attention(
 
     Returns:
       [B, T, H, K] in q's dtype.
+
+    Raises:
+      AssertionError: an axis that does not fit, by its name.
     """
     _check_shapes(q, k, v, mask, bias)
     run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
@@ -97,6 +100,7 @@ def choose_implementation(requested: str, platform: str, spec: AttentionSpec) ->
 
 
 def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
+    """Returns the fastest implementation that fits, and a warning where that is not the platform's best."""
     if platform in GPUS:
         best = "cudnn"
     elif platform == "tpu" and max(spec.lengths) >= LANES:  # shorter ones have nothing to gain

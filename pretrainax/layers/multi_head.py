@@ -18,7 +18,7 @@ from pretrainax.sharding.mesh import platform
 
 
 class MultiHeadAttention(nn.Module):
-    """Vaswani et al. 2017, section 3.2.2; with fewer key heads than query heads, Ainslie et al. 2023.
+    """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023).
 
     NOTE There is no dropout of attention weights, which BERT, T5 and GPT-2 had: fused kernels never hold them.
     """
@@ -36,7 +36,7 @@ class MultiHeadAttention(nn.Module):
         rotary: Optional[Rotary] = None,
         relative: Optional[jax.Array] = None,
     ) -> jax.Array:
-        """Queries from x [B, T, D], keys and values from source [B, S, D] -> [B, T, D].
+        """Attends with queries from x [B, T, D] to keys and values from source [B, S, D] -> [B, T, D].
 
         `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`;
         `relative` [R, D] are the vectors of a RelativeTable.
@@ -67,7 +67,8 @@ class MultiHeadAttention(nn.Module):
             q, k = rotate(q, *rotary), rotate(k, *rotary)
         spec = spec_of(q, k, mask, bias, bias_by_row=relative is not None, logit_cap=config.attention_logit_cap)
         report_attention(spec)
-        implementation, _ = choose_implementation(self.compute.attention, platform(), spec)  # the header warns
+        # The warning is for the run's header, which chooses by the same spec.
+        implementation, _ = choose_implementation(self.compute.attention, platform(), spec)
         y = attention(
             q,
             k,

@@ -135,11 +135,11 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     if platform == "gpu":
-        # cuDNN is asked for when it is traced. The TPU's kernels keep the same: queries, keys, values, result, and the
-        # normaliser of each row.
-        specs = _attention_specs(key, platform)
-        runs_cudnn = any(choose_implementation(experiment.train.attention, platform, x)[0] == "cudnn" for x in specs)
-        platform, experiment.train.attention = ("tpu", "auto") if runs_cudnn else ("gpu", "xla")
+        # A trace of cuDNN's attention asks for cuDNN. The TPU's kernels keep the same: queries, keys, values, result,
+        # and the normaliser of each row. A model of which some attentions run cuDNN is counted as if all did.
+        requested, specs = experiment.train.attention, _attention_specs(key, platform)
+        chosen = {choose_implementation(requested, platform, spec)[0] for spec in specs}
+        platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
@@ -147,7 +147,7 @@ def _trace(key: str, rows: int, platform: str) -> list[Kept]:
 
 @functools.lru_cache(maxsize=64)
 def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
-    """Returns the specs of an experiment's attentions on one device, traced with the one that asks for no library."""
+    """Returns the specs of an experiment's attentions on one device, from a trace with the one that runs anywhere."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
