@@ -15,6 +15,10 @@ def segments(*rows):
     return jnp.asarray(rows, jnp.int32)
 
 
+# two documents in a row, and padding
+PACKED = dict(query_segment_ids=segments([1, 1, 1, 2, 2, 0]), key_segment_ids=segments([1, 1, 1, 2, 2, 0]))
+
+
 def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float32):
     """q [B, T, H, K], k and v [B, S, G, K], bias [1, H, T, S] or None."""
     rng = np.random.default_rng(0)
