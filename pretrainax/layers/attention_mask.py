@@ -1,8 +1,9 @@
-"""Which keys a query may see: a description, made into an array only where one is needed; and the logits it leaves."""
+"""Masks: descriptions of which keys a query may see, made into arrays only where needed; and the logits they leave."""
 
 import functools
 from typing import Optional
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,10 @@ class Mask:
     """Which keys a query may see: those of its own segment, and with `causal` none after it, but for its prefix.
 
     Padding is segment 0: it sees padding only, so in self-attention each query has a key to see.
+
+    What is before and what is after follows from indices in the row: 0 … T-1 and 0 … S-1, unless the mask has
+    `query_positions` and `key_positions`, as for a part of a row, or for new queries at a cache of keys. (They are not
+    the positions of a batch, which begin anew in each segment.)
     """
 
     causal: bool = flax.struct.field(pytree_node=False, default=False)
@@ -27,30 +32,54 @@ class Mask:
     window: Optional[int] = flax.struct.field(pytree_node=False, default=None)
     windowed: Optional[jax.Array] = None  # [] bool: does `window` hold (None: yes); the layers of a scan may differ
     prefix: Optional[jax.Array] = None  # [B, S] int32, 1 at keys that `causal` hides from nobody; None: there is none
+    query_positions: Optional[jax.Array] = None  # [T] or [B, T] int32; None: 0 … T-1
+    key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
+
+    @property
+    def has_positions(self) -> bool:
+        """Returns whether queries or keys have indices other than those of a row from its start."""
+        return self.query_positions is not None or self.key_positions is not None
 
     @property
     def reach(self) -> tuple[int, int]:
-        """How many tokens before and after its own place a query sees."""
+        """Returns how many tokens before and after itself a query sees."""
         if not self.causal:
             return self.window // 2, self.window // 2
         return self.window - 1, 0 if self.prefix is None else self.window - 1
 
-    def array(self, query_length: int, key_length: int, apart: int | jax.Array = 0) -> jax.Array:
-        """The mask as [B, 1, T, S] bool (first axis 1 without arrays); True where the query sees the key.
+    def check_shapes(self, rows: int, query_length: int, key_length: int) -> None:
+        """Raises AssertionError for an array that is not of so many rows, queries and keys."""
+        for name, axes, length in (
+            ("query_segment_ids", "[B, T]", query_length),
+            ("key_segment_ids", "[B, S]", key_length),
+            ("prefix", "[B, S]", key_length),
+        ):
+            array = getattr(self, name)
+            if array is not None:
+                chex.assert_shape(array, (rows, length), custom_message=f"mask.{name} is {axes}")
+        for name, axes, length in (("query_positions", "T", query_length), ("key_positions", "S", key_length)):
+            array = getattr(self, name)
+            if array is not None:
+                allowed = (length,) if array.ndim == 1 else (rows, length)
+                chex.assert_shape(array, allowed, custom_message=f"mask.{name} is [{axes}] or [B, {axes}]")
 
-        `apart` is the place of the first key minus that of the first query: other than 0 in a part of a row.
-        """
+    def materialize(self, query_length: int, key_length: int) -> jax.Array:
+        """Returns the mask as [B, 1, T, S] bool (first axis 1 without arrays); True where the query sees the key."""
+        queries = jnp.arange(query_length) if self.query_positions is None else self.query_positions
+        keys = jnp.arange(key_length) if self.key_positions is None else self.key_positions
+        # [S] or [B, S], [T] or [B, T] -> [1 or B, T, S]
+        distance = jnp.atleast_2d(keys)[:, None, :] - jnp.atleast_2d(queries)[:, :, None]
         allowed = jnp.ones((1, 1, query_length, key_length), bool)
-        distance = apart + jnp.arange(key_length)[None] - jnp.arange(query_length)[:, None]  # [T, S]
         if self.causal:
-            allowed = (distance <= 0)[None, None]
+            # [1 or B, T, S] -> [1 or B, 1, T, S]
+            allowed = (distance <= 0)[:, None]
             if self.prefix is not None:
-                # [1, 1, T, S] | [B, 1, 1, S] -> [B, 1, T, S]
+                # [1 or B, 1, T, S] | [B, 1, 1, S] -> [B, 1, T, S]
                 allowed |= self.prefix[:, None, None, :] > 0
         if self.window is not None:
             before, after = self.reach
             near = (-before <= distance) & (distance <= after)
-            allowed &= (near if self.windowed is None else near | ~self.windowed)[None, None]
+            allowed &= (near if self.windowed is None else near | ~self.windowed)[:, None]
         if self.query_segment_ids is not None:
             # [B, 1, T, 1] == [B, 1, 1, S] -> [B, 1, T, S]
             same = self.query_segment_ids[:, None, :, None] == self.key_segment_ids[:, None, None, :]
@@ -65,13 +94,11 @@ def masked_logits(
     bias: Optional[jax.Array],
     scale: float,
     logit_cap: Optional[float],
-    apart: int | jax.Array = 0,
 ) -> jax.Array:
-    """cap(scale · q kᵀ) + bias where the mask allows, else FORBIDDEN: [B, G, R, T, S] float32, R = H / G.
+    """Returns cap(scale · q kᵀ) + bias where the mask allows, else FORBIDDEN: [B, G, R, T, S] float32, R = H / G.
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; bias: [1 or B, H, T, S].
-      apart: as in `Mask.array`.
     """
     b, t, h, d = q.shape
     s, g = k.shape[1:3]
@@ -88,11 +115,11 @@ def masked_logits(
         bias = bias.astype(jnp.float32).reshape(-1, g, r, t, s)
         logits += bias if len(bias) == b else _copies(bias, b)
     # [B, 1, T, S] -> [B, 1, 1, T, S]
-    return jnp.where(mask.array(t, s, apart)[:, :, None], logits, FORBIDDEN)
+    return jnp.where(mask.materialize(t, s)[:, :, None], logits, FORBIDDEN)
 
 
 def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """[B, G, R, T, S] float32, [B, S, G, K] -> [B, G, R, T, K] float32."""
+    """Sums values by their weights: [B, G, R, T, S] float32, [B, S, G, K] -> [B, G, R, T, K] float32."""
     b, g, r, t, s = weights.shape
     weights = weights.astype(v.dtype).reshape(b, g, r * t, s)
     out = jnp.einsum("BGTS,BGSK->BGTK", weights, v.swapaxes(1, 2), preferred_element_type=jnp.float32)
@@ -100,14 +127,14 @@ def weighted_sum(weights: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def heads_last(x: jax.Array) -> jax.Array:
-    """[B, G, R, T, K] -> [B, T, H, K]."""
+    """Moves heads behind the length: [B, G, R, T, K] -> [B, T, H, K]."""
     b, g, r, t, d = x.shape
     return x.transpose(0, 3, 1, 2, 4).reshape(b, t, g * r, d)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _copies(x: jax.Array, count: int) -> jax.Array:
-    """[1, …] -> [count, …]."""
+    """Repeats the only row: [1, …] -> [count, …]."""
     return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
 
@@ -121,7 +148,7 @@ _copies.defvjp(lambda x, count: (_copies(x, count), None), _copies_backward)
 
 
 def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Optional[tuple[jax.Array, jax.Array]]:
-    """Segment ids ([B, T'], [B, S']) of lengths padded to multiples; None where there is nothing to tell apart."""
+    """Returns the segment ids ([B, T'], [B, S']) of lengths padded to multiples; None where all are of one segment."""
     ids = mask.query_segment_ids, mask.key_segment_ids
     if ids[0] is None:
         if q.shape[1] % multiple == 0 and k.shape[1] % multiple == 0:

@@ -2,22 +2,23 @@
 
 from typing import Optional
 
+import chex
 import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.position import Rotary, rotate
-from pretrainax.sharding.axes import LENGTH_AXIS
-from pretrainax.sharding.mesh import axis_size, platform
+from pretrainax.sharding.mesh import platform
 
 
 class MultiHeadAttention(nn.Module):
-    """Vaswani et al. 2017, section 3.2.2; with fewer key heads than query heads, Ainslie et al. 2023.
+    """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023).
 
     NOTE There is no dropout of attention weights, which BERT, T5 and GPT-2 had: fused kernels never hold them.
     """
@@ -35,11 +36,14 @@ class MultiHeadAttention(nn.Module):
         rotary: Optional[Rotary] = None,
         relative: Optional[jax.Array] = None,
     ) -> jax.Array:
-        """Queries from x [B, T, D], keys and values from source [B, S, D] -> [B, T, D].
+        """Attends with queries from x [B, T, D] to keys and values from source [B, S, D] -> [B, T, D].
 
         `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`;
         `relative` [R, D] are the vectors of a RelativeTable.
         """
+        chex.assert_rank([x, source], 3, custom_message="x is [B, T, D], source is [B, S, D]")
+        rows, _, width = x.shape
+        chex.assert_shape(source, (rows, None, width), custom_message="source is [B, S, D] with B and D of x [B, T, D]")
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
@@ -61,21 +65,10 @@ class MultiHeadAttention(nn.Module):
             q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
         if rotary is not None:
             q, k = rotate(q, *rotary), rotate(k, *rotary)
-        implementation, _ = choose_implementation(  # its warning is for the run's header
-            self.compute.attention,
-            platform(),
-            head_dim=head_dim,
-            query_length=q.shape[1],
-            key_length=k.shape[1],
-            has_bias=bias is not None,
-            has_row_bias=relative is not None,
-            has_window=mask.window is not None,
-            has_logit_cap=config.attention_logit_cap is not None,
-            has_prefix=mask.prefix is not None,
-            causal=mask.causal,
-            sequence=axis_size(LENGTH_AXIS),
-            dtype=q.dtype,
-        )
+        spec = spec_of(q, k, mask, bias, bias_by_row=relative is not None, logit_cap=config.attention_logit_cap)
+        report_attention(spec)
+        # The warning is for the run's header, which chooses by the same spec.
+        implementation, _ = choose_implementation(self.compute.attention, platform(), spec)
         y = attention(
             q,
             k,

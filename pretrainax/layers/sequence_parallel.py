@@ -1,4 +1,4 @@
-"""Attention over a length that the mesh splits: of each row a device has T/n queries and S/n keys, n the size of the
+"""Attention over a length that the mesh splits: a device has T/n queries and S/n keys of each row, n the size of the
 axis `sequence`.
 
 Ring attention (Liu et al. 2023, arXiv 2310.01889, section 3): the keys and values of each device travel around the ring
@@ -38,7 +38,8 @@ def ring_attention(
     scale: float,
     logit_cap: Optional[float],
 ) -> jax.Array:
-    """`attention` of whole arrays under the mesh of `jax.set_mesh`; lengths it does not divide are padded."""
+    """Computes `attention` of whole arrays under the mesh of `jax.set_mesh`; lengths it does not divide are padded."""
+    assert not mask.has_positions  # each device gives its part those that it has in the row
     parts = axis_size(LENGTH_AXIS)
     length, segments = q.shape[1], padded_segments(mask, q, k, parts)
     if segments is not None:
@@ -57,12 +58,12 @@ def ring_attention(
 
 
 def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
-    """The axes that split the rows; a batch that they do not divide is copied."""
+    """Returns the axes that split the rows; None for a batch that they do not divide, which each device has whole."""
     return BATCH_AXES if q.shape[0] % axis_size(BATCH_AXES) == 0 else None
 
 
 def _heads(k: jax.Array) -> Optional[str]:
-    """The axis that splits the heads; `sharding.rules.tree_shardings` says it of a number that it does not divide."""
+    """Returns the axis that splits the heads; None for a number that it does not divide."""
     return TENSOR_AXIS if k.shape[2] % axis_size(TENSOR_AXIS) == 0 else None
 
 
@@ -86,7 +87,7 @@ def _ring(settings: _Settings, q, k, v, bias, mask):
 
 
 def _ring_forward(settings: _Settings, q, k, v, bias, mask):
-    """The output [B, T/n, H, K], and what the backward needs."""
+    """Returns the output [B, T/n, H, K], and the residuals for the backward."""
     b, t, h, d = q.shape
     g = k.shape[2]
     empty = (
@@ -109,30 +110,30 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
     return out, (q, k, v, bias, mask, total, largest, normaliser)
 
 
-def _ring_backward(settings: _Settings, kept, gradient):
-    """Keys and values go around once more, and their gradients with them.
+def _ring_backward(settings: _Settings, residuals, gradient):
+    """Sends keys and values around once more, and their gradients with them.
 
     The gradient of a logit is p · (dp - D), with p its weight, dp = value · d_out and D = out · d_out (Dao et al. 2022,
     arXiv 2205.14135, section B.4). So with largest logits, normalisers and D held fixed, the gradients of
     sum(p · (dp - D)) are those of attention, whatever makes a logit of q, k and the bias.
     """
-    q, k, v, bias, mask, out, largest, normaliser = kept
+    q, k, v, bias, mask, out, largest, normaliser = residuals
     b, g, r, t, d = out.shape
     # [B, T, H, K] -> [B, G, R, T, K]
     d_out = gradient.astype(jnp.float32).reshape(b, t, g, r, d).transpose(0, 2, 3, 1, 4)
-    offset = (out * d_out).sum(-1)  # D
+    out_dot_d_out = (out * d_out).sum(-1)  # D
 
-    def part(q, k, v, columns, guest, turn):
+    def objective(q, k, v, columns, guest, turn):
         logits = _logits(settings, q, guest | {"k": k}, columns, mask, turn)
         weights = jnp.exp(logits - largest[..., None]) / normaliser[..., None]
         d_weights = jnp.einsum("BGRTK,BSGK->BGRTS", d_out.astype(v.dtype), v, preferred_element_type=jnp.float32)
-        return jnp.sum(weights * (d_weights - offset[..., None]))
+        return jnp.sum(weights * (d_weights - out_dot_d_out[..., None]))
 
     def attend(carry, guest, turn):
         d_q, d_bias, travelling = carry
         columns = _columns(settings, bias, turn)
         arrays = q, guest["k"], guest["v"], columns
-        new_q, new_k, new_v, new_columns = jax.grad(part, (0, 1, 2, 3))(*arrays, guest, turn)
+        new_q, new_k, new_v, new_columns = jax.grad(objective, (0, 1, 2, 3))(*arrays, guest, turn)
         if bias is not None:
             start = _origin(settings, turn) * columns.shape[3]
             d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, new_columns, start, axis=3)
@@ -150,12 +151,12 @@ _ring.defvjp(_ring_forward, _ring_backward)
 
 
 def _guest(k, v, mask: Mask) -> dict[str, Any]:
-    """What travels: keys, values and what the mask says of them."""
+    """Returns what travels: keys, values and what the mask says of them."""
     return {"k": k, "v": v, "ids": mask.key_segment_ids, "prefix": mask.prefix}
 
 
 def _around(settings: _Settings, attend, carry, guest):
-    """`attend(carry, guest, turn)` for each part of the keys, its own first; the next one is under way meanwhile."""
+    """Calls `attend(carry, guest, turn)` for each part of the keys, its own first; the next is under way meanwhile."""
 
     def body(state, turn):
         carry, guest = state
@@ -166,17 +167,18 @@ def _around(settings: _Settings, attend, carry, guest):
 
 
 def _next(settings: _Settings, tree):
+    """Sends a tree of arrays to the next device of the ring."""
     pairs = [(i, (i + 1) % settings.parts) for i in range(settings.parts)]
     return jax.tree.map(lambda x: jax.lax.ppermute(x, LENGTH_AXIS, pairs), tree)
 
 
 def _origin(settings: _Settings, turn):
-    """Whose keys are here at a turn."""
+    """Returns the device whose keys are here at a turn, by its place on the axis."""
     return (jax.lax.axis_index(LENGTH_AXIS) - turn) % settings.parts
 
 
 def _columns(settings: _Settings, bias, turn):
-    """Those of the keys that are here: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]."""
+    """Cuts out the bias of the keys that are here: [1 or B, H, T/n, S] -> [1 or B, H, T/n, S/n]."""
     if bias is None:
         return None
     size = bias.shape[3] // settings.parts
@@ -184,10 +186,15 @@ def _columns(settings: _Settings, bias, turn):
 
 
 def _logits(settings: _Settings, q, guest, columns, mask: Mask, turn):
-    """Of this device's queries and the keys that are here."""
-    mask = mask.replace(key_segment_ids=guest["ids"], prefix=guest["prefix"])
-    apart = _origin(settings, turn) * guest["k"].shape[1] - jax.lax.axis_index(LENGTH_AXIS) * q.shape[1]
-    return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap, apart)
+    """Returns the logits of this device's queries and the keys that are here, [B, G, R, T/n, S/n] float32."""
+    t, s = q.shape[1], guest["k"].shape[1]
+    mask = mask.replace(
+        key_segment_ids=guest["ids"],
+        prefix=guest["prefix"],
+        query_positions=jax.lax.axis_index(LENGTH_AXIS) * t + jnp.arange(t),
+        key_positions=_origin(settings, turn) * s + jnp.arange(s),
+    )
+    return masked_logits(q, guest["k"], mask, columns, settings.scale, settings.logit_cap)
 
 
 # --- kernels --------------------------------------------------------------------------------------------------------
@@ -199,7 +206,7 @@ def on_each_device(kernel):
 
     @functools.wraps(kernel)
     def sharded(q, k, v, mask: Mask, bias, scale, logit_cap):
-        if jax.sharding.get_abstract_mesh().size in (0, 1):  # of no mesh, of one device
+        if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
             return kernel(q, k, v, mask, bias, scale, logit_cap)
 
         def one_device(q, k, v, mask, bias):

@@ -2,12 +2,13 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
+from pretrainax.layers.attention_spec import AttentionSpec
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -16,20 +17,59 @@ LANES = 128  # lengths are padded to multiples of the width of a TPU's vector re
 
 
 def _block(length: int) -> int:
-    """Rows of a tile: large tiles keep the matrix unit busy, 512 × 512 in float32 is 1 MB of the 16 MB of VMEM."""
+    """Returns the rows of a tile. Large ones fill the matrix unit; 512 × 512 in float32 is 1 of the 16 MB of VMEM."""
     return math.gcd(length, 512)
+
+
+def tpu_splash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
+    """Says why `tpu_splash` cannot compute an attention; None if it can."""
+    obstacle = _obstacle_of_both(spec, platform)
+    if obstacle is None and spec.bias != "none":
+        return "takes no bias, and this model has relative positions ('tpu_flash' takes one)"
+    return obstacle
+
+
+def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
+    """Says why `tpu_flash` cannot compute an attention; None if it can."""
+    obstacle = _obstacle_of_both(spec, platform)
+    if obstacle is not None:
+        return obstacle
+    if spec.has_window or spec.logit_cap is not None:
+        return "has neither windows nor a cap of attention logits ('tpu_splash' has both)"
+    if spec.causal and spec.sequence > 1:
+        return f"has no causal mask of a part of a row, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
+    return None
+
+
+def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
+    if platform != "tpu":
+        return f"needs a TPU, and this is a {platform.upper()}"
+    if spec.head_dim != 64 and spec.head_dim % 128:
+        return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {spec.head_dim}"
+    if spec.has_prefix:
+        return "has no bidirectional prefix, and config.objective makes one in each row"
+    if spec.has_positions:
+        return "takes rows from their start, and this mask has positions of its own"
+    multiple = spec.sequence * LANES
+    if spec.sequence > 1 and any(length % multiple for length in spec.lengths):
+        return (
+            f"needs lengths that are multiples of {multiple} with config.mesh.{LENGTH_AXIS}={spec.sequence}, and "
+            f"they are {spec.query_length} and {spec.key_length} (config.data.sequence_length)"
+        )
+    return None
 
 
 @on_each_device
 def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
+    """Computes `attention` without a bias; the kernel skips the blocks that a causal mask or a window leaves empty."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    assert bias is None and mask.prefix is None
+    assert bias is None and mask.prefix is None and not mask.has_positions
     segments = padded_segments(mask, q, k, LANES)
     # [B, T, H, K] -> [B, H, T', K]; the kernel has no scale of its own
     heads_first = [pad(x, 1, LANES).swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v)]
-    # The mask is of whole rows: this device has one part of its queries, and all keys.
+    # The mask is that of whole rows: this device has one part of their queries, and all keys.
     parts = axis_size(LENGTH_AXIS) if mask.causal or mask.window is not None else 1
     block_q, block_kv = (_block(x.shape[2]) for x in heads_first[:2])
     shape = parts * heads_first[0].shape[2], heads_first[1].shape[2]
@@ -58,8 +98,8 @@ def tpu_splash(q, k, v, mask: Mask, bias, scale, logit_cap):
 
 
 def _own_part(kernel: Any, parts: int) -> Any:
-    """The kernel for the queries of this device: its blocks of the mask (as SplashAttentionKernel.manual_sharding_spec
-    splits them), taken by its place on the axis."""
+    """Returns the kernel for the queries of this device: its blocks of the mask, taken by its place on the axis, as
+    SplashAttentionKernel.manual_sharding_spec splits them."""
 
     def part(x, axis):
         if x is None:
@@ -67,17 +107,18 @@ def _own_part(kernel: Any, parts: int) -> Any:
         size = x.shape[axis] // parts
         return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(LENGTH_AXIS) * size, size, axis)
 
-    def of(info):
+    def own(info):
         by_block = {name: part(getattr(info, name), 1) for name in ("data_next", "mask_next", "block_mask")}
         return info._replace(**by_block, q_sequence=part(info.q_sequence, 0))
 
     infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
-    return type(kernel)(*map(of, infos), **kernel.kwargs)
+    return type(kernel)(*map(own, infos), **kernel.kwargs)
 
 
 @on_each_device
 def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
-    assert mask.window is None and mask.prefix is None and logit_cap is None
+    """Computes `attention` without windows and without a cap of logits; it takes a bias."""
+    assert mask.window is None and mask.prefix is None and not mask.has_positions and logit_cap is None
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     segments = padded_segments(mask, q, k, LANES)
@@ -113,7 +154,7 @@ def tpu_flash(q, k, v, mask: Mask, bias, scale, logit_cap):
         segments = None if segments is None else flash.SegmentIds(*(x[None] for x in segments))
         return run(q[None], k[None], v[None], None if bias is None else bias[None], segments)[0]
 
-    # By row, because the kernel wants the bias as [B, H, T, S]: a bias shared by all rows stays [1, H, T, S] in memory.
+    # Row by row, because the kernel wants the bias as [B, H, T, S]: a shared one stays [1, H, T, S] in memory.
     shared = bias is not None and bias.shape[0] == 1
     bias_axis = None if shared else 0
     out = jax.vmap(one_row, in_axes=(0, 0, 0, bias_axis, 0))(*heads_first, bias[0] if shared else bias, segments)

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
-from flax import linen as nn
 from jax.extend.core import Jaxpr, Literal, Var
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.config import Experiment, MeshConfig, TrainConfig
-from pretrainax.data.batch import has_prefix, lengths_of
+from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_batch_divides
@@ -31,7 +31,7 @@ from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import Steps, attentions, build_steps
+from pretrainax.training.setup import Steps, build_steps
 from pretrainax.training.train_step import TrainState
 
 
@@ -131,19 +131,27 @@ def _key(experiment: Experiment) -> str:
 def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
-    sizes = dict.fromkeys(AXES, 1)
-    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
+    if platform == "gpu":
+        # A trace of cuDNN's attention asks for cuDNN. The TPU's kernels keep the same: queries, keys, values, result,
+        # and the normaliser of each row. A model of which some attentions run cuDNN is counted as if all did.
+        requested, specs = experiment.train.attention, _attention_specs(key, platform)
+        chosen = {choose_implementation(requested, platform, spec)[0] for spec in specs}
+        platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
-        compute = compute_for(train)
-        chosen = [name for name, _ in attentions(experiment.model, compute, lengths_of(shapes), has_prefix(shapes), 1)]
-    if "cudnn" in chosen:
-        # It asks for cuDNN when it is traced. The TPU's kernels keep the same: queries, keys, values, result, and the
-        # normaliser of each row.
-        experiment.train.attention = "auto"
-        return _trace(_key(experiment), rows, "tpu")
-    train.attention = "xla" if platform == "gpu" else train.attention
-    with jax.sharding.use_abstract_mesh(abstract_mesh(sizes, platform)):
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
+
+
+@functools.lru_cache(maxsize=64)
+def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
+    """Returns the specs of an experiment's attentions on one device, from a trace with the one that runs anywhere."""
+    experiment = config_lib.from_json(Experiment, json.loads(key))
+    experiment.train.attention = "xla"
+    mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
+    with jax.sharding.use_abstract_mesh(mesh), collect_attention_specs() as specs:
+        model = models.build(experiment.model, compute_for(for_this_machine(experiment.train)))
+        train_step.abstract_params(model, shapes_of(experiment))
+    return tuple(specs)
 
 
 def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[SavedResidual]:

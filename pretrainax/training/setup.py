@@ -14,18 +14,18 @@ import jax
 import optax
 
 from pretrainax import models
-from pretrainax.config import DisentangledPositions, Experiment, ModelConfig, RelativePositionBuckets
-from pretrainax.data.batch import Batch, Lengths, has_prefix, tokens_read
+from pretrainax.config import Experiment
+from pretrainax.data.batch import Batch, Lengths, tokens_read
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
-from pretrainax.layers.compute import Compute, compute_for, for_this_machine
+from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
+from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.models import flops
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_batch_divides, put_batch
-from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.training import train_step
 from pretrainax.training.metrics import summarize
@@ -49,6 +49,7 @@ class Run:
     step: jax.stages.Wrapped  # (state, batch) -> (state, metrics)
     eval_step: jax.stages.Wrapped  # (params, batch) -> {name: (sum, count)}
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
+    attention_specs: list[AttentionSpec]  # of all that the model computes, in its order
 
     @property
     def is_primary(self) -> bool:
@@ -113,8 +114,11 @@ class Run:
         shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
         device = jax.devices()[0].device_kind
-        prefix, sequence = has_prefix(self.batch_shapes), self.mesh.shape[LENGTH_AXIS]
-        attention = dict(attentions(model, self.model.compute, self.lengths, prefix, sequence))
+        chosen = [
+            choose_implementation(self.model.compute.attention, platform(), spec) for spec in self.attention_specs
+        ]
+        attention = dict.fromkeys(name for name, _ in chosen)
+        warnings = dict.fromkeys(warning for _, warning in chosen if warning)
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             ("data", self.prepared.summary),
@@ -125,34 +129,8 @@ class Run:
                 "FLOPs",
                 f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps",
             ),
-            *(("WARNING", warning) for warning in attention.values() if warning),
+            *(("WARNING", warning) for warning in warnings),
         ]
-
-
-def attentions(
-    model: ModelConfig, compute: Compute, lengths: Lengths, has_prefix: bool, sequence: int
-) -> Iterator[tuple[str, Optional[str]]]:
-    """(implementation, warning) of each attention of a model, on the devices of `jax.set_mesh`."""
-    has_bias = isinstance(model.position, (RelativePositionBuckets, DisentangledPositions))
-    kinds = [(lengths.inputs, lengths.inputs, has_bias)]
-    if model.family == "encoder_decoder":
-        kinds += [(lengths.targets, lengths.targets, has_bias), (lengths.targets, lengths.inputs, False)]
-    for query_length, key_length, biased in kinds:
-        yield choose_implementation(
-            compute.attention,
-            platform(),
-            head_dim=model.dim_per_head,
-            query_length=query_length,
-            key_length=key_length,
-            has_bias=biased,
-            has_row_bias=isinstance(model.position, DisentangledPositions),
-            has_window=model.window is not None,
-            has_logit_cap=model.attention_logit_cap is not None,
-            has_prefix=has_prefix,
-            causal=model.family == "decoder",
-            sequence=sequence,
-            dtype=compute.dtype,
-        )
 
 
 class Steps(NamedTuple):
@@ -163,6 +141,7 @@ class Steps(NamedTuple):
     step: jax.stages.Wrapped
     eval_step: jax.stages.Wrapped
     abstract_state: train_step.TrainState
+    attention_specs: list[AttentionSpec]
 
 
 def build_steps(
@@ -176,7 +155,8 @@ def build_steps(
     check_batch_divides(experiment, mesh)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
-    params = train_step.abstract_params(model, batch_shapes)
+    with collect_attention_specs() as attention_specs:
+        params = train_step.abstract_params(model, batch_shapes)
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
     optimizer = experiment.optimizer.build(schedule, params)
     return Steps(
@@ -185,6 +165,7 @@ def build_steps(
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
         eval_step=train_step.make_eval_step(model, train, mesh),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
+        attention_specs=attention_specs,
     )
 
 

@@ -2,15 +2,16 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.layers.attention import Mask, choose_implementation
+from pretrainax.layers.attention import Mask
 from pretrainax.sharding.mesh import make_mesh
-from tests.support.attending import arrays, output_and_gradients, packed_ids, segments
+from tests.support.attending import arrays, assert_close, choose, output_and_gradients, packed_ids, segments
 
 IDS = packed_ids(4, 64)
 PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32)
@@ -36,11 +37,6 @@ def case(name):
     return args, mask, cap
 
 
-def same(got, expected, atol):
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(a, b, atol=atol)
-
-
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", CASES)
 def test_the_ring_gives_the_output_and_gradients_of_one_device(name, mesh):
@@ -48,7 +44,7 @@ def test_the_ring_gives_the_output_and_gradients_of_one_device(name, mesh):
     expected = output_and_gradients(args, mask, logit_cap=cap)
     with jax.set_mesh(make_mesh(MeshConfig(**MESHES[mesh]))):
         got = output_and_gradients(args, mask, logit_cap=cap)
-    same(got, expected, 2e-6)  # float32 sums of <= 64 terms near 1, in another order
+    assert_close(got, expected, 2e-6)  # float32 sums of <= 64 terms near 1, in another order
 
 
 def test_the_ring_of_bfloat16_is_near_that_of_one_device():
@@ -58,14 +54,14 @@ def test_the_ring_of_bfloat16_is_near_that_of_one_device():
         got = output_and_gradients(args, mask)
     assert {x.dtype for x in jax.tree.leaves(got)} == {jnp.dtype("bfloat16")}
     # the largest are near 4, and each of the two rounds to 2^-9 of them, at other places
-    same(*jax.tree.map(lambda x: x.astype(jnp.float32), (got, expected)), 0.03)
+    assert_close(*jax.tree.map(lambda x: x.astype(jnp.float32), (got, expected)), 0.03)
 
 
 def test_a_query_that_sees_no_key_is_finite_and_so_are_gradients():
     mask = Mask(False, segments([1] * 8 + [0] * 8), segments([1] * 16))
     with jax.set_mesh(make_mesh(MeshConfig(data=1, sequence=8))):
         got = output_and_gradients(arrays(1, 16, 16, 2, 2, 8), mask)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(got))
+    chex.assert_tree_all_finite(got)
 
 
 def test_keys_and_values_alone_go_around_the_ring():
@@ -94,10 +90,7 @@ def test_kernels_of_tpus_get_all_keys_for_their_part_of_the_queries(interpreted,
     expected = output_and_gradients(args, mask)
     with jax.set_mesh(make_mesh(MeshConfig(data=2, sequence=2), jax.devices()[:4])):
         got = output_and_gradients(args, mask, implementation)
-    same(got, expected, 3e-5)  # float32 sums of <= 256 terms near 1, in another order
-
-
-choose = functools.partial(choose_implementation, head_dim=64, has_bias=False, dtype=jnp.bfloat16)
+    assert_close(got, expected, 3e-5)  # float32 sums of <= 256 terms near 1, in another order
 
 
 @pytest.mark.parametrize("platform, name", [("tpu", "tpu_splash"), ("gpu", "cudnn")])

@@ -1,14 +1,22 @@
 """Inputs of attention, its results with gradients: what its tests share."""
 
+import dataclasses
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.layers.attention import attention
+from pretrainax.layers.attention import attention, choose_implementation
+from pretrainax.layers.attention_spec import AttentionSpec
 
 
 def segments(*rows):
     return jnp.asarray(rows, jnp.int32)
+
+
+# two documents in a row, and padding
+PACKED = dict(query_segment_ids=segments([1, 1, 1, 2, 2, 0]), key_segment_ids=segments([1, 1, 1, 2, 2, 0]))
 
 
 def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float32):
@@ -32,6 +40,12 @@ def output_and_gradients(args, mask, implementation="xla", **options):
     return both(args, mask)
 
 
+def assert_close(got, expected, atol):
+    """Trees of the same shapes and dtypes, within `atol` and a ten-millionth of what is expected."""
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, expected)
+    chex.assert_trees_all_close(got, expected, atol=atol, rtol=1e-7)
+
+
 def packed_ids(batch, length):
     """Two documents and padding in a row, of other lengths in each row."""
     rows = np.zeros((batch, length), np.int32)
@@ -39,3 +53,23 @@ def packed_ids(batch, length):
         rows[i, : length // 3 + i] = 1
         rows[i, length // 3 + i : length - 7 * i - 3] = 2
     return jnp.asarray(rows)
+
+
+USUAL = AttentionSpec(
+    head_dim=64,
+    query_length=512,
+    key_length=512,
+    dtype="bfloat16",
+    causal=True,
+    bias="none",
+    has_window=False,
+    has_prefix=False,
+    has_positions=False,
+    logit_cap=None,
+    sequence=1,
+)
+
+
+def choose(requested, platform, **other):
+    """What is chosen for a causal attention over 512 tokens, but for what is `other`."""
+    return choose_implementation(requested, platform, dataclasses.replace(USUAL, **other))

@@ -1,0 +1,101 @@
+"""What is known of an attention when it is traced, and the record of those that a model has.
+
+The layer, the header of a run and the plan of its memory choose by the same `AttentionSpec`: `MultiHeadAttention`
+makes it with `spec_of`, and whoever wants to know collects it from a trace of the model.
+"""
+
+import contextlib
+import contextvars
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple, Optional
+
+import jax
+
+from pretrainax.layers.attention_mask import Mask
+from pretrainax.sharding.axes import LENGTH_AXIS
+from pretrainax.sharding.mesh import axis_size
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """What decides whether a backend can compute an attention."""
+
+    head_dim: int
+    query_length: int
+    key_length: int
+    dtype: str  # of queries, keys and values
+    causal: bool
+    bias: Literal["none", "shared", "by_row"]  # on the logits: the same one for all rows, or another one for each
+    has_window: bool
+    has_prefix: bool  # a part of each segment is seen by the whole segment, though the mask is causal
+    has_positions: bool  # queries or keys are not those of a row from its start, as with a cache of keys
+    logit_cap: Optional[float]
+    sequence: int  # parts that the mesh cuts the length into
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        return self.query_length, self.key_length
+
+
+class Backend(NamedTuple):
+    """An implementation of attention."""
+
+    kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
+    # (spec, platform) -> why it cannot run, as the end of a sentence that begins with its name; None if it can
+    obstacle: Callable[[AttentionSpec, str], Optional[str]]
+
+
+def spec_of(
+    q: jax.Array,
+    k: jax.Array,
+    mask: Mask,
+    bias: Optional[jax.Array],
+    *,
+    bias_by_row: bool,
+    logit_cap: Optional[float],
+) -> AttentionSpec:
+    """Returns the spec of an attention under the mesh of `jax.set_mesh`.
+
+    Args:
+      q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
+      bias_by_row: the bias is made from q and k. Its shape does not say so in a batch of one row.
+    """
+    return AttentionSpec(
+        head_dim=q.shape[3],
+        query_length=q.shape[1],
+        key_length=k.shape[1],
+        dtype=q.dtype.name,
+        causal=mask.causal,
+        bias="none" if bias is None else "by_row" if bias_by_row else "shared",
+        has_window=mask.window is not None,
+        has_prefix=mask.prefix is not None,
+        has_positions=mask.has_positions,
+        logit_cap=logit_cap,
+        sequence=axis_size(LENGTH_AXIS),
+    )
+
+
+_COLLECTED: contextvars.ContextVar[Optional[list[AttentionSpec]]] = contextvars.ContextVar("collected", default=None)
+
+
+@contextlib.contextmanager
+def collect_attention_specs() -> Iterator[list[AttentionSpec]]:
+    """Collects the specs of what is traced inside, each once, in the order of the trace.
+
+    A jitted function that was traced before is not traced again, and adds nothing. The number of rows is in no spec, so
+    that the trace of one row, which `model.init` needs anyway, gives those of every batch of its lengths.
+    """
+    specs: list[AttentionSpec] = []
+    token = _COLLECTED.set(specs)
+    try:
+        yield specs
+    finally:
+        _COLLECTED.reset(token)
+
+
+def report_attention(spec: AttentionSpec) -> None:
+    """Adds a spec to those that `collect_attention_specs` collects; without it, does nothing."""
+    specs = _COLLECTED.get()
+    if specs is not None and spec not in specs:
+        specs.append(spec)

@@ -1,0 +1,59 @@
+"""The attention of cuDNN for NVIDIA GPUs, from JAX: it never holds the [B, H, T, S] weights."""
+
+from typing import Optional
+
+import jax
+
+from pretrainax.layers.attention_mask import Mask
+from pretrainax.layers.attention_spec import AttentionSpec
+from pretrainax.sharding.axes import LENGTH_AXIS
+
+GPUS = ("gpu", "cuda")  # what JAX calls the platform of an NVIDIA GPU
+
+
+def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
+    """Says why cuDNN cannot compute an attention; None if it can."""
+    if platform not in GPUS:
+        return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
+    if spec.dtype not in ("bfloat16", "float16"):
+        return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"
+    if spec.head_dim % 8 or spec.head_dim > 128:
+        return f"needs config.model.head_dim to be a multiple of 8 and at most 128, and it is {spec.head_dim}"
+    if any(length % 2 for length in spec.lengths):
+        return (
+            f"needs even lengths, and they are {spec.query_length} and {spec.key_length} (config.data.sequence_length)"
+        )
+    if spec.bias == "by_row":
+        # JAX's tests once said that the gradient of a bias of several rows is zeros, without a warning.
+        return "has not been seen to give a bias of each row its gradient, and this model's positions need one"
+    if spec.has_window and not spec.causal:
+        return "has causal windows only, and this model has local layers that see both sides"
+    if spec.has_positions:
+        return "takes rows from their start, and this mask has positions of its own"
+    if spec.logit_cap is not None:
+        return "has no cap of attention logits, and config.model.attention_logit_cap is set"
+    if spec.sequence > 1:
+        return f"needs whole lengths, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
+    return None
+
+
+def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
+    """Computes `attention` without a cap of logits."""
+    assert logit_cap is None and not mask.has_positions
+    array = None  # becomes one more additive bias [B, 1, T, S], in q's dtype
+    if mask.prefix is not None:  # says all: the kernel's own causal mask would hide the prefix
+        array, mask = mask.materialize(q.shape[1], k.shape[1]), Mask()
+    elif mask.query_segment_ids is not None:
+        array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
+    bias = None if bias is None else bias.astype(q.dtype)
+    return jax.nn.dot_product_attention(
+        q,
+        k,
+        v,
+        bias,
+        array,
+        scale=scale,
+        is_causal=mask.causal,
+        local_window_size=None if mask.window is None else mask.reach,
+        implementation="cudnn",
+    )

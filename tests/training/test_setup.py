@@ -1,0 +1,103 @@
+"""The header of a run announces the attention that its model is traced with, on hardware that need not be there."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pretrainax.config import Generator, UserError
+from pretrainax.layers import multi_head
+from pretrainax.planning.activations import abstract_mesh, lengths_of
+from pretrainax.sharding.mesh import AXES
+from pretrainax.training.setup import Run, program_of
+from tests.support import tiny
+from tests.support.tables import example_shapes
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The implementations that the layers trace, in their order. They are not run: cuDNN is asked for in its trace."""
+    names = []
+
+    def attention(q, k, v, *, implementation, **_):
+        names.append(implementation)
+        return jnp.zeros_like(q)
+
+    monkeypatch.setattr(multi_head, "attention", attention)
+    return names
+
+
+def t5(**other):
+    experiment = tiny.get_config("t5")
+    experiment.model.head_dim, experiment.model.num_layers = 64, 1
+    for name, value in other.items():
+        setattr(experiment.model, name, value)
+    return experiment
+
+
+def header(experiment, platform, length=512, **sizes):
+    """What is announced of attention, and the warnings."""
+    shapes = example_shapes(experiment.model, length=length)
+    mesh = abstract_mesh(dict.fromkeys(AXES, 1) | sizes, platform)
+    with jax.sharding.use_abstract_mesh(mesh):
+        rows = Run(
+            experiment=experiment,
+            prepared=types.SimpleNamespace(summary=""),
+            mesh=mesh,
+            lengths=lengths_of(shapes),
+            batch_shapes=shapes,
+            train_batches=None,
+            valid_batches=None,
+            **program_of(experiment, shapes, mesh)._asdict(),
+        ).describe()
+    return dict(rows)["compute"].split(", attention ")[1], [value for name, value in rows if name == "WARNING"]
+
+
+def test_a_decoder_whose_length_is_split_is_announced_with_its_warning(traced):
+    announced, warnings = header(t5(), "tpu", sequence=2)
+    assert list(dict.fromkeys(traced)) == ["tpu_flash", "xla", "tpu_splash"]
+    assert announced == "tpu_flash, xla, tpu_splash"
+    assert warnings == [
+        "SLOW ATTENTION: 'xla' is used on this TPU, because 'tpu_flash' has no causal mask of a part of a row, and "
+        "config.mesh.sequence is 2"
+    ]
+
+
+def test_a_window_slows_the_side_that_it_slows(traced):
+    announced, warnings = header(t5(layer_pattern=("local",), window=128), "gpu")
+    assert traced.count("cudnn") == 2 * traced.count("xla") > 0  # the decoder's two of the three
+    assert announced == "xla, cudnn"
+    assert warnings == [
+        "SLOW ATTENTION: 'xla' is used on this GPU, because 'cudnn' has causal windows only, and this model has local "
+        "layers that see both sides"
+    ]
+
+
+@pytest.mark.parametrize(
+    "platform, length, expected",
+    [("cpu", 512, "xla"), ("gpu", 512, "cudnn"), ("tpu", 512, "tpu_flash, tpu_splash"), ("tpu", 64, "xla")],
+)
+def test_what_is_announced_is_traced_and_nothing_is_to_be_warned_of(traced, platform, length, expected):
+    assert header(t5(), platform, length) == (expected, [])
+    assert ", ".join(dict.fromkeys(traced)) == expected
+
+
+def test_each_warning_is_said_once(traced):
+    _, warnings = header(t5(num_layers=2, head_dim=80), "tpu")
+    assert [warning.split("'")[3] for warning in warnings] == ["tpu_flash", "tpu_splash"]
+
+
+def test_the_generator_of_an_electra_is_announced_too(traced):
+    experiment = tiny.get_config("bert")
+    experiment.model.head_dim, experiment.model.replaced_token_head = 64, True
+    experiment.model.generator = Generator(num_layers=1, d_model=32, d_ff=64, num_heads=1)
+    announced, warnings = header(experiment, "tpu")
+    assert announced == "tpu_splash, xla" and "and it is 32" in warnings[0]
+
+
+def test_a_request_that_a_layer_cannot_serve_ends_the_run_before_it_begins(traced):
+    experiment = t5()
+    experiment.train.attention = "tpu_splash"
+    with pytest.raises(UserError, match="config.train.attention is 'tpu_splash', which takes no bias"):
+        header(experiment, "tpu")
