@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
+from flax import linen as nn
 from jax.extend.core import Jaxpr, Literal, Var
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 

@@ -10,7 +10,7 @@ from pretrainax.config import Generator, UserError
 from pretrainax.layers import multi_head
 from pretrainax.planning.activations import abstract_mesh, lengths_of
 from pretrainax.sharding.mesh import AXES
-from pretrainax.training.setup import Run, program_of
+from pretrainax.training.setup import Run, build_steps
 from tests.support import tiny
 from tests.support.tables import example_shapes
 
@@ -49,7 +49,7 @@ def header(experiment, platform, length=512, **sizes):
             batch_shapes=shapes,
             train_batches=None,
             valid_batches=None,
-            **program_of(experiment, shapes, mesh)._asdict(),
+            **build_steps(experiment, shapes, mesh)._asdict(),
         ).describe()
     return dict(rows)["compute"].split(", attention ")[1], [value for name, value in rows if name == "WARNING"]
 
