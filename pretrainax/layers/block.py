@@ -15,7 +15,7 @@ from pretrainax.layers.convolution import Branch
 from pretrainax.layers.mlp import MLP
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import Rotary
+from pretrainax.layers.positions import PositionTerms
 from pretrainax.sharding.arrays import constrain
 
 
@@ -24,10 +24,7 @@ class Context:
     """What all blocks of a stack share."""
 
     mask: Mask  # of self-attention; its window is that of local layers
-    bias: Optional[jax.Array] = None  # [1, H, T, T], on the logits of self-attention
-    rotary: Optional[Rotary] = None
-    local_rotary: Optional[Rotary] = None  # of local layers, where they have their own
-    relative: Optional[jax.Array] = None  # [R, D], the vectors of disentangled positions
+    positions: PositionTerms = PositionTerms()  # of self-attention
     branch: Optional[Branch] = None  # what the first block's output is joined with
     absolute: Optional[jax.Array] = None  # [B, T, D], what only the queries of a mask decoder know
     source: Optional[jax.Array] = None  # [B, T, D], what self-attention reads; None: the residual stream
@@ -69,23 +66,16 @@ class Block(nn.Module):
             y = function(y)
             return x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y)
 
-        mask, rotary, relative, source = context.mask, context.rotary, context.relative, context.source
+        mask, source = context.mask, context.source
         if len(set(config.layer_pattern)) > 1:
             mask = mask.replace(windowed=layer.is_local)
-        if context.local_rotary is not None:
-            rotary = jax.tree.map(lambda near, far: jnp.where(layer.is_local, near, far), context.local_rotary, rotary)
-        if relative is not None:
-            relative = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)(relative)
+        positions = context.positions.in_block(config, layer.is_local, context.deterministic)
         x = constrain(x)
         attend = MultiHeadAttention(config, self.compute, name="self_attention")
-        x = sublayer(
-            "self_attention",
-            x,
-            lambda y: attend(y, y if source is None else source, mask, context.bias, rotary, relative),
-        )
+        x = sublayer("self_attention", x, lambda y: attend(y, y if source is None else source, mask, positions))
         if context.encoded is not None:
             read = MultiHeadAttention(config, self.compute, name="cross_attention")
-            x = sublayer("cross_attention", x, lambda y: read(y, context.encoded, context.cross_mask))
+            x = sublayer("cross_attention", x, lambda y: read(y, context.encoded, context.cross_mask, PositionTerms()))
         x = constrain(sublayer("mlp", x, MLP(config, name="mlp")))
         if context.branch is not None:
             x = jnp.where(layer.is_first, context.branch.join(x, config), x)

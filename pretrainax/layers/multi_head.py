@@ -1,17 +1,14 @@
 """Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
 
-from typing import Optional
-
 import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import Rotary, rotate
+from pretrainax.layers.positions import PositionTerms
 from pretrainax.sharding.mesh import axis_size, platform
 
 
@@ -30,15 +27,9 @@ class MultiHeadAttention(nn.Module):
         x: jax.Array,
         source: jax.Array,
         mask: Mask,
-        bias: Optional[jax.Array] = None,
-        rotary: Optional[Rotary] = None,
-        relative: Optional[jax.Array] = None,
+        positions: PositionTerms,
     ) -> jax.Array:
-        """Queries from x [B, T, D], keys and values from source [B, S, D] -> [B, T, D].
-
-        `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`;
-        `relative` [R, D] are the vectors of a RelativeTable.
-        """
+        """Returns what queries from x [B, T, D] read of keys and values from source [B, S, D], [B, T, D]."""
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
@@ -48,18 +39,14 @@ class MultiHeadAttention(nn.Module):
             return Linear((count, head_dim), axes, init, qkv_bias, name=name)
 
         # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
-        terms = 1 if relative is None else 3  # of a logit, each of the size of q · k (He et al. 2020, equation 4)
-        scale = (terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
+        scale = (positions.logit_terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
         to_query = heads("query", config.num_heads, gain=head_dim**-0.5 / scale)
         to_key = heads("key", config.kv_heads)
         q, k, v = to_query(x), to_key(source), heads("value", config.kv_heads)(source)
-        if relative is not None:
-            _, which = rows_by_distance(config, q.shape[1])
-            bias = scale * disentangled_bias(q, k, to_query(relative)[which], to_key(relative)[which])
+        bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
             q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
-        if rotary is not None:
-            q, k = rotate(q, *rotary), rotate(k, *rotary)
+        q, k = positions.rotate(q, k)
         implementation, _ = choose_implementation(  # its warning is for the run's header
             self.compute.attention,
             platform(),
@@ -67,7 +54,7 @@ class MultiHeadAttention(nn.Module):
             query_length=q.shape[1],
             key_length=k.shape[1],
             has_bias=bias is not None,
-            has_row_bias=relative is not None,
+            has_row_bias=positions.has_row_bias,
             has_window=mask.window is not None,
             has_logit_cap=config.attention_logit_cap is not None,
             has_prefix=mask.prefix is not None,

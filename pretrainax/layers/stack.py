@@ -6,15 +6,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import DisentangledPositions, ModelConfig, RelativePositionBuckets
+from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import InputConvolution
-from pretrainax.layers.disentangled import RelativeTable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import RelativeBias, local_rotary_of, rotary_of
+from pretrainax.layers.positions import Places, positions_of
 
 _KEPT = {  # config.train.remat -> what jax.checkpoint keeps of a block for the backward
     "block": jax.checkpoint_policies.nothing_saveable,
@@ -49,21 +48,14 @@ class Stack(nn.Module):
         deterministic: bool,
     ) -> jax.Array:
         config, compute = self.config, self.compute
-        bias = None
-        if isinstance(config.position, RelativePositionBuckets):
-            bias = RelativeBias(config, bidirectional=not self.causal, name="relative_bias")(x.shape[1])
-        relative, branch = None, None
-        if isinstance(config.position, DisentangledPositions):
-            relative = RelativeTable(config, name="relative_embedding")(x.shape[1]).astype(x.dtype)
+        terms = positions_of(config).terms(Places(positions), causal=self.causal, dtype=x.dtype)
+        branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
         window = config.window if "local" in config.layer_pattern else None
         context = Context(
             mask=Mask(self.causal, segment_ids, segment_ids, window, prefix=prefix_mask),
-            bias=bias,
-            rotary=rotary_of(config, positions),
-            local_rotary=local_rotary_of(config, positions),
-            relative=relative,
+            positions=terms,
             branch=branch,
             absolute=absolute,
             encoded=encoded,

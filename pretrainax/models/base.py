@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import LearnedPositions, ModelConfig, SinusoidalPositions
+from pretrainax.config import ModelConfig
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.embedding import Embedding
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import sinusoidal
+from pretrainax.layers.positions import positions_of
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.mesh import BATCH_AXES
@@ -108,10 +108,8 @@ class Model(nn.Module):
     def setup(self):
         config = self.config
         self.token_embedding = self.table(config.vocab_size, rows_split_by="tensor")
-        if isinstance(config.position, LearnedPositions):
-            self.position_embedding = self.table(config.position.max_length + config.position.offset)
-        if config.enhanced_mask_decoder:
-            self.position_embedding = self.table(config.position.max_length)
+        self.positions = positions_of(config)
+        self.position_embedding = self.positions.embedding()
         if config.num_token_types:
             self.token_type_embedding = self.table(config.num_token_types)
         if config.embedding_norm:
@@ -144,10 +142,7 @@ class Model(nn.Module):
         x = self.token_embedding(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
-        if isinstance(config.position, LearnedPositions):
-            x += getattr(self, f"{side}position_embedding")(positions + config.position.offset)
-        if isinstance(config.position, SinusoidalPositions):
-            x += sinusoidal(positions, config.d_model)
+        x = self.positions.embed(x, positions, getattr(self, f"{side}position_embedding"))
         if config.num_token_types:
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if config.embedding_norm:

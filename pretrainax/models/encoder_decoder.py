@@ -1,6 +1,5 @@
 """Encoder-decoder: a decoder that also reads an encoded text (Vaswani et al. 2017; T5)."""
 
-from pretrainax.config import LearnedPositions
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Batch, Model
@@ -14,8 +13,7 @@ class EncoderDecoder(Model):
     def setup(self):
         super().setup()
         config = self.config
-        if isinstance(config.position, LearnedPositions):
-            self.decoder_position_embedding = self.table(config.position.max_length + config.position.offset)
+        self.decoder_position_embedding = self.positions.embedding()
         if config.embedding_norm:
             self.decoder_embedding_norm = Norm(config)
         self.encoder = Stack(config, self.compute, causal=False, num_layers=config.num_layers)

@@ -3,7 +3,8 @@
 XLA's own count is of no use for this: it counts the body of the scan over layers once.
 """
 
-from pretrainax.config import DisentangledPositions, ModelConfig
+from pretrainax.config import ModelConfig
+from pretrainax.layers.positions import positions_of
 from pretrainax.models.electra import discriminator_config, generator_config
 
 
@@ -41,9 +42,7 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
 def _block(config: ModelConfig, length: int) -> int:
     """Self-attention and feed-forward of one example."""
     feed_forward = 2 * length * config.d_model * config.d_ff * (3 if config.gated else 2)
-    positions = 0
-    if isinstance(config.position, DisentangledPositions):  # each pair of tokens, content to position and back
-        positions = 2 * 2 * length * length * config.num_heads * config.dim_per_head
+    positions = positions_of(config).flops(length, length)
     return _attention(config, length, length) + positions + feed_forward
 
 

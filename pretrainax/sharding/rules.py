@@ -1,6 +1,7 @@
 """Where parameters and optimizer states live: the one table from parameter paths to PartitionSpecs."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -12,11 +13,11 @@ from pretrainax.sharding.param_paths import match_rules, parameter_names
 
 # The end of a parameter's path -> its axes, each with the mesh axis that splits it, if one does. Where one does, the
 # name is the field of config.model that has to divide. First match wins. Vectors [D] are copied: they are small.
-PARTITION_RULES = (
+# The parts of a model that bring parameters of their own along add their rows: see `add_partition_rules`.
+PARTITION_RULES = [
     (r"token_embedding/embedding", "vocab_size:tensor d_model:fsdp"),
-    (r"((decoder_)?position|token_type|relative)_embedding/embedding", "rows d_model:fsdp"),
+    (r"token_type_embedding/embedding", "rows d_model:fsdp"),
     (r"embedding_projection/kernel", "embedding_dim d_model:fsdp"),
-    (r"relative_bias/embedding", "buckets num_heads:tensor"),
     (r"blocks/\w+_attention/query/kernel", "layers d_model:fsdp num_heads:tensor head_dim"),
     (r"blocks/\w+_attention/query/bias", "layers num_heads:tensor head_dim"),
     (r"blocks/\w+_attention/(key|value)/kernel", "layers d_model:fsdp num_kv_heads:tensor head_dim"),
@@ -28,7 +29,7 @@ PARTITION_RULES = (
     (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers d_model"),
     (r"blocks/self_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
     (r"blocks/\w+_norm/(scale|bias)", "layers d_model"),
-    (r"((decoder_)?embedding_norm|final_norm|(relative_embedding|masked_lm_head)/norm)/(scale|bias)", "d_model"),
+    (r"((decoder_)?embedding_norm|final_norm|masked_lm_head/norm)/(scale|bias)", "d_model"),
     (r"convolution/kernel", "tokens d_model:fsdp d_model"),
     (r"convolution/(bias|norm/scale|norm/bias)", "d_model"),
     (r"replaced_token_head/norm/(scale|bias)", "d_model"),
@@ -40,7 +41,12 @@ PARTITION_RULES = (
     (r"masked_lm_head/dense/bias", "d_model"),
     (r"unembedding/kernel", "d_model:fsdp vocab_size:tensor"),
     (r"unembedding/bias", "vocab_size:tensor"),
-)
+]
+
+
+def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
+    """Adds rows to PARTITION_RULES: called where a part of a model is defined."""
+    PARTITION_RULES.extend(rows)
 
 
 @dataclasses.dataclass(frozen=True)
