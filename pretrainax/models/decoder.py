@@ -19,4 +19,4 @@ class Decoder(Model):
             prefix_mask=batch.get("prefix_mask"),
             deterministic=deterministic,
         )
-        return self.predict(x)
+        return self.answer(x, batch)

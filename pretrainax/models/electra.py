@@ -23,6 +23,7 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.layers.compute import Compute
 from pretrainax.models.base import Batch
 from pretrainax.models.encoder import Encoder
+from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.mesh import BATCH_AXES
@@ -113,9 +114,9 @@ def _disentangled(config: ModelConfig) -> bool:
 class Electra:
     """Used like the other models, on batches of masked language modelling.
 
-    The outputs are the generator's, with the discriminator's `replaced_logits` and the truth about them. The
-    replacements come from the stream "sample" of `rngs`. Where there is none, as in evaluation, those of a row follow
-    from its tokens: the same row always gets the same ones, whatever else is in its batch.
+    The outputs are the generator's and the discriminator's, with the truth about what was replaced. The replacements
+    come from the stream "sample" of `rngs`. Where there is none, as in evaluation, those of a row follow from its
+    tokens: the same row always gets the same ones, whatever else is in its batch.
     """
 
     config: ModelConfig
@@ -148,14 +149,10 @@ class Electra:
         generated = run(1, generator, batch)
         if "loss_weights" not in batch:  # nobody asks for a loss: what the generator says
             return generated
-        tokens, replaced = replace(generated, batch, sample)
-        found = run(0, discriminator, {**batch, "tokens": tokens})
-        return generated.replace(
-            pair_logits=found.pair_logits,
-            replaced_logits=found.replaced_logits,
-            replaced=replaced,
-            replaced_weight=self.config.generator.loss_weight,
-        )
+        tokens, replaced = replace(generated.heads["lm"], batch, sample)
+        found = run(0, discriminator, {**batch, "tokens": tokens}).heads
+        told = found["replaced"].replace(replaced=replaced, weight=self.config.generator.loss_weight)
+        return generated.replace(heads={**generated.heads, **found, "replaced": told})
 
 
 def _folded(keys: Any, number: int) -> Any:
@@ -163,7 +160,9 @@ def _folded(keys: Any, number: int) -> Any:
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
 
-def replace(generated: Outputs, batch: Batch, sample: Optional[jax.Array] = None) -> tuple[jax.Array, jax.Array]:
+def replace(
+    generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
+) -> tuple[jax.Array, jax.Array]:
     """The text as the generator writes it, and where that is not the original.
 
     Each token that is predicted is drawn from its softmax; all others are the originals. A draw that hits the original
@@ -193,7 +192,7 @@ def replace(generated: Outputs, batch: Batch, sample: Optional[jax.Array] = None
     return written, written != originals
 
 
-def _draw(generated: Outputs, keys: jax.Array, places: jax.Array) -> jax.Array:
+def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) -> jax.Array:
     """A token from the softmax of each prediction, [B, N] int32: the largest of logits + Gumbel noise is such a draw.
 
     The noise follows from the row's key and the token's place [B, N]. It costs the logits once more, a third of what

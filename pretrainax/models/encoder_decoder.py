@@ -35,4 +35,4 @@ class EncoderDecoder(Model):
             encoded_segment_ids=segments,
             deterministic=deterministic,
         )
-        return self.predict(drop(x))
+        return self.answer(drop(x), batch)

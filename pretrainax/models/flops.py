@@ -6,6 +6,7 @@ XLA's own count is of no use for this: it counts the body of the scan over layer
 from pretrainax.config import ModelConfig
 from pretrainax.layers.positions import positions_of
 from pretrainax.models.electra import discriminator_config, generator_config
+from pretrainax.models.heads import heads_of
 
 
 def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: int) -> float:
@@ -34,9 +35,8 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
         total += 2 * inputs * config.input_convolution * config.d_model**2
     if config.embedding_dim:
         total += 2 * inputs * config.embedding_dim * config.d_model
-    if config.replaced_token_head:
-        return 3.0 * batch_size * (total + 2 * inputs * config.d_model * (config.d_model + 1))
-    return 3.0 * batch_size * (total + _head(config, targets))
+    total += sum(head.flops(config, inputs, targets) for head in heads_of(config))
+    return 3.0 * batch_size * total
 
 
 def _block(config: ModelConfig, length: int) -> int:
@@ -53,8 +53,3 @@ def _attention(config: ModelConfig, length: int, read: int) -> int:
     key_and_value = 2 * 2 * read * config.d_model * kv_width
     logits_and_sum = 2 * 2 * length * read * width
     return query_and_out + key_and_value + logits_and_sum
-
-
-def _head(config: ModelConfig, predicted: int) -> int:
-    dense = 2 * predicted * config.d_model * config.embedding_width if config.masked_lm_head else 0
-    return dense + 2 * predicted * config.embedding_width * config.vocab_size

@@ -29,18 +29,10 @@ PARTITION_RULES = [
     (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers d_model"),
     (r"blocks/self_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
     (r"blocks/\w+_norm/(scale|bias)", "layers d_model"),
-    (r"((decoder_)?embedding_norm|final_norm|masked_lm_head/norm)/(scale|bias)", "d_model"),
+    (r"((decoder_)?embedding_norm|final_norm)/(scale|bias)", "d_model"),
     (r"convolution/kernel", "tokens d_model:fsdp d_model"),
     (r"convolution/(bias|norm/scale|norm/bias)", "d_model"),
-    (r"replaced_token_head/norm/(scale|bias)", "d_model"),
-    (r"(pair|replaced_token)_head/dense/kernel", "d_model:fsdp d_model"),
-    (r"(pair|replaced_token)_head/output/kernel", "d_model:fsdp labels"),
-    (r"(pair|replaced_token)_head/(dense|output)/bias", "features"),
     (r"embedding_projection/bias", "d_model"),
-    (r"masked_lm_head/dense/kernel", "d_model:fsdp embedding_dim:tensor"),
-    (r"masked_lm_head/dense/bias", "d_model"),
-    (r"unembedding/kernel", "d_model:fsdp vocab_size:tensor"),
-    (r"unembedding/bias", "vocab_size:tensor"),
 ]
 
 

@@ -69,7 +69,9 @@ def batch(family):
 
 def features(config, params, batch):
     model = models.build(config, Compute())
-    return np.asarray(jax.jit(lambda b: model.apply({"params": params}, b, deterministic=True).features)(batch))
+    return np.asarray(
+        jax.jit(lambda b: model.apply({"params": params}, b, deterministic=True).heads["lm"].features)(batch)
+    )
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -129,7 +131,7 @@ def test_parameters_are_float32_and_features_in_the_compute_dtype():
     model = models.build(CONFIGS["decoder"], Compute(dtype="bfloat16"))
     outputs, variables = model.init_with_output(jax.random.key(0), batch("decoder"), deterministic=True)
     assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
-    assert (outputs.features.dtype, outputs.logits().dtype) == (jnp.bfloat16, jnp.float32)
+    assert (outputs.heads["lm"].features.dtype, outputs.heads["lm"].logits().dtype) == (jnp.bfloat16, jnp.float32)
 
 
 def test_bfloat16_is_near_float32(case):
@@ -137,7 +139,7 @@ def test_bfloat16_is_near_float32(case):
 
     def logits(dtype):
         outputs = models.build(config, Compute(dtype=dtype)).apply({"params": params}, inputs, deterministic=True)
-        return np.asarray(outputs.logits())
+        return np.asarray(outputs.heads["lm"].logits())
 
     exact = logits("float32")
     # 8 bits a number: errors of about 1 % of the logits' size, more where they add up
@@ -169,7 +171,8 @@ def test_every_parameter_gets_a_gradient(case):
 
     def loss(params):
         return jnp.sum(
-            weights * jax.nn.log_softmax(model.apply({"params": params}, inputs, deterministic=True).logits())
+            weights
+            * jax.nn.log_softmax(model.apply({"params": params}, inputs, deterministic=True).heads["lm"].logits())
         )
 
     gradients = jax.jit(jax.grad(loss))(params)

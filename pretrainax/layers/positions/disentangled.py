@@ -98,7 +98,7 @@ def rows_by_distance(
 
 
 class RelativeTable(nn.Module):
-    """The normed vectors of relative positions that all layers share, those T queries and S keys need: [R, D] float32."""
+    """The normed vectors of relative positions that all layers share: those T queries and S keys need, [R, D]."""
 
     config: ModelConfig
 
