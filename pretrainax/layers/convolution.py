@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import normal_init
-from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.embedding import Embedding
 from pretrainax.layers.linear import Linear, normal_init
@@ -77,6 +78,7 @@ class Model(nn.Module):
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
-    def answer(self, x: jax.Array, batch: Batch) -> Outputs:
-        """Returns what each head says of the last hidden state [B, T, D]."""
-        return Outputs({head.name: head.answer(self, x, batch) for head in heads_of(self.config)})
+    def answer(self, x: jax.Array, side: SideOutputs, batch: Batch) -> Outputs:
+        """Returns what each head says of the last hidden state [B, T, D], with what its stack gave beside it."""
+        heads = {head.name: head.answer(self, x, batch) for head in heads_of(self.config)}
+        return Outputs(heads, side.sums, side.state)

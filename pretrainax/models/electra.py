@@ -21,6 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.sums import added
 from pretrainax.models.base import Batch
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.heads.language_model import LanguageModelOutput
@@ -150,9 +151,10 @@ class Electra:
         if "loss_weights" not in batch:  # nobody asks for a loss: what the generator says
             return generated
         tokens, replaced = replace(generated.heads["lm"], batch, sample)
-        found = run(0, discriminator, {**batch, "tokens": tokens}).heads
-        told = found["replaced"].replace(replaced=replaced, weight=self.config.generator.loss_weight)
-        return generated.replace(heads={**generated.heads, **found, "replaced": told})
+        found = run(0, discriminator, {**batch, "tokens": tokens})
+        told = found.heads["replaced"].replace(replaced=replaced, weight=self.config.generator.loss_weight)
+        heads = {**generated.heads, **found.heads, "replaced": told}
+        return Outputs(heads, added(generated.sums, found.sums))
 
 
 def _folded(keys: Any, number: int) -> Any:

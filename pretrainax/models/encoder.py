@@ -13,5 +13,6 @@ class Encoder(Model):
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
-        x = self.encoder(x, batch["positions"], batch["segment_ids"], absolute=absolute, deterministic=deterministic)
-        return self.answer(x, batch)
+        ids = batch["positions"], batch["segment_ids"]
+        x, side = self.encoder(x, *ids, absolute=absolute, deterministic=deterministic)
+        return self.answer(x, side, batch)

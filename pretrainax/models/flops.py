@@ -4,6 +4,7 @@ XLA's own count is of no use for this: it counts the body of the scan over layer
 """
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import feed_forward_of
 from pretrainax.layers.positions import positions_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import heads_of
@@ -41,7 +42,7 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
 
 def _block(config: ModelConfig, length: int) -> int:
     """Self-attention and feed-forward of one example."""
-    feed_forward = 2 * length * config.d_model * config.d_ff * (3 if config.gated else 2)
+    feed_forward = feed_forward_of(config).flops(config, length)
     positions = positions_of(config).flops(length, length)
     return _attention(config, length, length) + positions + feed_forward
 

@@ -3,9 +3,8 @@
 from typing import Any
 
 import flax.struct
-import jax
 
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
+from pretrainax.layers.sums import Sums
 
 
 @flax.struct.dataclass

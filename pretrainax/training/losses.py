@@ -6,8 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pretrainax.layers.sums import Sums
 from pretrainax.models.heads import HEADS
-from pretrainax.models.outputs import Outputs, Sums
+from pretrainax.models.outputs import Outputs
 
 
 def counts(batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -22,7 +23,8 @@ def objective(
     """Returns what training minimises, and the sums of each loss and accuracy.
 
     Args:
-      outputs: each head that the batch has labels for adds its mean loss.
+      outputs: each head that the batch has labels for adds its mean loss, and so does each of `outputs.sums` whose name
+        ends in "_loss".
       batch: a batch, or a micro-batch of it.
       total_counts: `counts` of the whole global batch. So the objectives of micro-batches add up to the global one,
         and the gradient of each is its share.
@@ -37,6 +39,11 @@ def objective(
             loss, reported = head.sums(outputs.heads[name], batch, **options)
             total += loss / total_counts[head.loss_name]
             sums |= reported
+    # What the blocks of a micro-batch give counts as much as its share of the predictions, which add up to 1.
+    for name, (value, count) in outputs.sums.items():
+        if name.endswith("_loss"):
+            total += counts(batch)["loss"] / total_counts["loss"] * value / count
+        sums[name] = jax.lax.stop_gradient(value), count
     return total, sums
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.models.outputs import Sums
+from pretrainax.layers.sums import Sums
 from pretrainax.sharding.rules import add_partition_rules
 
 Batch = Mapping[str, jax.Array]

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, register_head
 from pretrainax.models.heads.vocabulary_loss import loss_sums
-from pretrainax.models.outputs import Sums
 
 
 @flax.struct.dataclass

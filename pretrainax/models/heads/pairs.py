@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
-from pretrainax.models.outputs import Sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.mesh import BATCH_AXES
 

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
-from pretrainax.models.outputs import Sums
 
 
 @flax.struct.dataclass

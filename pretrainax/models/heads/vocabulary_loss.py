@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.models.outputs import Sums
+from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.mesh import BATCH_AXES, axis_size
 
