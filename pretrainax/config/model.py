@@ -70,7 +70,7 @@ class ModelConfig:
 
     @property
     def decoder_layers(self) -> int:
-        """Blocks of an encoder-decoder's second stack."""
+        """Returns the number of blocks of an encoder-decoder's second stack."""
         return self.num_decoder_layers or self.num_layers
 
     @property

@@ -41,7 +41,7 @@ _NOT_NEGATIVE = (
 
 
 def get(config: Any, path: str) -> Any:
-    """`get(experiment, "train.steps")`."""
+    """Returns the value of a field, as in `get(experiment, "train.steps")`."""
     for name in path.split("."):
         config = getattr(config, name)
     return config

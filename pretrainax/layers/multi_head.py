@@ -1,5 +1,6 @@
 """Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
 
+import chex
 import flax.linen as nn
 import jax
 
@@ -30,6 +31,8 @@ class MultiHeadAttention(nn.Module):
         positions: PositionTerms,
     ) -> jax.Array:
         """Returns what queries from x [B, T, D] read of keys and values from source [B, S, D], [B, T, D]."""
+        chex.assert_rank((x, source), 3, custom_message="queries are made of [B, T, D], keys and values of [B, S, D]")
+        chex.assert_equal(x.shape[0], source.shape[0])
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 

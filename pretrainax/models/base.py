@@ -1,8 +1,9 @@
-"""What the three families share: embeddings in, output matrix out."""
+"""What the three families share: embeddings in, the answers of the heads out."""
 
 import math
 from typing import Optional
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -55,11 +56,14 @@ class Model(nn.Module):
         side: str = "",
         deterministic: bool,
     ) -> jax.Array:
-        """The sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
+        """Returns the sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
 
         `side` is "decoder_" where positions and norm are not those of the encoder.
         """
         config = self.config
+        ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
+        chex.assert_rank(ids, 2, custom_message="tokens, positions and token_types are [B, T]")
+        chex.assert_equal_shape(ids, custom_message="tokens, positions and token_types are [B, T]")
         x = self.token_embedding(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
@@ -73,7 +77,7 @@ class Model(nn.Module):
         return self.embedding_projection(x) if config.embedding_dim else x
 
     def absolute(self, positions: jax.Array) -> jax.Array:
-        """What a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
+        """Returns what a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
         x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x

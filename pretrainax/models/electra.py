@@ -1,8 +1,8 @@
 """ELECTRA: a masked LM proposes replacements, and the model says of each token whether it was replaced.
 
 Clark et al. 2020 (arXiv 2003.10555), and the embedding sharing of DeBERTa v3 (He et al. 2021, arXiv 2111.09543,
-section 3.3). The model is two encoders: the discriminator, which is what is kept, and the generator. They have one
-tree of parameters. At its top is the discriminator's, with the paths that it has alone; beside it
+section 3.3). The model is two encoders: the discriminator, which goes on to other tasks, and the generator. They have
+one tree of parameters. At its top is the discriminator's, with the paths that it has alone; beside it
 
     generator/...             what the generator does not share
     embedding_difference/...  added to the shared tables for the discriminator; only where gradients are disentangled
@@ -15,6 +15,7 @@ import copy
 import dataclasses
 from typing import Any, Optional
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -39,12 +40,14 @@ _AT_ONCE = 4096  # tokens of a batch whose logits over the vocabulary exist at a
 
 
 def discriminator_config(config: ModelConfig) -> ModelConfig:
-    """The encoder that is kept. A mask decoder is the generator's (DeBERTa v3, in the released code)."""
+    """Returns the config of the encoder that goes on to other tasks. A mask decoder is the generator's (DeBERTa v3, in
+    the released code)."""
     return dataclasses.replace(copy.deepcopy(config), generator=None, enhanced_mask_decoder=False)
 
 
 def generator_config(config: ModelConfig) -> ModelConfig:
-    """The masked LM. Its embeddings are as wide as the discriminator's, and projected where it is narrower."""
+    """Returns the config of the masked LM. Its embeddings are as wide as the discriminator's, and projected where it is
+    narrower."""
     sizes, width = config.generator, config.embedding_width
     return dataclasses.replace(
         copy.deepcopy(config),
@@ -64,25 +67,25 @@ def generator_config(config: ModelConfig) -> ModelConfig:
 
 
 def discriminator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The config and the parameters of the discriminator as an encoder of its own.
+    """Returns the config and the parameters of the discriminator as an encoder of its own.
 
     Disentangled (He et al. 2021, section 3.3): its tables are the shared ones, through which none of its gradient goes
     to the generator, plus the difference.
     """
-    kept = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
+    own = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
     for name, difference in params.get("embedding_difference", {}).items():
-        kept[name] = jax.tree.map(lambda x, d: jax.lax.stop_gradient(x) + d, params[name], difference)
-    return discriminator_config(config), kept
+        own[name] = jax.tree.map(lambda x, d: jax.lax.stop_gradient(x) + d, params[name], difference)
+    return discriminator_config(config), own
 
 
 def generator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The config and the parameters of the generator as an encoder of its own."""
+    """Returns the config and the parameters of the generator as an encoder of its own."""
     shared = {name: params[name] for name in _shared(config) if name in params}
     return generator_config(config), {**shared, **params["generator"]}
 
 
 def join(config: ModelConfig, discriminator: Any, generator: Any) -> Any:
-    """The tree of `config` from the parameters of its two encoders, as `discriminator` and `generator` give them.
+    """Returns the tree of `config` from the parameters that `discriminator` and `generator` gave of its two encoders.
 
     Raises:
       UserError: embeddings that `config` shares and that are not the same in both.
@@ -158,14 +161,14 @@ class Electra:
 
 
 def _folded(keys: Any, number: int) -> Any:
-    """Keys for encoder `number`: two of one shape would else drop the same activations."""
+    """Returns keys for encoder `number`: two of one shape would else drop the same activations."""
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
 
 def replace(
     generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
 ) -> tuple[jax.Array, jax.Array]:
-    """The text as the generator writes it, and where that is not the original.
+    """Returns the text as the generator writes it, and where that is not the original.
 
     Each token that is predicted is drawn from its softmax; all others are the originals. A draw that hits the original
     is an original (Clark et al. 2020, section 2). No gradient goes through a draw.
@@ -179,6 +182,8 @@ def replace(
     """
     tokens, predicted = batch["tokens"], batch["loss_weights"] > 0
     rows, length = tokens.shape
+    message = "predictions, targets and loss_weights are [B, N]"
+    chex.assert_shape((batch["targets"], batch["loss_weights"]), generated.features.shape[:2], custom_message=message)
     if sample is None:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens.sum(axis=1))
     else:
@@ -195,7 +200,7 @@ def replace(
 
 
 def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) -> jax.Array:
-    """A token from the softmax of each prediction, [B, N] int32: the largest of logits + Gumbel noise is such a draw.
+    """Draws a token from the softmax of each prediction, [B, N] int32: the largest of logits + Gumbel noise is one.
 
     The noise follows from the row's key and the token's place [B, N]. It costs the logits once more, a third of what
     their loss costs, and a random number for each; they exist for some tokens at a time, and are the same however many.

@@ -11,7 +11,7 @@ from pretrainax.models.heads import heads_of
 
 
 def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: int) -> float:
-    """FLOPs of the matrix products of one update: forward, and twice that for the backward.
+    """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
     What is counted: 2 a multiplication and its addition; attention in full, also where a causal mask throws half of it
     away, or a window more; a masked LM's head on its `lengths.targets` positions only; padding as if it were text;
@@ -41,14 +41,14 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
 
 
 def _block(config: ModelConfig, length: int) -> int:
-    """Self-attention and feed-forward of one example."""
+    """Counts self-attention and feed-forward of one example."""
     feed_forward = feed_forward_of(config).flops(config, length)
     positions = positions_of(config).flops(length, length)
     return _attention(config, length, length) + positions + feed_forward
 
 
 def _attention(config: ModelConfig, length: int, read: int) -> int:
-    """`length` queries on `read` keys, with the four projections."""
+    """Counts `length` queries on `read` keys, with the four projections."""
     width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
     query_and_out = 2 * 2 * length * config.d_model * width
     key_and_value = 2 * 2 * read * config.d_model * kv_width

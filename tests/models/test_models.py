@@ -1,5 +1,6 @@
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -184,3 +185,44 @@ def test_every_parameter_gets_a_gradient(case):
 def test_unknown_family_names_those_there_are():
     with pytest.raises(UserError, match="config.model.family is 'decodr', did you mean 'decoder'"):
         models.build(ModelConfig(family="decodr"), Compute())
+
+
+# --- sides of their own ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jitted", (False, True))
+def test_what_is_encoded_once_is_decoded_again(jitted):
+    config, inputs = CONFIGS["encoder_decoder"], batch("encoder_decoder")
+    model = models.build(config, Compute())
+    params = model.init(jax.random.key(0), inputs, deterministic=True)
+
+    def encode(inputs):
+        return model.apply(params, inputs, deterministic=True, method="encode")
+
+    def decode(inputs, encoded):
+        return model.apply(params, inputs, encoded, deterministic=True, method="decode").heads["lm"].features
+
+    encode, decode = (jax.jit(f) if jitted else f for f in (encode, decode))
+    encoded = encode({name: x for name, x in inputs.items() if name.startswith("encoder")})
+    chex.assert_shape(encoded.x, (2, 8, config.d_model))
+    chex.assert_tree_all_finite(encoded)
+    of_decoder = {name: x for name, x in inputs.items() if not name.startswith("encoder")}
+    expected = model.apply(params, inputs, deterministic=True).heads["lm"].features
+    chex.assert_trees_all_close(decode(of_decoder, encoded), expected, atol=1e-5)  # float32, compiled apart
+
+
+def test_a_decoder_decodes():
+    config, inputs = CONFIGS["decoder"], batch("decoder")
+    model = models.build(config, Compute())
+    outputs, params = model.init_with_output(jax.random.key(0), inputs, deterministic=True)
+    again = model.apply(params, inputs, deterministic=True, method="decode")
+    chex.assert_trees_all_close(again, outputs)
+    assert outputs.state is None and not outputs.sums
+
+
+@pytest.mark.parametrize("name", ("positions", "segment_ids"))
+def test_an_axis_that_would_broadcast_is_named(name):
+    inputs = batch("decoder")
+    inputs[name] = inputs[name][:1]
+    with pytest.raises(AssertionError, match=r"are \[B, T\]"):
+        models.build(CONFIGS["decoder"], Compute()).init(jax.random.key(0), inputs, deterministic=True)

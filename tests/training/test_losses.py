@@ -1,3 +1,5 @@
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -94,3 +96,63 @@ def test_pairs_without_labels_are_left_out_of_an_evaluation():
     outputs, batch = three_heads()
     del batch["pair_labels"]
     assert "pair_loss" not in objective(outputs, batch, counts(batch))[1]
+
+
+# --- sums of blocks --------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_the_blocks_is_added_and_a_metric_is_not():
+    outputs, batch = three_heads()
+    beside = {"balance_loss": (jnp.float32(6.0), jnp.float32(4.0)), "load": (jnp.float32(3.0), jnp.float32(4.0))}
+    value, sums = objective(outputs.replace(sums=beside), batch, counts(batch))
+    without, others = objective(outputs, batch, counts(batch))
+    np.testing.assert_allclose(value, without + 1.5, rtol=1e-6)  # float32
+    chex.assert_trees_all_close(sums, others | beside)
+
+
+def test_a_loss_of_the_blocks_has_the_weight_of_its_micro_batch():
+    outputs, batch = three_heads()
+
+    def extra(rows):
+        """What a loss of 2 of the blocks adds to the objective of some rows."""
+        lm = outputs.heads["lm"].replace(features=outputs.heads["lm"].features[rows])
+        part = Outputs({"lm": lm})
+        found = [
+            objective(part.replace(sums=sums), {name: x[rows] for name, x in batch.items()}, counts(batch))[0]
+            for sums in ({"balance_loss": (jnp.float32(8.0), jnp.float32(4.0))}, {})
+        ]
+        return found[0] - found[1]
+
+    np.testing.assert_allclose(extra(slice(0, 2)) + extra(slice(2, 6)), 2.0, rtol=1e-5)  # float32 differences
+
+
+def test_the_loss_of_the_blocks_has_gradients():
+    outputs, batch = three_heads()
+
+    def value(size):
+        return objective(outputs.replace(sums={"balance_loss": (size, jnp.float32(4.0))}), batch, counts(batch))[0]
+
+    np.testing.assert_allclose(jax.jit(jax.grad(value))(jnp.float32(6.0)), 0.25, rtol=1e-6)
+
+
+# --- wrong axes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("targets", r"targets and loss_weights are \[B, N\]"),
+        ("loss_weights", r"targets and loss_weights are \[B, N\]"),
+        ("segment_ids", r"logits, replaced and segment_ids are \[B, T\]"),
+    ],
+)
+def test_an_axis_that_would_broadcast_is_named(name, message):
+    outputs, batch = three_heads()
+    with pytest.raises(AssertionError, match=message):
+        objective(outputs, batch | {name: batch[name][:, :1]}, counts(batch))
+
+
+def test_labels_of_another_shape_are_named():
+    outputs, batch = three_heads()
+    with pytest.raises(AssertionError, match=r"pair_labels \[B\]"):
+        objective(outputs, batch | {"pair_labels": batch["pair_labels"][:1]}, counts(batch))

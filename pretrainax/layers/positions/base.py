@@ -23,7 +23,7 @@ class Places(NamedTuple):
 
     @property
     def lengths(self) -> tuple[int, int]:
-        """T and S."""
+        """Returns T and S."""
         return self.queries.shape[1], (self.queries if self.keys is None else self.keys).shape[1]
 
 

@@ -11,6 +11,7 @@ each row of a batch.
 import math
 from typing import Any, ClassVar, Optional
 
+import chex
 import flax.linen as nn
 import flax.struct
 import jax
@@ -118,6 +119,9 @@ def disentangled_bias(q: jax.Array, k: jax.Array, position_q: jax.Array, positio
       q: [B, T, H, K]; k: [B, S, H, K].
       position_q, position_k: [T+S-1, H, K], of the distances (query's place - key's place) 1 - S … T - 1.
     """
+    chex.assert_rank((q, k), 4, custom_message="queries are [B, T, H, K], keys [B, S, H, K]")
+    distances = (q.shape[1] + k.shape[1] - 1, *q.shape[2:])
+    chex.assert_shape((position_q, position_k), distances, custom_message="positions are [T+S-1, H, K]")
     to_position = _by_place(q, position_k[::-1])  # as _by_place counts distances: the key's place - the query's
     to_content = _by_place(k, position_q)
     # [B, H, T, S] + [B, H, S, T]ᵀ

@@ -3,6 +3,7 @@
 import math
 from typing import Any, Optional
 
+import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -57,7 +58,9 @@ def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Op
 
 
 def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
-    """LongContextScaling divides frequencies that turn fewer than `low` times in the old context by `factor`, leaves
+    """Returns the frequencies of a longer context.
+
+    LongContextScaling divides frequencies that turn fewer than `low` times in the old context by `factor`, leaves
     those that turn more than `high` times, and goes from one to the other in between."""
     if scaling is None:
         return frequencies
@@ -75,6 +78,8 @@ def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
     NOTE Plane i is (x[i], x[i + K/2]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
     (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels.
     """
+    message = "angles are [B, T, K/2] where queries or keys are [B, T, H, K]"
+    chex.assert_shape((cosines, sines), (*x.shape[:2], x.shape[3] // 2), custom_message=message)
     cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, K/2] -> [B, T, 1, K/2]
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1).astype(x.dtype)

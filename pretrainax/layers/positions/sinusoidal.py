@@ -1,5 +1,6 @@
 """Sinusoidal positions: fixed sines and cosines, added to the embeddings."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ def sinusoidal(positions: jax.Array, features: int) -> jax.Array:
     NOTE The paper takes sines and cosines in turn; its authors' code (tensor2tensor), Marian and this put all sines
     first. The two differ by a permutation of the model's features.
     """
+    chex.assert_rank(positions, 2, custom_message="positions are [B, T]")
     angles = radians(positions, 10_000.0 ** (-np.arange(0, features, 2) / features))
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)  # 2 x [B, T, D/2] -> [B, T, D]
 

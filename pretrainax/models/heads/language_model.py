@@ -2,6 +2,7 @@
 
 from typing import Any, Optional
 
+import chex
 import flax.linen as nn
 import flax.struct
 import jax
@@ -58,6 +59,7 @@ class LanguageModel(Head):
     def answer(self, model: Any, x: jax.Array, batch: Batch) -> LanguageModelOutput:
         """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
         if "masked_positions" in batch:
+            chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
             # [B, T, D] -> [B, K, D]
             x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
         if model.config.masked_lm_head:

@@ -2,6 +2,7 @@
 
 from typing import Any, Optional
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,7 @@ class Pairs(Head):
 
     def sums(self, output: jax.Array, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
         labels = batch["pair_labels"]
+        chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
         said = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
         loss = jax.nn.logsumexp(output, axis=-1) - said
         right = jnp.argmax(output, axis=-1) == labels
@@ -52,7 +54,7 @@ class Pairs(Head):
 
 
 class PairHead(nn.Module):
-    """Do two segments belong together? From the first token, [B, T, D] -> [B, 2] float32.
+    """Says how two segments belong together, from the first token, [B, T, D] -> [B, 2] float32.
 
     BERT asks whether the second follows the first (Devlin et al. 2018, section 3.1, task 2), ALBERT whether they are
     in order (Lan et al. 2019, section 3.1).

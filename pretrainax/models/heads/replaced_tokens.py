@@ -2,6 +2,7 @@
 
 from typing import Any, Optional
 
+import chex
 import flax.linen as nn
 import flax.struct
 import jax
@@ -51,6 +52,8 @@ class ReplacedTokens(Head):
                 "a replaced_token_head has nothing to tell apart without a generator: set config.model.generator"
             )
         truth = batch["replaced"] > 0 if truth is None else truth
+        shapes = (logits, truth, batch["segment_ids"])
+        chex.assert_equal_shape(shapes, custom_message="logits, replaced and segment_ids are [B, T]")
         real = (batch["segment_ids"] > 0).astype(jnp.float32)
         loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
         said, is_real = logits > 0, real > 0
@@ -64,8 +67,8 @@ class ReplacedTokens(Head):
 
 
 class ReplacedTokenHead(nn.Module):
-    """Was the token replaced? [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer before the last is
-    in the released code, and so is DeBERTa v3's sum with the first token of the segment)."""
+    """Says of each token whether it was replaced, [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer
+    before the last is in the released code, and so is DeBERTa v3's sum with the first token of the segment)."""
 
     config: ModelConfig
 
@@ -80,7 +83,7 @@ class ReplacedTokenHead(nn.Module):
 
 
 def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """out[b, t] is x of the first token of t's segment, [B, T, D] -> [B, T, D]."""
+    """Returns out[b, t] = x of the first token of t's segment, [B, T, D] -> [B, T, D]."""
     starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
     first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
     # A product and no lookup, whose gradient would add a whole segment up in one place, token by token.

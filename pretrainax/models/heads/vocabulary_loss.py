@@ -9,6 +9,7 @@ import functools
 import math
 from typing import Any, NamedTuple, Optional
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
@@ -54,6 +55,12 @@ def loss_sums(
       "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
     """
     assert chunk > 0, chunk  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
+    chex.assert_rank(outputs.features, 3, custom_message="features are [B, N, D]")
+    tokens, (width, vocabulary) = outputs.features.shape[:2], outputs.unembedding.shape
+    chex.assert_axis_dimension(outputs.features, 2, width, custom_message="features are [B, N, D], the matrix [D, V]")
+    chex.assert_shape((targets, loss_weights), tokens, custom_message="targets and loss_weights are [B, N]")
+    if outputs.bias is not None:
+        chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
     settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
     features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
     objective, reported = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
@@ -64,8 +71,8 @@ def loss_sums(
 
 
 def _by_device(x: jax.Array) -> jax.Array:
-    """[B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of the next;
-    what is added to a length that does not divide has weight 0."""
+    """Reshapes [B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of
+    the next; what is added to a length that does not divide has weight 0."""
     parts = axis_size("sequence")
     if parts == 1:
         return x
@@ -97,7 +104,7 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weights, with_gradients: bool):
-    """The sums, and the gradients of the objective's sum for (features, unembedding, bias)."""
+    """Returns the sums, and the gradients of the objective's sum for (features, unembedding, bias)."""
     batch, length, width = features.shape
     # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
     # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
@@ -146,7 +153,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
-    """The sums [S] over a chunk [S, M, D] of tokens, and the gradient of its objective for the logits [S, M, V]."""
+    """Returns the sums [S] over a chunk [S, M, D] of tokens, and its objective's gradient for the logits [S, M, V]."""
     logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
     if bias is not None:
         logits += bias.astype(jnp.float32)[None, None]
@@ -185,7 +192,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
-    """[S, D, V] -> [D, V], each device's part of the sum as the parameter lies; see Embedding, whose gradient is summed
+    """Sums [S, D, V] -> [D, V], each device's part as the parameter lies; see Embedding, whose gradient is summed
     like this too."""
     if d_matrix is None or len(d_matrix) == 1:
         return None if d_matrix is None else d_matrix[0]
@@ -199,13 +206,13 @@ def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
 
 
 def _shards(rows: int, axes: tuple[str, ...]) -> int:
-    """Parts that the mesh of `jax.set_mesh` cuts rows into; 1 without a mesh, or for rows it does not divide."""
+    """Counts the parts that the mesh of `jax.set_mesh` cuts rows into; 1 without one, or for rows not divided."""
     shards = math.prod(map(axis_size, axes))
     return shards if rows % shards == 0 else 1
 
 
 def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:
-    """`x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
+    """Returns `x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
     if x is None or jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(
