@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pretrainax.models import Outputs
-from pretrainax.training.losses import loss_sums
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.models.heads.vocabulary_loss import loss_sums
 
 # (name, rows, loss tokens of a row, width, vocabulary)
 SHAPES = (
@@ -43,7 +43,7 @@ def temporary_gigabytes(loss, shape, sharding) -> str:
 
     def step(features, unembedding, targets, weights):
         def of_parameters(features, unembedding):
-            outputs = Outputs(features, unembedding)
+            outputs = LanguageModelOutput(features, unembedding)
             return loss(outputs, targets, weights)
 
         return jax.value_and_grad(of_parameters, (0, 1))(features, unembedding)

@@ -18,13 +18,12 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
-from pretrainax.config.model import (
+from pretrainax.config.model import Generator, ModelConfig
+from pretrainax.config.positions import (
     DisentangledPositions,
-    Generator,
     LearnedPositions,
     LinearScaling,
     LongContextScaling,
-    ModelConfig,
     Position,
     RelativePositionBuckets,
     RotaryPositions,

@@ -1,76 +1,9 @@
-"""The configuration of an architecture: its fields, its positions, its generator."""
+"""The configuration of an architecture: its fields and its generator."""
 
 import dataclasses
-from typing import ClassVar, Optional
+from typing import Optional
 
-from pretrainax.config.choice import Choice
-
-
-class Position(Choice):
-    """How a model knows where a token stands. `max_length` is None where any length works."""
-
-    max_length: ClassVar[Optional[int]] = None
-
-
-@dataclasses.dataclass
-class LearnedPositions(Position):
-    """One trained vector a position (Devlin et al. 2018)."""
-
-    max_length: int = 512  # positions there are
-    offset: int = 0  # rows at the start of the table that no position uses (RoBERTa, BART: 2, in fairseq's way)
-
-
-@dataclasses.dataclass
-class SinusoidalPositions(Position):
-    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5)."""
-
-
-class RotaryScaling(Choice):
-    """How the frequencies of a trained context are stretched to a longer one."""
-
-
-@dataclasses.dataclass
-class LongContextScaling(RotaryScaling):
-    """LLaMA 3.1's stretching of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
-
-    factor: float = 8.0  # how much longer the new context is
-    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are stretched in full
-    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are left alone
-    original_length: int = 8192  # the context before stretching
-
-
-@dataclasses.dataclass
-class LinearScaling(RotaryScaling):
-    """All frequencies divided by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
-
-    factor: float = 8.0
-
-
-@dataclasses.dataclass
-class RotaryPositions(Position):
-    """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
-
-    max_length: int = 2048  # the context the model is made for
-    theta: float = 10_000.0  # base of the geometric sequence of wavelengths
-    scaling: Optional[RotaryScaling] = None
-    local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
-
-
-@dataclasses.dataclass
-class RelativePositionBuckets(Position):
-    """T5's bias on attention logits, one scalar a head and bucket of distance (Raffel et al. 2020, section 2.1)."""
-
-    num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
-    max_distance: int = 128  # farther than this, all share the last bucket
-
-
-@dataclasses.dataclass
-class DisentangledPositions(Position):
-    """Relative positions that contents attend to, and that attend to contents (He et al. 2020, section 3.1)."""
-
-    num_buckets: int = 256  # of each direction; half of them for exact distances, half for logarithmic ranges
-    max_distance: int = 512  # from here on, all share the last bucket
-    max_length: int = 512  # the context the model is made for, and the absolute positions that a mask decoder knows
+from pretrainax.config.positions import LearnedPositions, Position
 
 
 @dataclasses.dataclass
@@ -137,7 +70,7 @@ class ModelConfig:
 
     @property
     def decoder_layers(self) -> int:
-        """Blocks of an encoder-decoder's second stack."""
+        """Returns the number of blocks of an encoder-decoder's second stack."""
         return self.num_decoder_layers or self.num_layers
 
     @property

@@ -3,15 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config import (
-    DisentangledPositions,
-    Experiment,
-    Generator,
-    ModelConfig,
-    RotaryPositions,
-    UserError,
-    nearest,
-)
+from pretrainax.config import Experiment, Generator, ModelConfig, UserError, nearest
 
 _ALLOWED = {
     "model.family": ("encoder", "encoder_decoder", "decoder"),
@@ -25,6 +17,7 @@ _ALLOWED = {
     "train.remat": ("none", "block", "dots"),
 }
 _KINDS = {  # by name: their modules import this one
+    "model.position": "Position",
     "tokenizer": "TokenizerConfig",
     "data.source": "Source",
     "data.packing": "Packing",
@@ -48,7 +41,7 @@ _NOT_NEGATIVE = (
 
 
 def get(config: Any, path: str) -> Any:
-    """`get(experiment, "train.steps")`."""
+    """Returns the value of a field, as in `get(experiment, "train.steps")`."""
     for name in path.split("."):
         config = getattr(config, name)
     return config
@@ -99,9 +92,7 @@ def _problems(e: Experiment, files: bool) -> Iterator[str]:
         yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
     if m.generator is not None:
         yield from _generator_problems(m.generator)
-    yield from _disentangled_problems(m)
-    if isinstance(m.position, RotaryPositions) and m.dim_per_head % 2:
-        yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
+    yield from _brick_problems(m)
     if not 0 <= m.dropout_rate < 1:
         yield f"config.model.dropout_rate is {m.dropout_rate}, it must be in [0, 1)"
     if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
@@ -140,29 +131,13 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
         )
 
 
-def _disentangled_problems(m: ModelConfig) -> Iterator[str]:
+def _brick_problems(m: ModelConfig) -> Iterator[str]:
     if m.input_convolution is not None and (m.input_convolution < 1 or m.input_convolution % 2 == 0):
         yield f"config.model.input_convolution is {m.input_convolution}, it must be odd"
     if m.input_convolution is not None and m.family != "encoder":
         yield f"config.model.input_convolution is for an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_context and not m.replaced_token_head:
         yield "config.model.replaced_token_context is of a replaced_token_head, which this model does not have"
-    if not isinstance(m.position, DisentangledPositions):
-        if m.enhanced_mask_decoder:
-            kind = type(m.position).__name__
-            yield f"config.model.enhanced_mask_decoder needs DisentangledPositions, config.model.position is {kind}"
-        return
-    buckets, farthest = m.position.num_buckets, m.position.max_distance
-    if buckets < 2:
-        yield f"config.model.position.num_buckets is {buckets}, it must be at least 2"
-    elif farthest < buckets // 2 + 2:
-        yield f"config.model.position.max_distance is {farthest}, it must be at least {buckets // 2 + 2}"
-    if m.kv_heads != m.num_heads:
-        yield f"DisentangledPositions need as many key heads as heads, config.model.num_kv_heads is {m.num_kv_heads}"
-    if m.enhanced_mask_decoder and (m.family != "encoder" or m.norm_at != "post" or m.num_layers < 2):
-        yield "config.model.enhanced_mask_decoder needs an encoder with norm_at='post' and at least 2 layers"
-    if m.enhanced_mask_decoder and not (m.masked_lm_head or m.generator):
-        yield "config.model.enhanced_mask_decoder needs a masked_lm_head or a generator"
 
 
 def _generator_problems(generator: Generator) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """The one block of every family: self-attention, cross-attention where it is given something to read, feed-forward."""
 
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
+import chex
 import flax.linen as nn
 import flax.struct
 import jax
@@ -12,10 +13,11 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
-from pretrainax.layers.mlp import MLP
+from pretrainax.layers.feed_forward import feed_forward_of
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import Rotary
+from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import constrain
 
 
@@ -24,13 +26,7 @@ class Context:
     """What all blocks of a stack share."""
 
     mask: Mask  # of self-attention; its window is that of local layers
-    bias: Optional[jax.Array] = None  # [1, H, T, T], on the logits of self-attention
-    rotary: Optional[Rotary] = None
-    local_rotary: Optional[Rotary] = None  # of local layers, where they have their own
-    relative: Optional[jax.Array] = None  # [R, D], the vectors of disentangled positions
-    branch: Optional[Branch] = None  # what the first block's output is joined with
-    absolute: Optional[jax.Array] = None  # [B, T, D], what only the queries of a mask decoder know
-    source: Optional[jax.Array] = None  # [B, T, D], what self-attention reads; None: the residual stream
+    positions: PositionTerms  # of self-attention
     encoded: Optional[jax.Array] = None  # [B, S, D], what cross-attention reads
     cross_mask: Optional[Mask] = None
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # no dropout
@@ -45,8 +41,16 @@ class Layer:
     is_local: jax.Array
 
 
+@flax.struct.dataclass
+class SideOutputs:
+    """What a block gives beside the stream; of a stack, its state is stacked [L, …] and its sums are added up."""
+
+    state: Any = None  # what the block hands to itself in the next call, a cache for instance; None: it was given none
+    sums: Sums = flax.struct.field(default_factory=dict)  # auxiliary losses and metrics
+
+
 class Block(nn.Module):
-    """Sublayers on a residual stream x [B, T, D]. Returns (x, None), as a scan wants it.
+    """Sublayers on a residual stream.
 
     NOTE T5 has dropout inside the feed-forward as well; here each sublayer has it once, on its result.
     """
@@ -55,39 +59,54 @@ class Block(nn.Module):
     compute: Compute
 
     @nn.compact
-    def __call__(self, x: jax.Array, layer: Layer, context: Context) -> tuple[jax.Array, None]:
-        config = self.config
+    def __call__(
+        self,
+        x: jax.Array,
+        layer: Layer,
+        context: Context,
+        state: Any = None,
+        branch: Optional[Branch] = None,
+        source: Optional[jax.Array] = None,
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream [B, T, D], and what there is beside it.
 
-        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        Args:
+          state: of this layer; it is returned as it is.
+          branch: what the first block's output is joined with.
+          source: what self-attention reads, [B, T, D]; None: the residual stream.
+        """
+        config = self.config
+        chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
+
+        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], tuple[jax.Array, Any]]) -> tuple:
+            """Returns the stream with what `function` adds, and what it gives beside that."""
             norm = Norm(config, name=f"{name}_norm")
             dropout = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)
             if config.norm_at == "post":
-                return norm(x + dropout(function(x)))
+                y, beside = function(x)
+                return norm(x + dropout(y)), beside
             y = norm(x)
             if config.norm_starts_stream and name == "self_attention":
                 x = jnp.where(layer.is_first, y, x)
-            y = function(y)
-            return x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y)
+            y, beside = function(y)
+            return x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y), beside
 
-        mask, rotary, relative, source = context.mask, context.rotary, context.relative, context.source
+        mask = context.mask
         if len(set(config.layer_pattern)) > 1:
             mask = mask.replace(windowed=layer.is_local)
-        if context.local_rotary is not None:
-            rotary = jax.tree.map(lambda near, far: jnp.where(layer.is_local, near, far), context.local_rotary, rotary)
-        if relative is not None:
-            relative = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)(relative)
+        positions = context.positions.in_block(config, layer.is_local, context.deterministic)
         x = constrain(x)
         attend = MultiHeadAttention(config, self.compute, name="self_attention")
-        x = sublayer(
-            "self_attention",
-            x,
-            lambda y: attend(y, y if source is None else source, mask, context.bias, rotary, relative),
+        x, _ = sublayer(
+            "self_attention", x, lambda y: (attend(y, y if source is None else source, mask, positions), None)
         )
         if context.encoded is not None:
             read = MultiHeadAttention(config, self.compute, name="cross_attention")
-            x = sublayer("cross_attention", x, lambda y: read(y, context.encoded, context.cross_mask))
-        x = constrain(sublayer("mlp", x, MLP(config, name="mlp")))
-        if context.branch is not None:
-            x = jnp.where(layer.is_first, context.branch.join(x, config), x)
-        self.sow("intermediates", "hidden", x)  # kept for who asks: model.apply(…, mutable=["intermediates"])
-        return x, None
+            across = context.encoded, context.cross_mask, PositionTerms()
+            x, _ = sublayer("cross_attention", x, lambda y: (read(y, *across), None))
+        x, sums = sublayer("mlp", x, feed_forward_of(config)(config, name="mlp"))
+        x = constrain(x)
+        if branch is not None:
+            x = jnp.where(layer.is_first, branch.join(x, config), x)
+        self.sow("intermediates", "hidden", x)  # for who asks: model.apply(…, mutable=["intermediates"])
+        return x, SideOutputs(state, sums)

@@ -1,4 +1,4 @@
-"""How a model runs, as apart from what it computes: nothing here changes the parameters or the mathematics."""
+"""Says how a model runs, as apart from what it computes: nothing here changes the parameters or the mathematics."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ class Compute:
 
     dtype: str = "float32"  # of activations and matrix products; parameters, norms and softmax are float32
     attention: str = "auto"  # an implementation of layers.attention
-    remat: str = "none"  # kept for the backward: none: all | block: block inputs | dots: matrix products
+    remat: str = "none"  # residuals saved for the backward: none: all | block: block inputs | dots: products
     scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers
 
 
 def for_this_machine(train: TrainConfig) -> TrainConfig:
-    """`train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`."""
+    """Returns `train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`."""
     on_cpu = platform() == "cpu"
     return dataclasses.replace(
         train,
@@ -28,5 +28,5 @@ def for_this_machine(train: TrainConfig) -> TrainConfig:
 
 
 def compute_for(train: TrainConfig) -> Compute:
-    """The fields that layers read, of what `for_this_machine` returned."""
+    """Returns the fields that layers read, of what `for_this_machine` returned."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})

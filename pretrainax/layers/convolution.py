@@ -1,14 +1,15 @@
 """A convolution beside the first block, which sees neighbouring tokens together ("n-gram induced input encoding" of
 DeBERTa v2, in the released code)."""
 
+import chex
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import normal_init
-from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
 
 
@@ -20,6 +21,7 @@ class Branch:
     norm: dict[str, jax.Array]  # parameters of the norm of the sum
 
     def join(self, x: jax.Array, config: ModelConfig) -> jax.Array:
+        chex.assert_equal_shape((x, self.convolved), custom_message="a block's output and its branch are [B, T, D]")
         return Norm(config, parent=None).apply({"params": self.norm}, x + self.convolved)
 
 
@@ -35,6 +37,7 @@ class InputConvolution(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> Branch:
         config, width, size = self.config, self.config.input_convolution, x.shape[-1]
+        chex.assert_shape(segment_ids, x.shape[:2], custom_message="segment_ids are [B, T] where x is [B, T, D]")
         kernel = self.param("kernel", normal_init(config, width * size), (width, size, size), jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (size,), jnp.float32)
         y = jnp.broadcast_to(bias.astype(x.dtype), x.shape)
@@ -50,7 +53,7 @@ class InputConvolution(nn.Module):
 
 
 def _shifted(x: jax.Array, offset: int) -> jax.Array:
-    """out[:, t] = x[:, t + offset]; -1 where there is none, which is no segment's id."""
+    """Returns out[:, t] = x[:, t + offset]; -1 where there is none, which is no segment's id."""
     widths = [(0, 0), (max(-offset, 0), max(offset, 0))] + [(0, 0)] * (x.ndim - 2)
     padded = jnp.pad(x, widths, constant_values=-1)
     return padded[:, max(offset, 0) : max(offset, 0) + x.shape[1]]

@@ -3,6 +3,7 @@
 import functools
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ class Embedding(nn.Module):
         self.embedding = self.param("embedding", self.embedding_init, (self.rows, self.features), jnp.float32)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
+        chex.assert_rank(ids, 2, custom_message="ids are [B, T]")
         # [B, T] -> [B, T, D]
         return _look_up(self.axes, self.rows, self.embedding, ids)
 
@@ -38,7 +40,7 @@ def _look_up(axes: tuple[str, str], rows: int, table: jax.Array, ids: jax.Array)
 
 
 def _look_up_backward(axes, rows, ids, gradient):
-    """Each device adds up the gradients of its own tokens, and the sums are scattered. Left to itself, the compiler
+    """Lets each device add up the gradients of its own tokens, and scatters the sums. Left to itself, the compiler
     gives every device the sum of the whole table, of which it then keeps a part: twice the traffic."""
     spec = batch_spec(ids.shape)
     if spec is None:

@@ -14,7 +14,7 @@ from pretrainax.sharding.mesh import axis_size
 
 
 def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: bool = False) -> Any:
-    """The initializer of a matrix: normal with `config.init_stddev`, or with T5's gain / sqrt(fan_in).
+    """Returns the initializer of a matrix: normal with `config.init_stddev`, or with T5's gain / sqrt(fan_in).
 
     Args:
       fan_in: how many inputs each output sums over; 1 for a table that is looked up.
@@ -62,7 +62,7 @@ def _project(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
 
 
 def _product(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
-    """One 2-D product over all tokens, [B · T, in] · [in, out]: a CPU runs it some 5 % faster than a batched one.
+    """Makes one 2-D product over all tokens, [B · T, in] · [in, out]: a CPU runs it some 5 % faster than a batched one.
 
     The backward is written out to make the kernel's gradient one 2-D product too, summed over tokens in float32; and
     to keep the kernel as it is for it, where autodiff in a scan over layers would keep a cast and reshaped copy.
@@ -71,14 +71,14 @@ def _product(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
 
 
 def _rows(x: jax.Array, last_axes: int) -> jax.Array:
-    """[…, last axes] -> [tokens, features]; [B, T, features] where the mesh splits the length, because B · T tokens in
-    one axis would not lie in ranges on the devices, and would be gathered."""
+    """Reshapes […, last axes] -> [tokens, features]; [B, T, features] where the mesh splits the length, because B · T
+    tokens in one axis would not lie in ranges on the devices, and would be gathered."""
     tokens = x.shape[:-last_axes]
     return x.reshape(*(tokens if axis_size(LENGTH_AXIS) > 1 else (math.prod(tokens),)), -1)
 
 
 def _matrix(kernel: jax.Array, summed: int, dtype: Any) -> jax.Array:
-    """[D, H, K] -> [D, H · K], and [H, K, D] -> [H · K, D]."""
+    """Reshapes [D, H, K] -> [D, H · K], and [H, K, D] -> [H · K, D]."""
     return kernel.reshape(math.prod(kernel.shape[:summed]), -1).astype(dtype)
 
 
@@ -86,8 +86,8 @@ def _project_forward(x, kernel, summed):
     return _product(x, kernel, summed), (x, kernel)  # not _project, in which remat's policy "dots" would see no product
 
 
-def _project_backward(summed, kept, gradient):
-    x, kernel = kept
+def _project_backward(summed, residuals, gradient):
+    x, kernel = residuals
     gradient = _rows(gradient, kernel.ndim - summed)
     dx = gradient @ _matrix(kernel, summed, x.dtype).T
     x_rows, tokens = _rows(x, summed), tuple(range(gradient.ndim - 1))

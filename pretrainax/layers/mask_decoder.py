@@ -5,31 +5,43 @@ It is the last block of a stack, applied twice with the same weights. What it re
 what asks is h + the absolute position at first, and then its own first result (as in the released code).
 """
 
-from typing import Any
+from typing import Any, Optional
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.block import Block, Context, Layer
+from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.convolution import Branch
+
+Carry = tuple[jax.Array, jax.Array]  # the stream, and what the block read of it; [B, T, D] each
 
 
 class MaskDecoderBlock(Block):
-    """A block for a scan whose last turn is the first application; carries (x, what the block read)."""
+    """A block for a scan whose last turn is the first application."""
 
-    def __call__(self, carry: tuple[jax.Array, jax.Array], layer: Layer, context: Context) -> Any:
+    def __call__(
+        self,
+        carry: Carry,
+        layer: Layer,
+        context: Context,
+        state: Any,
+        branch: Optional[Branch],
+        absolute: jax.Array,
+    ) -> tuple[Carry, SideOutputs]:
+        """Returns what the scan carries on; `absolute` [B, T, D] is where a token stands, for the last block alone."""
         x, _ = carry
-        queries = jnp.where(layer.is_last, x + context.absolute, x)
-        y, _ = super().__call__(queries, layer, context.replace(source=x))
-        return (y, x), None
+        queries = jnp.where(layer.is_last, x + absolute, x)
+        y, beside = super().__call__(queries, layer, context, state, branch, source=x)
+        return (y, x), beside
 
 
 def decode_again(
-    config: ModelConfig, compute: Compute, blocks: Any, carry: Any, layers: Layer, context: Context, rngs: Any
-) -> jax.Array:
-    """The second application; `blocks` are the parameters of the stack, `carry` is what its scan gave."""
+    config: ModelConfig, compute: Compute, blocks: Any, carry: Carry, layers: Layer, context: Context, rngs: Any
+) -> tuple[jax.Array, SideOutputs]:
+    """Returns the second application; `blocks` are the parameters of the stack, `carry` is what its scan gave."""
     y, read = carry
     params, layer = jax.tree.map(lambda x: x[-1], (blocks, layers))
     run = Block(config, compute, parent=None)
-    return run.apply({"params": params}, y, layer, context.replace(source=read), rngs=rngs)[0]
+    return run.apply({"params": params}, y, layer, context, source=read, rngs=rngs)

@@ -1,7 +1,5 @@
 """Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
 
-from typing import Optional
-
 import chex
 import flax.linen as nn
 import jax
@@ -10,10 +8,9 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
 from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.disentangled import disentangled_bias, rows_by_distance
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import Rotary, rotate
+from pretrainax.layers.positions import PositionTerms
 from pretrainax.sharding.mesh import platform
 
 
@@ -32,15 +29,9 @@ class MultiHeadAttention(nn.Module):
         x: jax.Array,
         source: jax.Array,
         mask: Mask,
-        bias: Optional[jax.Array] = None,
-        rotary: Optional[Rotary] = None,
-        relative: Optional[jax.Array] = None,
+        positions: PositionTerms,
     ) -> jax.Array:
-        """Attends with queries from x [B, T, D] to keys and values from source [B, S, D] -> [B, T, D].
-
-        `bias` [1, H, T, S] is added to the logits; `rotary` are the cosines and sines of `rotary_angles`;
-        `relative` [R, D] are the vectors of a RelativeTable.
-        """
+        """Attends with queries from x [B, T, D] to keys and values from source [B, S, D] -> [B, T, D]."""
         chex.assert_rank([x, source], 3, custom_message="x is [B, T, D], source is [B, S, D]")
         rows, _, width = x.shape
         chex.assert_shape(source, (rows, None, width), custom_message="source is [B, S, D] with B and D of x [B, T, D]")
@@ -53,19 +44,15 @@ class MultiHeadAttention(nn.Module):
             return Linear((count, head_dim), axes, init, qkv_bias, name=name)
 
         # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
-        terms = 1 if relative is None else 3  # of a logit, each of the size of q · k (He et al. 2020, equation 4)
-        scale = (terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
+        scale = (positions.logit_terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
         to_query = heads("query", config.num_heads, gain=head_dim**-0.5 / scale)
         to_key = heads("key", config.kv_heads)
         q, k, v = to_query(x), to_key(source), heads("value", config.kv_heads)(source)
-        if relative is not None:
-            _, which = rows_by_distance(config, q.shape[1])
-            bias = scale * disentangled_bias(q, k, to_query(relative)[which], to_key(relative)[which])
+        bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
             q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
-        if rotary is not None:
-            q, k = rotate(q, *rotary), rotate(k, *rotary)
-        spec = spec_of(q, k, mask, bias, bias_by_row=relative is not None, logit_cap=config.attention_logit_cap)
+        q, k = positions.rotate(q, k)
+        spec = spec_of(q, k, mask, bias, bias_by_row=positions.has_row_bias, logit_cap=config.attention_logit_cap)
         report_attention(spec)
         # The warning is for the run's header, which chooses by the same spec.
         implementation, _ = choose_implementation(self.compute.attention, platform(), spec)

@@ -2,38 +2,45 @@
 
 from typing import Any, Optional
 
+import chex
 import flax.linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import DisentangledPositions, ModelConfig, RelativePositionBuckets
+from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
-from pretrainax.layers.block import Block, Context, Layer
+from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import InputConvolution
-from pretrainax.layers.disentangled import RelativeTable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import RelativeBias, local_rotary_of, rotary_of
+from pretrainax.layers.positions import Places, positions_of
+from pretrainax.layers.sums import Sums, added
 
-_KEPT = {  # config.train.remat -> what jax.checkpoint keeps of a block for the backward
+_SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpoint saves for the backward
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of linear maps, not attention's
 }
 
 
-class Stack(nn.Module):
-    """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks.
+@flax.struct.dataclass
+class Encoded:
+    """A text that an encoder has read, for a decoder to read."""
 
-    `segment_ids` [B, T] separate what may not see each other (0: padding). In a causal stack, `prefix_mask` [B, T] is 1
-    at tokens that all of their segment see. A decoder of an encoder-decoder is given `encoded` [B, S, D] and
-    `encoded_segment_ids` [B, S] to read. With `absolute` [B, T, D], the last block is a mask decoder.
-    """
+    x: jax.Array  # [B, S, D]
+    segment_ids: jax.Array  # [B, S]; segment i of the decoder reads this segment i
+    sums: Sums = flax.struct.field(default_factory=dict)  # of the encoder's blocks
+
+
+class Stack(nn.Module):
+    """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks."""
 
     config: ModelConfig
     compute: Compute
     causal: bool
     num_layers: int
+    block: type[Block] = Block
 
     @nn.compact
     def __call__(
@@ -43,66 +50,86 @@ class Stack(nn.Module):
         segment_ids: jax.Array,
         *,
         prefix_mask: Optional[jax.Array] = None,
-        encoded: Optional[jax.Array] = None,
-        encoded_segment_ids: Optional[jax.Array] = None,
+        encoded: Optional[Encoded] = None,
         absolute: Optional[jax.Array] = None,
+        state: Any = None,
         deterministic: bool,
-    ) -> jax.Array:
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream after the last block and its norm, and what the blocks give beside it.
+
+        Args:
+          x: embeddings, [B, T, D].
+          positions: [B, T], from 0 in each segment.
+          segment_ids: [B, T], separate what may not see each other (0: padding).
+          prefix_mask: [B, T], in a causal stack 1 at tokens that all of their segment see.
+          encoded: what a decoder of an encoder-decoder reads.
+          absolute: [B, T, D], makes a mask decoder of the last block, which alone is told.
+          state: of each block, stacked [L, …]; returned likewise.
+        """
         config, compute = self.config, self.compute
-        bias = None
-        if isinstance(config.position, RelativePositionBuckets):
-            bias = RelativeBias(config, bidirectional=not self.causal, name="relative_bias")(x.shape[1])
-        relative, branch = None, None
-        if isinstance(config.position, DisentangledPositions):
-            relative = RelativeTable(config, name="relative_embedding")(x.shape[1]).astype(x.dtype)
+        chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
+        chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
+        terms = positions_of(config).terms(Places(positions), causal=self.causal, dtype=x.dtype)
+        branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
         window = config.window if "local" in config.layer_pattern else None
         context = Context(
             mask=Mask(self.causal, segment_ids, segment_ids, window, prefix=prefix_mask),
-            bias=bias,
-            rotary=rotary_of(config, positions),
-            local_rotary=local_rotary_of(config, positions),
-            relative=relative,
-            branch=branch,
-            absolute=absolute,
-            encoded=encoded,
-            cross_mask=None if encoded is None else Mask(False, segment_ids, encoded_segment_ids),
+            positions=terms,
+            encoded=None if encoded is None else encoded.x,
+            cross_mask=None if encoded is None else Mask(False, segment_ids, encoded.segment_ids),
             deterministic=deterministic,
         )
-        kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(self.num_layers)]
-        layers = Layer(
+        layers = self._layers()
+        if absolute is None:
+            x, side = self._scan(self.block)(config, compute, name="blocks")(x, layers, context, state, branch)
+        else:
+            blocks = self._scan(MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
+            carry, side = blocks((x, x), layers, context, state, branch, absolute)
+            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
+            x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
+        if self.config.share_layers:
+            side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
+        sums = jax.tree.map(lambda s: s.sum(axis=0), side.sums)  # [L] -> []
+        if absolute is not None:
+            sums = added(sums, again.sums)
+        if config.norm_at != "post":
+            x = Norm(config, name="final_norm")(x)
+        self.sow("intermediates", "output", x)
+        return x, SideOutputs(side.state, sums)
+
+    def _layers(self) -> Layer:
+        """Returns what tells the blocks from each other, [L] each."""
+        pattern = self.config.layer_pattern
+        kinds = [pattern[i % len(pattern)] for i in range(self.num_layers)]
+        return Layer(
             is_first=jnp.arange(self.num_layers) == 0,
             is_last=jnp.arange(self.num_layers) == self.num_layers - 1,
             is_local=jnp.asarray([kind == "local" for kind in kinds]),
         )
-        if absolute is None:
-            x, _ = self._blocks(Block)(config, compute, name="blocks")(x, layers, context)
-        else:
-            carry, _ = self._blocks(MaskDecoderBlock)(config, compute, name="blocks")((x, x), layers, context)
-            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
-            x = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
-        if config.norm_at != "post":
-            x = Norm(config, name="final_norm")(x)
-        self.sow("intermediates", "output", x)
-        return x
 
-    def _blocks(self, block: Any) -> Any:
-        """The class of all blocks. Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one."""
+    def _scan(self, block: type[Block], *own_axes: Any) -> Any:
+        """Returns the class of all blocks, called with (carry, layers, context, state, branch) and arguments of a
+        block's own, which lie along `own_axes`.
+
+        Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
+        """
         compute = self.compute
         unroll = min(compute.scan_unroll, self.num_layers)
         if compute.remat != "none":
             # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
-            block = nn.remat(block, policy=_KEPT[compute.remat], prevent_cse=compute.scan_unroll > 1)
+            block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=compute.scan_unroll > 1)
         own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
+        in_axes = (0, nn.broadcast, 0, nn.broadcast, *own_axes)
         if not self.config.share_layers:
-            return nn.scan(block, **own, in_axes=(0, nn.broadcast), length=self.num_layers, unroll=unroll)
+            return nn.scan(block, **own, in_axes=in_axes, length=self.num_layers, unroll=unroll)
         return nn.scan(
             nn.scan(block, **own, in_axes=nn.broadcast, length=1),
             variable_broadcast="params",
             variable_axes={"intermediates": 0},
             split_rngs={"params": False, "dropout": True},
-            in_axes=(0, nn.broadcast),
+            in_axes=in_axes,
             length=self.num_layers,
             unroll=unroll,
         )

@@ -25,14 +25,14 @@ __all__ = ["FAMILIES", "Model", "Outputs", "abstract_params", "build"]
 
 
 def build(config: ModelConfig, compute: Compute) -> Model:
-    """The model of `config.family`. It reads `config` at each call: do not change it afterwards."""
+    """Returns the model of `config.family`. It reads `config` at each call: do not change it afterwards."""
     if config.family not in FAMILIES:
         raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, FAMILIES)}")
     return (FAMILIES[config.family] if config.generator is None else Electra)(config, compute)
 
 
 def abstract_params(config: ModelConfig) -> Any:
-    """The tree of parameters as shapes and dtypes, without computing any."""
+    """Returns the tree of parameters as shapes and dtypes, without computing any."""
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
     batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in names}
     model = build(config, Compute(attention="xla"))

@@ -1,99 +1,24 @@
-"""What the three families share: embeddings in, output matrix out."""
+"""What the three families share: embeddings in, the answers of the heads out."""
 
 import math
 from typing import Optional
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import LearnedPositions, ModelConfig, SinusoidalPositions
+from pretrainax.config import ModelConfig
+from pretrainax.data.batch import Batch
+from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.embedding import Embedding
 from pretrainax.layers.linear import Linear, normal_init
-from pretrainax.layers.mlp import ACTIVATIONS
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.position import sinusoidal
+from pretrainax.layers.positions import positions_of
+from pretrainax.models.heads import heads_of
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
-from pretrainax.sharding.axes import logical_spec
-
-
-class MaskedLMHead(nn.Module):
-    """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code).
-
-    [B, N, D] -> [B, N, E], E the width of the embeddings.
-    """
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        config = self.config
-        init = normal_init(config, config.d_model)
-        x = Linear((config.embedding_width,), ("d_model", "embedding_dim"), init, config.use_bias, name="dense")(x)
-        return Norm(config, name="norm")(ACTIVATIONS[config.activation](x))
-
-
-class PairHead(nn.Module):
-    """Do two segments belong together? From the first token, [B, T, D] -> [B, 2] float32.
-
-    BERT asks whether the second follows the first (Devlin et al. 2018, section 3.1, task 2), ALBERT whether they are
-    in order (Lan et al. 2019, section 3.1).
-    """
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        width, init = self.config.d_model, normal_init(self.config, self.config.d_model)
-        x = constrain(x[:, 0], logical_spec("batch"))  # [B, T, D] -> [B, D]
-        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), logical_spec("batch"))
-        return Linear((2,), ("d_model", "labels"), init, name="output")(x).astype(jnp.float32)
-
-
-class ReplacedTokenHead(nn.Module):
-    """Was the token replaced? [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer before the last is
-    in the released code, and so is DeBERTa v3's sum with the first token of the segment)."""
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        config, init = self.config, normal_init(self.config, self.config.d_model)
-        if config.replaced_token_context:
-            x = Norm(config, name="norm")(x + _first_of_segment(x, segment_ids))
-        x = Linear((config.d_model,), ("d_model", "features"), init, name="dense")(x)
-        x = Linear((1,), ("d_model", "labels"), init, name="output")(ACTIVATIONS[config.activation](x))
-        return x[..., 0].astype(jnp.float32)  # [B, T, 1] -> [B, T]
-
-
-def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-    """out[b, t] is x of the first token of t's segment, [B, T, D] -> [B, T, D]."""
-    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
-    first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
-    # A product and no lookup, whose gradient would add a whole segment up in one place, token by token.
-    return jnp.einsum("BTS,BSD->BTD", jax.nn.one_hot(first, x.shape[1], dtype=x.dtype), x)
-
-
-class LMHead(nn.Module):
-    """The output matrix, tied to the token embedding or its own, and the bias of a masked LM."""
-
-    config: ModelConfig
-
-    @nn.compact
-    def __call__(self, features: jax.Array, token_embedding: jax.Array) -> Outputs:
-        config = self.config
-        vocabulary = (config.vocab_size,)
-        bias = self.param("bias", nn.initializers.zeros, vocabulary, jnp.float32) if config.masked_lm_head else None
-        if config.tie_embeddings:
-            if config.scale_tied_logits:
-                features = features * config.d_model**-0.5
-            matrix = token_embedding.T
-        else:
-            init = normal_init(config, config.d_model)
-            matrix = self.param("kernel", init, (config.d_model, *vocabulary), jnp.float32)
-        return Outputs(features, matrix, bias, config.final_logit_cap)
 
 
 class Model(nn.Module):
@@ -105,10 +30,8 @@ class Model(nn.Module):
     def setup(self):
         config = self.config
         self.token_embedding = self.table(config.vocab_size, axes=("vocab_size", "d_model"))
-        if isinstance(config.position, LearnedPositions):
-            self.position_embedding = self.table(config.position.max_length + config.position.offset)
-        if config.enhanced_mask_decoder:
-            self.position_embedding = self.table(config.position.max_length)
+        self.positions = positions_of(config)
+        self.position_embedding = self.positions.embedding()
         if config.num_token_types:
             self.token_type_embedding = self.table(config.num_token_types)
         if config.embedding_norm:
@@ -116,9 +39,9 @@ class Model(nn.Module):
         if config.embedding_dim:
             init = normal_init(config, config.embedding_dim)
             self.embedding_projection = Linear((config.d_model,), ("features", "d_model"), init)
-        if config.masked_lm_head:
-            self.masked_lm_head = MaskedLMHead(config)
-        self.unembedding = LMHead(config)
+        for head in heads_of(config):
+            for name, module in head.modules(config).items():
+                setattr(self, name, module)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def table(self, rows: int, **axes) -> Embedding:
@@ -133,18 +56,18 @@ class Model(nn.Module):
         side: str = "",
         deterministic: bool,
     ) -> jax.Array:
-        """The sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
+        """Returns the sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
 
         `side` is "decoder_" where positions and norm are not those of the encoder.
         """
         config = self.config
+        ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
+        chex.assert_rank(ids, 2, custom_message="tokens, positions and token_types are [B, T]")
+        chex.assert_equal_shape(ids, custom_message="tokens, positions and token_types are [B, T]")
         x = self.token_embedding(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
-        if isinstance(config.position, LearnedPositions):
-            x += getattr(self, f"{side}position_embedding")(positions + config.position.offset)
-        if isinstance(config.position, SinusoidalPositions):
-            x += sinusoidal(positions, config.d_model)
+        x = self.positions.embed(x, positions, getattr(self, f"{side}position_embedding"))
         if config.num_token_types:
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if config.embedding_norm:
@@ -154,13 +77,12 @@ class Model(nn.Module):
         return self.embedding_projection(x) if config.embedding_dim else x
 
     def absolute(self, positions: jax.Array) -> jax.Array:
-        """What a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
+        """Returns what a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
         x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
-    def predict(self, features: jax.Array) -> Outputs:
-        """[B, N, D] -> what gives the logits over the vocabulary."""
-        if self.config.masked_lm_head:
-            features = self.masked_lm_head(features)
-        return self.unembedding(features, self.token_embedding.embedding)
+    def answer(self, x: jax.Array, side: SideOutputs, batch: Batch) -> Outputs:
+        """Returns what each head says of the last hidden state [B, T, D], with what its stack gave beside it."""
+        heads = {head.name: head.answer(self, x, batch) for head in heads_of(self.config)}
+        return Outputs(heads, side.sums, side.state)

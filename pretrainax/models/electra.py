@@ -1,8 +1,8 @@
 """ELECTRA: a masked LM proposes replacements, and the model says of each token whether it was replaced.
 
 Clark et al. 2020 (arXiv 2003.10555), and the embedding sharing of DeBERTa v3 (He et al. 2021, arXiv 2111.09543,
-section 3.3). The model is two encoders: the discriminator, which is what is kept, and the generator. They have one
-tree of parameters. At its top is the discriminator's, with the paths that it has alone; beside it
+section 3.3). The model is two encoders: the discriminator, which goes on to other tasks, and the generator. They have
+one tree of parameters. At its top is the discriminator's, with the paths that it has alone; beside it
 
     generator/...             what the generator does not share
     embedding_difference/...  added to the shared tables for the discriminator; only where gradients are disentangled
@@ -15,13 +15,16 @@ import copy
 import dataclasses
 from typing import Any, Optional
 
+import chex
 import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.batch import Batch, has_loss, is_gathered
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.sums import added
 from pretrainax.models.encoder import Encoder
+from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -36,12 +39,14 @@ _AT_ONCE = 4096  # tokens of a batch whose logits over the vocabulary exist at a
 
 
 def discriminator_config(config: ModelConfig) -> ModelConfig:
-    """The encoder that is kept. A mask decoder is the generator's (DeBERTa v3, in the released code)."""
+    """Returns the config of the encoder that goes on to other tasks. A mask decoder is the generator's (DeBERTa v3, in
+    the released code)."""
     return dataclasses.replace(copy.deepcopy(config), generator=None, enhanced_mask_decoder=False)
 
 
 def generator_config(config: ModelConfig) -> ModelConfig:
-    """The masked LM. Its embeddings are as wide as the discriminator's, and projected where it is narrower."""
+    """Returns the config of the masked LM. Its embeddings are as wide as the discriminator's, and projected where it is
+    narrower."""
     sizes, width = config.generator, config.embedding_width
     return dataclasses.replace(
         copy.deepcopy(config),
@@ -61,25 +66,25 @@ def generator_config(config: ModelConfig) -> ModelConfig:
 
 
 def discriminator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The config and the parameters of the discriminator as an encoder of its own.
+    """Returns the config and the parameters of the discriminator as an encoder of its own.
 
     Disentangled (He et al. 2021, section 3.3): its tables are the shared ones, through which none of its gradient goes
     to the generator, plus the difference.
     """
-    kept = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
+    own = {name: x for name, x in params.items() if name not in ("generator", "embedding_difference")}
     for name, difference in params.get("embedding_difference", {}).items():
-        kept[name] = jax.tree.map(lambda x, d: jax.lax.stop_gradient(x) + d, params[name], difference)
-    return discriminator_config(config), kept
+        own[name] = jax.tree.map(lambda x, d: jax.lax.stop_gradient(x) + d, params[name], difference)
+    return discriminator_config(config), own
 
 
 def generator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
-    """The config and the parameters of the generator as an encoder of its own."""
+    """Returns the config and the parameters of the generator as an encoder of its own."""
     shared = {name: params[name] for name in _shared(config) if name in params}
     return generator_config(config), {**shared, **params["generator"]}
 
 
 def join(config: ModelConfig, discriminator: Any, generator: Any) -> Any:
-    """The tree of `config` from the parameters of its two encoders, as `discriminator` and `generator` give them.
+    """Returns the tree of `config` from the parameters that `discriminator` and `generator` gave of its two encoders.
 
     Raises:
       UserError: embeddings that `config` shares and that are not the same in both.
@@ -112,9 +117,9 @@ def _disentangled(config: ModelConfig) -> bool:
 class Electra:
     """Used like the other models, on batches of masked language modelling.
 
-    The outputs are the generator's, with the discriminator's `replaced_logits` and the truth about them. The
-    replacements come from the stream "sample" of `rngs`. Where there is none, as in evaluation, those of a row follow
-    from its tokens: the same row always gets the same ones, whatever else is in its batch.
+    The outputs are the generator's and the discriminator's, with the truth about what was replaced. The replacements
+    come from the stream "sample" of `rngs`. Where there is none, as in evaluation, those of a row follow from its
+    tokens: the same row always gets the same ones, whatever else is in its batch.
     """
 
     config: ModelConfig
@@ -147,23 +152,22 @@ class Electra:
         generated = run(1, generator, batch)
         if not has_loss(batch):  # nobody asks for a loss: what the generator says
             return generated
-        tokens, replaced = replace(generated, batch, sample)
+        tokens, replaced = replace(generated.heads["lm"], batch, sample)
         found = run(0, discriminator, {**batch, "tokens": tokens})
-        return generated.replace(
-            pair_logits=found.pair_logits,
-            replaced_logits=found.replaced_logits,
-            replaced=replaced,
-            replaced_weight=self.config.generator.loss_weight,
-        )
+        told = found.heads["replaced"].replace(replaced=replaced, weight=self.config.generator.loss_weight)
+        heads = {**generated.heads, **found.heads, "replaced": told}
+        return Outputs(heads, added(generated.sums, found.sums))
 
 
 def _folded(keys: Any, number: int) -> Any:
-    """Keys for encoder `number`: two of one shape would else drop the same activations."""
+    """Returns keys for encoder `number`: two of one shape would else drop the same activations."""
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 
 
-def replace(generated: Outputs, batch: Batch, sample: Optional[jax.Array] = None) -> tuple[jax.Array, jax.Array]:
-    """The text as the generator writes it, and where that is not the original.
+def replace(
+    generated: LanguageModelOutput, batch: Batch, sample: Optional[jax.Array] = None
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the text as the generator writes it, and where that is not the original.
 
     Each token that is predicted is drawn from its softmax; all others are the originals. A draw that hits the original
     is an original (Clark et al. 2020, section 2). No gradient goes through a draw.
@@ -177,6 +181,8 @@ def replace(generated: Outputs, batch: Batch, sample: Optional[jax.Array] = None
     """
     tokens, predicted = batch["tokens"], batch["loss_weights"] > 0
     rows, length = tokens.shape
+    message = "predictions, targets and loss_weights are [B, N]"
+    chex.assert_shape((batch["targets"], batch["loss_weights"]), generated.features.shape[:2], custom_message=message)
     if sample is None:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(0), tokens.sum(axis=1))
     else:
@@ -192,8 +198,8 @@ def replace(generated: Outputs, batch: Batch, sample: Optional[jax.Array] = None
     return written, written != originals
 
 
-def _draw(generated: Outputs, keys: jax.Array, places: jax.Array) -> jax.Array:
-    """A token from the softmax of each prediction, [B, N] int32: the largest of logits + Gumbel noise is such a draw.
+def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) -> jax.Array:
+    """Draws a token from the softmax of each prediction, [B, N] int32: the largest of logits + Gumbel noise is one.
 
     The noise follows from the row's key and the token's place [B, N]. It costs the logits once more, a third of what
     their loss costs, and a random number for each; they exist for some tokens at a time, and are the same however many.

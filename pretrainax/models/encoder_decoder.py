@@ -1,9 +1,13 @@
 """Encoder-decoder: a decoder that also reads an encoded text (Vaswani et al. 2017; T5)."""
 
-from pretrainax.config import LearnedPositions
+from typing import Any
+
+import jax
+
 from pretrainax.data.batch import Batch
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.stack import Stack
+from pretrainax.layers.stack import Encoded, Stack
+from pretrainax.layers.sums import added
 from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
 
@@ -15,27 +19,35 @@ class EncoderDecoder(Model):
     def setup(self):
         super().setup()
         config = self.config
-        if isinstance(config.position, LearnedPositions):
-            self.decoder_position_embedding = self.table(config.position.max_length + config.position.offset)
+        self.decoder_position_embedding = self.positions.embedding()
         if config.embedding_norm:
             self.decoder_embedding_norm = Norm(config)
         self.encoder = Stack(config, self.compute, causal=False, num_layers=config.num_layers)
         self.decoder = Stack(config, self.compute, causal=True, num_layers=config.decoder_layers)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
-        def drop(x):  # after a last norm too (Raffel et al. 2020, section 2.1)
-            return x if self.config.norm_at == "post" else self.dropout(x, deterministic=deterministic)
+        return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)
 
-        positions, segments = batch["encoder_positions"], batch["encoder_segment_ids"]
+    def encode(self, batch: Batch, *, deterministic: bool) -> Encoded:
+        """Returns what the decoder reads of `encoder_tokens`, which is the same for all that it writes."""
+        positions, segment_ids = batch["encoder_positions"], batch["encoder_segment_ids"]
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)
-        encoded = drop(self.encoder(x, positions, segments, deterministic=deterministic))
-        x = self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic)
-        x = self.decoder(
-            x,
+        x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
+        return Encoded(self._drop(x, deterministic), segment_ids, side.sums)
+
+    def decode(self, batch: Batch, encoded: Encoded, state: Any = None, *, deterministic: bool) -> Outputs:
+        """Returns what the model says of each token; `state` of the decoder's blocks [L, …] comes back in them."""
+        x, side = self.decoder(
+            self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),
             batch["positions"],
             batch["segment_ids"],
             encoded=encoded,
-            encoded_segment_ids=segments,
+            state=state,
             deterministic=deterministic,
         )
-        return self.predict(drop(x))
+        both = side.replace(sums=added(encoded.sums, side.sums))
+        return self.answer(self._drop(x, deterministic), both, batch)
+
+    def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
+        # after a last norm too (Raffel et al. 2020, section 2.1)
+        return x if self.config.norm_at == "post" else self.dropout(x, deterministic=deterministic)

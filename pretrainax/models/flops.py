@@ -3,12 +3,15 @@
 XLA's own count is of no use for this: it counts the body of the scan over layers once.
 """
 
-from pretrainax.config import DisentangledPositions, ModelConfig
+from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.positions import positions_of
 from pretrainax.models.electra import discriminator_config, generator_config
+from pretrainax.models.heads import heads_of
 
 
 def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: int) -> float:
-    """FLOPs of the matrix products of one update: forward, and twice that for the backward.
+    """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
     What is counted: 2 a multiplication and its addition; attention in full, also where a causal mask throws half of it
     away, or a window more; a masked LM's head on its `lengths.targets` positions only; padding as if it were text;
@@ -33,29 +36,21 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
         total += 2 * inputs * config.input_convolution * config.d_model**2
     if config.embedding_dim:
         total += 2 * inputs * config.embedding_dim * config.d_model
-    if config.replaced_token_head:
-        return 3.0 * batch_size * (total + 2 * inputs * config.d_model * (config.d_model + 1))
-    return 3.0 * batch_size * (total + _head(config, targets))
+    total += sum(head.flops(config, inputs, targets) for head in heads_of(config))
+    return 3.0 * batch_size * total
 
 
 def _block(config: ModelConfig, length: int) -> int:
-    """Self-attention and feed-forward of one example."""
-    feed_forward = 2 * length * config.d_model * config.d_ff * (3 if config.gated else 2)
-    positions = 0
-    if isinstance(config.position, DisentangledPositions):  # each pair of tokens, content to position and back
-        positions = 2 * 2 * length * length * config.num_heads * config.dim_per_head
+    """Counts self-attention and feed-forward of one example."""
+    feed_forward = feed_forward_of(config).flops(config, length)
+    positions = positions_of(config).flops(length, length)
     return _attention(config, length, length) + positions + feed_forward
 
 
 def _attention(config: ModelConfig, length: int, read: int) -> int:
-    """`length` queries on `read` keys, with the four projections."""
+    """Counts `length` queries on `read` keys, with the four projections."""
     width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
     query_and_out = 2 * 2 * length * config.d_model * width
     key_and_value = 2 * 2 * read * config.d_model * kv_width
     logits_and_sum = 2 * 2 * length * read * width
     return query_and_out + key_and_value + logits_and_sum
-
-
-def _head(config: ModelConfig, predicted: int) -> int:
-    dense = 2 * predicted * config.d_model * config.embedding_width if config.masked_lm_head else 0
-    return dense + 2 * predicted * config.embedding_width * config.vocab_size

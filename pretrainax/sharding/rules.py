@@ -1,5 +1,6 @@
 """The partition rules: one table from the paths of parameters to their axes, and the shardings that follow from it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -12,36 +13,30 @@ from pretrainax.sharding.param_paths import match_rules, parameter_names
 
 # The end of a parameter's path -> its axes, as AXIS_RULES names them, which says what splits each. First match wins.
 # Vectors of width D have one of "features": they are small, and copied. The names of a kernel are those that its Linear
-# is given, after "layers" in a stack.
-PARTITION_RULES = (
+# is given, after "layers" in a stack. The parts of a model that bring parameters of their own along add their rows: see
+# `add_partition_rules`.
+PARTITION_RULES = [
     (r"token_embedding/embedding", "vocab_size d_model"),
-    (r"((decoder_)?position|token_type|relative)_embedding/embedding", "rows d_model"),
+    (r"token_type_embedding/embedding", "rows d_model"),
     (r"embedding_projection/kernel", "features d_model"),
-    (r"relative_bias/embedding", "buckets num_heads"),
     (r"blocks/\w+_attention/query/kernel", "layers d_model num_heads head_dim"),
     (r"blocks/\w+_attention/query/bias", "layers num_heads head_dim"),
     (r"blocks/\w+_attention/(key|value)/kernel", "layers d_model num_kv_heads head_dim"),
     (r"blocks/\w+_attention/(key|value)/bias", "layers num_kv_heads head_dim"),
     (r"blocks/\w+_attention/out/kernel", "layers num_heads head_dim d_model"),
-    (r"blocks/mlp/(gate|up)/kernel", "layers d_model d_ff"),
-    (r"blocks/mlp/(gate|up)/bias", "layers d_ff"),
-    (r"blocks/mlp/down/kernel", "layers d_ff d_model"),
-    (r"blocks/(\w+_attention/out|mlp/down)/bias", "layers features"),
+    (r"blocks/\w+_attention/out/bias", "layers features"),
     (r"blocks/self_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
     (r"blocks/\w+_norm/(scale|bias)", "layers features"),
-    (r"((decoder_)?embedding_norm|final_norm|(relative_embedding|masked_lm_head)/norm)/(scale|bias)", "features"),
+    (r"((decoder_)?embedding_norm|final_norm)/(scale|bias)", "features"),
     (r"convolution/kernel", "offsets d_model features"),
     (r"convolution/(bias|norm/scale|norm/bias)", "features"),
-    (r"replaced_token_head/norm/(scale|bias)", "features"),
-    (r"(pair|replaced_token)_head/dense/kernel", "d_model features"),
-    (r"(pair|replaced_token)_head/output/kernel", "d_model labels"),
-    (r"(pair|replaced_token)_head/(dense|output)/bias", "features"),
     (r"embedding_projection/bias", "features"),
-    (r"masked_lm_head/dense/kernel", "d_model embedding_dim"),
-    (r"masked_lm_head/dense/bias", "features"),
-    (r"unembedding/kernel", "d_model vocab_size"),
-    (r"unembedding/bias", "vocab_size"),
-)
+]
+
+
+def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
+    """Adds rows to PARTITION_RULES: called where a part of a model is defined."""
+    PARTITION_RULES.extend(rows)
 
 
 def param_specs(params: Any) -> Any:

@@ -1,284 +1,54 @@
-"""The losses of pretraining, as sums and counts: over the vocabulary, of pairs of segments, of replaced tokens.
+"""What training minimises: the losses of all heads that a model has, and those that its blocks give, each a mean."""
 
-Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
-Here they exist for `chunk` tokens at a time, and the gradients are made in that same pass, while they are there: three
-matrix products in all, as many as with all logits kept, and no recomputation.
-"""
-
-import functools
-import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import UserError
-from pretrainax.data.batch import Batch, has_pairs, has_replaced
-from pretrainax.sharding.arrays import constrain, scattered_sum
-from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
-from pretrainax.sharding.mesh import axis_size
-
-Sums = dict[str, tuple[jax.Array, jax.Array]]  # name -> (sum, count), added over micro-batches and devices
+from pretrainax.data.batch import Batch
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads import HEADS
+from pretrainax.models.outputs import Outputs
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
-    """How many predictions a batch asks for, of each loss: what `objective` divides its sums by, float32 scalars."""
-    found = {"loss": batch["loss_weights"].sum()}
-    if "segment_ids" in batch:
-        found["replaced_loss"] = (batch["segment_ids"] > 0).sum()
-    if has_pairs(batch):
-        found["pair_loss"] = jnp.asarray(batch["pair_labels"].size)
-    return {name: jnp.maximum(count.astype(jnp.float32), 1e-9) for name, count in found.items()}
+    """Returns how many predictions a batch asks for, of each loss: what `objective` divides its sums by, float32."""
+    found = {head.loss_name: head.count(batch) for head in HEADS.values()}
+    return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in found.items() if n is not None}
 
 
 def objective(
-    outputs: Any, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Any
+    outputs: Outputs, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Any
 ) -> tuple[jax.Array, Sums]:
-    """What training minimises, and the sums of each loss and accuracy.
+    """Returns what training minimises, and the sums of each loss and accuracy.
 
     Args:
-      outputs: models.Outputs; each head that gave something adds its mean loss.
+      outputs: each head that the batch has labels for adds its mean loss, and so does each of `outputs.sums` whose name
+        ends in "_loss".
       batch: a batch, or a micro-batch of it.
       total_counts: `counts` of the whole global batch. So the objectives of micro-batches add up to the global one,
         and the gradient of each is its share.
-      options: of `loss_sums`.
+      options: of `vocabulary_loss.loss_sums`.
 
     Raises:
       UserError: a discriminator without a generator, whose tokens nobody replaced.
     """
     total, sums = jnp.zeros((), jnp.float32), {}
-    if outputs.features is not None:
-        sums = loss_sums(outputs, batch["targets"], batch["loss_weights"], **options)
-        total += sums.pop("objective")[0] / total_counts["loss"]
-    if outputs.pair_logits is not None and has_pairs(batch):
-        labels = batch["pair_labels"]
-        loss = jax.nn.logsumexp(outputs.pair_logits, axis=-1) - jnp.take_along_axis(
-            outputs.pair_logits, labels[:, None], axis=1
-        ).squeeze(1)
-        right = jnp.argmax(outputs.pair_logits, axis=-1) == labels
-        sums |= _mean("pair", loss, right, jnp.ones_like(loss))
-        total += loss.sum() / total_counts["pair_loss"]
-    if outputs.replaced_logits is not None:
-        logits, truth = outputs.replaced_logits, outputs.replaced
-        if truth is None and not has_replaced(batch):
-            raise UserError(
-                "a replaced_token_head has nothing to tell apart without a generator: set config.model.generator"
-            )
-        truth = batch["replaced"] > 0 if truth is None else truth
-        real = (batch["segment_ids"] > 0).astype(jnp.float32)
-        loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
-        said, is_real = logits > 0, real > 0
-        sums |= _mean("replaced", loss, said == truth, real)
-        hits, said, there = (jnp.sum(x & is_real, dtype=jnp.float32) for x in (said & truth, said, truth))
-        sums |= {"replaced_precision": (hits, said), "replaced_recall": (hits, there)}
-        total += outputs.replaced_weight * loss.sum() / total_counts["replaced_loss"]
+    for name, head in HEADS.items():  # in this order on all devices, whatever that of the outputs
+        if name in outputs.heads and head.loss_name in total_counts:
+            loss, reported = head.sums(outputs.heads[name], batch, **options)
+            total += loss / total_counts[head.loss_name]
+            sums |= reported
+    # What the blocks of a micro-batch give counts as much as its share of the predictions, which add up to 1.
+    for name, (value, count) in outputs.sums.items():
+        if name.endswith("_loss"):
+            total += counts(batch)["loss"] / total_counts["loss"] * value / count
+        sums[name] = jax.lax.stop_gradient(value), count
     return total, sums
 
 
-def check_labels(outputs: Any, batch: Batch) -> None:
-    """Raises UserError for a pair head that would not be trained, or labels that nothing would learn from."""
-    if (outputs.pair_logits is None) == has_pairs(batch):
-        lack = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
-        raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
-
-
-def _mean(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
-    loss, count = jax.lax.stop_gradient(loss.sum()), weights.sum()
-    return {f"{name}_loss": (loss, count), f"{name}_accuracy": (jnp.where(right, weights, 0.0).sum(), count)}
-
-
-class _Settings(NamedTuple):
-    z_loss: float
-    label_smoothing: float
-    logit_cap: Optional[float]
-    chunk: int
-
-
-def loss_sums(
-    outputs: Any,
-    targets: jax.Array,
-    loss_weights: jax.Array,
-    *,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    chunk: int = 4096,
-) -> dict[str, tuple[jax.Array, jax.Array]]:
-    """{name: (sum over the tokens, weighted; sum of the weights)}, float32 scalars, to be added and then divided once.
-
-    Args:
-      outputs: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None, logit_cap. Logits are features
-        · unembedding + bias, with operands in the features' dtype and accumulated in float32; with a cap, x becomes cap
-        · tanh(x / cap).
-      targets: [B, N] int32.
-      loss_weights: [B, N] float32; 0 where a token has no loss.
-      z_loss: weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5).
-      label_smoothing: share of the target distribution that is spread over the vocabulary (Szegedy et al. 2016,
-        section 7).
-      chunk: tokens of each device whose logits exist at a time.
-
-    Returns:
-      "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
-      "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
-    """
-    assert chunk > 0, chunk  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
-    settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
-    features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
-    objective, reported = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
-    count = loss_weights.sum()
-    return {"objective": (objective, count)} | {
-        name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
-    }
-
-
-def _by_device(x: jax.Array) -> jax.Array:
-    """[B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of the next;
-    what is added to a length that does not divide has weight 0."""
-    parts = axis_size(LENGTH_AXIS)
-    if parts == 1:
-        return x
-    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
-    (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH_AXES)
-    # [S, R, n, N/n, …] -> [S, n, R, N/n, …]
-    x = x.reshape(shards, batch // shards, parts, length // parts, *x.shape[2:]).swapaxes(1, 2)
-    return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), logical_spec("tokens"))
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(settings: _Settings, features, unembedding, bias, targets, weights):
-    sums, _ = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=False)
-    return sums.pop("objective"), sums
-
-
-def _sums_forward(settings: _Settings, features, unembedding, bias, targets, weights):
-    sums, gradients = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=True)
-    return (sums.pop("objective"), sums), gradients
-
-
-def _sums_backward(settings: _Settings, gradients, cotangents):
-    # The gradients of the sum are at hand: what follows the sum only scales them.
-    scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
-    return *scaled, None, None
-
-
-_sums.defvjp(_sums_forward, _sums_backward)
-
-
-def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weights, with_gradients: bool):
-    """The sums, and the gradients of the objective's sum for (features, unembedding, bias)."""
-    batch, length, width = features.shape
-    # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
-    # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
-    shards = _shards(batch, TOKEN_AXES)
-    pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
-    step = math.ceil(length / pieces)
-    # [B, N, …] -> [S, R, N', …]
-    rows = [
-        jnp.pad(x, [(0, 0), (0, step * pieces - length)] + [(0, 0)] * (x.ndim - 2)).reshape(
-            shards, batch // shards, step * pieces, *x.shape[2:]
-        )
-        for x in (features, targets, weights)
-    ]
-    # gathered once, for all chunks
-    matrix = _constrain(unembedding.astype(features.dtype), logical_spec(None, "vocab_size"))
-
-    def one_chunk(start):
-        # [S, R, N', …] -> [S, M, …] with M = R · step
-        x, y, w = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
-        sums, d_logits = _chunk(settings, x, matrix, bias, y, w)
-        if not with_gradients:
-            return (sums, None, None), None
-        d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
-        d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
-        d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
-        d_matrix = _constrain(d_matrix, logical_spec("tokens", None, "vocab_size"))
-        totals = (sums, d_matrix, _constrain(d_bias, logical_spec("tokens", "vocab_size")))
-        return totals, d_x.reshape(shards, -1, step, width)
-
-    def add_chunk(totals, start):
-        new, d_x = one_chunk(start)
-        return jax.tree.map(jnp.add, totals, new), d_x
-
-    if pieces == 1:
-        totals, d_features = one_chunk(0)
-    else:
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
-        totals, d_features = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
-        if with_gradients:
-            # [pieces, S, R, step, D] -> [S, R, N', D]
-            d_features = jnp.moveaxis(d_features, 0, 2)
-    sums, d_matrix, d_bias = totals[0], _summed(totals[1]), totals[2]
-    sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
-    if with_gradients:
-        # [S, R, N', D] -> [B, N, D]
-        d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
-    return sums, (d_features, d_matrix, d_bias)
-
-
-def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
-    """The sums [S] over a chunk [S, M, D] of tokens, and the gradient of its objective for the logits [S, M, V]."""
-    logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
-    if bias is not None:
-        logits += bias.astype(jnp.float32)[None, None]
-    if settings.logit_cap is not None:
-        logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
-    logits = _constrain(logits, logical_spec("tokens", None, "vocab_size"))
-    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
-    largest = logits.max(-1)
-    exponentials = jnp.exp(logits - largest[..., None])
-    normaliser = exponentials.sum(-1)
-    log_z = jnp.log(normaliser) + largest
-    # Not a gather: that would collect the logits of all devices along the vocabulary.
-    target_logits = jnp.where(hits, logits, 0.0).sum(-1)
-
-    smoothing = settings.label_smoothing
-    loss = log_z - target_logits
-    objective = loss
-    if smoothing:
-        objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
-    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(target_logits >= largest, weights, 0.0).sum(1)}
-    slope = 1.0
-    if settings.z_loss:
-        penalty = settings.z_loss * jnp.square(log_z)
-        objective = objective + penalty
-        slope = 1.0 + 2 * settings.z_loss * log_z  # of objective in log_z
-        sums["z_loss"] = (penalty * weights).sum(1)
-    sums["objective"] = (objective * weights).sum(1)
-
-    d_logits = exponentials * (weights * slope / normaliser)[..., None]
-    d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
-    if smoothing:
-        d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
-    if settings.logit_cap is not None:
-        d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
-    return sums, d_logits.astype(features.dtype)
-
-
-def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
-    """[S, D, V] -> [D, V], each device's part of the sum as the parameter lies; see Embedding, whose gradient is summed
-    like this too."""
-    if d_matrix is None or len(d_matrix) == 1:
-        return None if d_matrix is None else d_matrix[0]
-    spec = logical_spec("tokens")
-    return jax.shard_map(
-        lambda x: scattered_sum(x[0], spec, axis=0),
-        in_specs=logical_spec("tokens", None, "vocab_size"),
-        out_specs=logical_spec("d_model", "vocab_size"),
-        check_vma=False,
-    )(d_matrix)
-
-
-def _shards(rows: int, axes: tuple[str, ...]) -> int:
-    """Parts that the mesh of `jax.set_mesh` cuts rows into; 1 without a mesh, or for rows it does not divide."""
-    shards = axis_size(axes)
-    return shards if rows % shards == 0 else 1
-
-
-def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:
-    """`x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
-    if x is None or jax.sharding.get_abstract_mesh().empty:
-        return x
-    return jax.lax.with_sharding_constraint(
-        x, P(*(axis if n > 1 else None for n, axis in zip(x.shape, spec, strict=True)))
-    )
+def check_labels(outputs: Outputs, batch: Mapping[str, jax.Array]) -> None:
+    """Raises UserError for a head that would not be trained, or labels that nothing would learn from."""
+    for name, head in HEADS.items():
+        head.check(outputs.heads.get(name), batch)

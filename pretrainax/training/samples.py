@@ -43,7 +43,7 @@ def _guess(guess: list[int], truth: list[int], tokenizer: Tokenizer) -> str:
 def _fill_masks(model, params, batch, tokenizer) -> Iterator[str]:
     @jax.jit
     def guess(params, batch):
-        logits = model.apply({"params": params}, batch, deterministic=True).logits()
+        logits = model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
         return constrain(jnp.argmax(logits, axis=-1), P())  # [B, K, V] -> [B, K], whole in every process
 
     guesses = np.asarray(guess(params, batch))
@@ -132,9 +132,9 @@ def _decode(
 
     @jax.jit
     def extend(params, batch, tokens, kept, place, key):
-        outputs = model.apply({"params": params}, {**batch, "tokens": tokens}, deterministic=True)
-        last = jax.lax.dynamic_slice_in_dim(outputs.features, place - 1, 1, axis=1)  # [B, T, D] -> [B, 1, D]
-        logits = outputs.replace(features=last).logits()[:, 0]  # [B, V]
+        said = model.apply({"params": params}, {**batch, "tokens": tokens}, deterministic=True).heads["lm"]
+        last = jax.lax.dynamic_slice_in_dim(said.features, place - 1, 1, axis=1)  # [B, T, D] -> [B, 1, D]
+        logits = said.replace(features=last).logits()[:, 0]  # [B, V]
         if banned is not None:
             logits = jnp.where(banned[None], -jnp.inf, logits)
         drawn = jax.random.categorical(key, logits / temperature) if temperature else jnp.argmax(logits, axis=-1)

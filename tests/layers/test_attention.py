@@ -115,7 +115,7 @@ def test_of_a_decoder_all_see_the_prefix_and_none_what_comes_after_it(mesh):
     batch["prefix_mask"] = np.array([[1, 1, 0, 0, 1, 1, 0, 0]] * 4, np.int32)
     model = models.build(DECODER, Compute())
     params = model.init(jax.random.key(0), batch, deterministic=True)["params"]
-    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).features)
+    apply = jax.jit(lambda batch: model.apply({"params": params}, batch, deterministic=True).heads["lm"].features)
 
     def features(batch):
         if not mesh:

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import UserError
 from pretrainax.layers.attention import Mask, attention
-from pretrainax.models import Outputs
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.models.heads.vocabulary_loss import loss_sums
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import AXES, BATCH_AXES
-from pretrainax.training.losses import loss_sums
 
 pytestmark = pytest.mark.aot
 
@@ -140,7 +140,7 @@ def compile_loss(mesh):
 
     def step(features, unembedding, targets, weights):
         def objective(features, unembedding):
-            outputs = Outputs(features, unembedding)
+            outputs = LanguageModelOutput(features, unembedding)
             return loss_sums(outputs, targets, weights, chunk=1024)["objective"][0]
 
         return jax.value_and_grad(objective, (0, 1))(features, unembedding)

@@ -1,12 +1,17 @@
 import functools
+from typing import Any
 
+import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.layers.block import Block
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.feed_forward import FEED_FORWARDS, FeedForward, Plain
 from pretrainax.layers.stack import Stack
 
 CONFIG = ModelConfig(num_layers=3, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
@@ -24,7 +29,7 @@ PARAMS = stack().init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=T
 
 def run(params=PARAMS, x=X, key=1, deterministic=False, **compute):
     rngs = {"dropout": jax.random.key(key)}
-    return stack(**compute).apply(params, x, POSITIONS, SEGMENTS, deterministic=deterministic, rngs=rngs)
+    return stack(**compute).apply(params, x, POSITIONS, SEGMENTS, deterministic=deterministic, rngs=rngs)[0]
 
 
 @functools.cache
@@ -45,8 +50,8 @@ def test_is_the_layers_one_after_the_other():
     x = X
     for i in range(3):
         layer = {"params": jax.tree.map(lambda p, i=i: p[i : i + 1], blocks)}
-        x = stack(one).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
-    together = stack(three).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
+        x, _ = stack(one).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
+    together, _ = stack(three).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
     np.testing.assert_allclose(together, x, atol=1e-5)  # float32, compiled apart
 
 
@@ -75,7 +80,7 @@ def temporary_bytes(remat="none", batch=16, dtype=jnp.float32, **changes):
     module = stack(config, remat=remat)
 
     def loss(params, *inputs):
-        return jnp.sum(module.apply(params, *inputs, deterministic=True).astype(jnp.float32))
+        return jnp.sum(module.apply(params, *inputs, deterministic=True)[0].astype(jnp.float32))
 
     shapes = jax.eval_shape(lambda *xs: module.init(jax.random.key(0), *xs, deterministic=True), x, ids, ids)
     compiled = jax.jit(jax.grad(loss)).lower(shapes, x, ids, ids).compile()
@@ -115,7 +120,7 @@ def test_shared_layers_are_one_layer_applied_again_and_again():
 
     def out(config, blocks):
         params = {"params": {"blocks": blocks, "final_norm": PARAMS["params"]["final_norm"]}}
-        return stack(config).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)
+        return stack(config).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)[0]
 
     np.testing.assert_allclose(out(shared, one), out(CONFIG, three), atol=1e-5)  # float32, compiled apart
     start = stack(shared).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
@@ -130,7 +135,7 @@ def test_shared_layers_draw_dropout_anew():
     params["params"]["blocks"]["mlp"]["down"]["bias"] += 1.0
     params["params"]["final_norm"]["scale"] += 1.0
     rngs = {"dropout": jax.random.key(0)}
-    out = stack(shared).apply(params, jnp.zeros_like(X), POSITIONS, SEGMENTS, deterministic=False, rngs=rngs)
+    out, _ = stack(shared).apply(params, jnp.zeros_like(X), POSITIONS, SEGMENTS, deterministic=False, rngs=rngs)
     assert max(len(np.unique(row)) for row in np.round(out, 3).reshape(-1, 16)) > 2
 
 
@@ -143,15 +148,92 @@ def test_a_pattern_gives_each_layer_its_window():
     blocks, x = {"blocks": PARAMS["params"]["blocks"]}, X
     for i, kind in enumerate(("local", "global", "local")):
         layer = {"params": jax.tree.map(lambda p, i=i: p[i : i + 1], blocks)}
-        x = stack(config(1, kind)).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
-    mixed = stack(config(3, "local", "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
+        x, _ = stack(config(1, kind)).apply(layer, x, POSITIONS, SEGMENTS, deterministic=True)
+    mixed, _ = stack(config(3, "local", "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
     np.testing.assert_allclose(mixed, x, atol=1e-5)  # float32, compiled apart
-    everywhere = stack(config(3, "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
+    everywhere, _ = stack(config(3, "global")).apply({"params": blocks}, X, POSITIONS, SEGMENTS, deterministic=True)
     assert not np.allclose(mixed, everywhere)
 
 
 def test_the_hidden_state_of_each_block_can_be_asked_for():
-    out, kept = stack().apply(PARAMS, X, POSITIONS, SEGMENTS, deterministic=True, mutable=["intermediates"])
-    (hidden,) = kept["intermediates"]["blocks"]["hidden"]
+    (out, _), state = stack().apply(PARAMS, X, POSITIONS, SEGMENTS, deterministic=True, mutable=["intermediates"])
+    (hidden,) = state["intermediates"]["blocks"]["hidden"]
     assert hidden.shape == (3, *X.shape)
-    np.testing.assert_array_equal(kept["intermediates"]["output"][0], out)
+    np.testing.assert_array_equal(state["intermediates"]["output"][0], out)
+
+
+# --- what blocks give beside the stream ------------------------------------------------------------------------------
+
+
+class Counting(Block):
+    """Counts its calls, and the tokens that it read."""
+
+    def __call__(self, x, layer, context, state=None, *others):
+        x, side = super().__call__(x, layer, context, state, *others)
+        return x, side.replace(state={"calls": state["calls"] + 1, "seen": state["seen"] + x[..., 0] * 0 + 1})
+
+
+@pytest.mark.parametrize("jitted", (False, True))
+@pytest.mark.parametrize("changes", [{}, {"share_layers": True}], ids=("own", "shared"))
+@pytest.mark.parametrize("compute", [{}, {"scan_unroll": 3}, {"remat": "block"}], ids=str)
+def test_a_block_hands_its_state_on(jitted, changes, compute):
+    config = ModelConfig(**vars(CONFIG) | changes)
+    module = Stack(config, Compute(**compute), causal=True, num_layers=3, block=Counting)
+    state = {"calls": jnp.array([0, 10, 20]), "seen": jnp.zeros((3, 2, 6))}
+    params = stack(config).init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
+
+    def step(state):
+        return module.apply(params, X, POSITIONS, SEGMENTS, state=state, deterministic=True)
+
+    step = jax.jit(step) if jitted else step
+    x, side = step(state)
+    chex.assert_trees_all_close(side.state, {"calls": jnp.array([1, 11, 21]), "seen": jnp.ones((3, 2, 6))})
+    _, side = step(side.state)
+    chex.assert_trees_all_equal(side.state["calls"], jnp.array([2, 12, 22]))
+    without, nothing = stack(config).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)
+    chex.assert_trees_all_close(x, without, atol=1e-5)  # float32, compiled apart
+    assert not jax.tree.leaves(nothing)
+
+
+class Weighed(FeedForward):
+    """A plain one that also says how large its outputs are, as a loss and as a metric."""
+
+    config: Any
+
+    @staticmethod
+    def is_in(config):
+        return True
+
+    @nn.compact
+    def __call__(self, x):
+        y, _ = Plain(self.config, name="plain")(x)
+        size = jnp.sum(jnp.square(y))
+        count = jnp.asarray(y.size, jnp.float32)
+        return y, {"size_loss": (0.1 * size, count), "size": (jax.lax.stop_gradient(size), count)}
+
+
+def weighed(monkeypatch, **compute):
+    """The stack's function of its parameters that gives the sums, and its parameters."""
+    monkeypatch.setattr("pretrainax.layers.feed_forward.FEED_FORWARDS", [Weighed, *FEED_FORWARDS])
+    params = stack().init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
+    return lambda params: stack(**compute).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)[1].sums, params
+
+
+def test_sums_of_all_blocks_are_added_up(monkeypatch):
+    sums, params = weighed(monkeypatch)
+    (size, count), (metric, _) = sums(params)["size_loss"], sums(params)["size"]
+    _, state = stack().apply(params, X, POSITIONS, SEGMENTS, deterministic=True, mutable=["intermediates"])
+    assert count == 3 * X.size
+    np.testing.assert_allclose(size, 0.1 * metric, rtol=1e-6)
+    assert 0 < float(metric) and "hidden" in state["intermediates"]["blocks"]
+
+
+@pytest.mark.parametrize("compute", [{"remat": "block"}, {"remat": "dots", "scan_unroll": 3}], ids=str)
+def test_sums_and_their_gradients_are_the_same_however_it_runs(monkeypatch, compute):
+    def run(**compute):
+        sums, params = weighed(monkeypatch, **compute)
+        return jax.jit(jax.value_and_grad(lambda params: sums(params)["size_loss"][0]))(params)
+
+    got, want = run(**compute), run()
+    chex.assert_tree_all_finite(got)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)  # float32, fused otherwise

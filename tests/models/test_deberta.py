@@ -63,7 +63,7 @@ def test_published_buckets_past_the_last_one_are_those_of_transformers():
     theirs = make.forward(case, oracle, arrays)
     theirs["loss"].backward()
     real, params = arrays["segment_ids"] > 0, weights(config)
-    got = run(config, params, arrays).logits()
+    got = run(config, params, arrays).heads["lm"].logits()
     # float32 sums in another order
     np.testing.assert_allclose(got[real], theirs["logits"].detach().numpy()[real], atol=2e-4, rtol=0)
 
@@ -131,7 +131,7 @@ def test_only_the_last_block_sees_absolute_positions():
     states = []
     for rows in (arrays, moved):
         outputs, kept = run(config, weights(config), rows, mutable=["intermediates"])
-        states.append((kept["intermediates"]["encoder"]["blocks"]["hidden"][0], outputs.logits()))
+        states.append((kept["intermediates"]["encoder"]["blocks"]["hidden"][0], outputs.heads["lm"].logits()))
     np.testing.assert_array_equal(states[0][0][:-1], states[1][0][:-1])
     assert np.abs(states[0][1] - states[1][1]).max() > 0.1
 
@@ -163,7 +163,7 @@ def test_dropout_is_everywhere_and_follows_its_key(name):
     def drop(seed):
         rngs = {"dropout": jax.random.key(seed)}
         outputs = model.apply({"params": weights(config)}, arrays, deterministic=False, rngs=rngs)
-        return outputs.features if outputs.replaced_logits is None else outputs.replaced_logits
+        return jax.tree.leaves(outputs.heads)[0]
 
     np.testing.assert_array_equal(drop(0), drop(0))
     assert not np.allclose(drop(0), drop(1))

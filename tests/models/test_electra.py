@@ -11,7 +11,8 @@ import pytest
 from pretrainax import models
 from pretrainax.config import DisentangledPositions, Generator, MeshConfig, TrainConfig, UserError
 from pretrainax.layers.compute import Compute, for_this_machine
-from pretrainax.models import Outputs, electra
+from pretrainax.models import electra
+from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.sharding.arrays import put_batch
@@ -49,13 +50,13 @@ def run(config, batch, rngs=None):
 def says(token, rows=ROWS, places=SLOTS):
     """Predictions that are sure of one token."""
     bias = jnp.where(jnp.arange(VOCABULARY) == token, 1000.0, 0.0)
-    return Outputs(jnp.zeros((rows, places, 1)), jnp.zeros((1, VOCABULARY)), bias)
+    return LanguageModelOutput(jnp.zeros((rows, places, 1)), jnp.zeros((1, VOCABULARY)), bias)
 
 
 def test_replacements_are_drawn_from_the_softmax():
     rows, length, vocabulary = 400, 500, 20
     logits = np.random.default_rng(1).normal(size=vocabulary).astype(np.float32)
-    generated = Outputs(jnp.ones((rows, length, 1)), jnp.asarray(logits)[None], None)
+    generated = LanguageModelOutput(jnp.ones((rows, length, 1)), jnp.asarray(logits)[None], None)
     zeros = jnp.zeros((rows, length), jnp.int32)
     batch = {"tokens": zeros, "targets": zeros, "loss_weights": jnp.ones((rows, length))}
     tokens, replaced = jax.jit(electra.replace)(generated, batch, jax.random.key(7))
@@ -95,7 +96,7 @@ def test_both_forms_of_a_batch_draw_the_same_and_cost_the_same():
     config, (_, batch) = joint(), masked_batch()
     loss, (sums, gathered) = run(config, batch)
     other, (other_sums, whole) = run(config, everywhere(batch))
-    np.testing.assert_array_equal(gathered.replaced, whole.replaced)
+    np.testing.assert_array_equal(gathered.heads["replaced"].replaced, whole.heads["replaced"].replaced)
     np.testing.assert_allclose(other, loss, rtol=1e-5)  # float32 sums in products of another shape
     assert int(other_sums["replaced_loss"][1]) == int(sums["replaced_loss"][1]) == batch["segment_ids"].sum()
 
@@ -105,7 +106,7 @@ def test_without_a_key_a_row_gets_its_replacements_in_any_batch():
     _, (_, outputs) = run(config, batch)
     some = [5, 2, 7]
     _, (_, alone) = run(config, {name: x[some] for name, x in batch.items()})
-    np.testing.assert_array_equal(alone.replaced, outputs.replaced[np.array(some)])
+    np.testing.assert_array_equal(alone.heads["replaced"].replaced, outputs.heads["replaced"].replaced[np.array(some)])
 
 
 def test_keys_decide_what_is_drawn():
@@ -113,7 +114,7 @@ def test_keys_decide_what_is_drawn():
     logits = {}
     for seed in (1, 2):
         _, (_, outputs) = run(config, batch, {"sample": jax.random.key(seed), "dropout": jax.random.key(0)})
-        logits[seed] = outputs.replaced_logits
+        logits[seed] = outputs.heads["replaced"].logits
     assert (logits[1] != logits[2]).any()
 
 
@@ -124,8 +125,8 @@ def test_a_batch_without_a_loss_is_predicted_by_the_generator():
     inner, own = electra.generator(config, params)
     expected = models.build(inner, Compute()).apply({"params": own}, batch, deterministic=True)
     outputs = model.apply({"params": params}, batch, deterministic=True)
-    np.testing.assert_array_equal(outputs.features, expected.features)
-    assert outputs.replaced_logits is None
+    np.testing.assert_array_equal(outputs.heads["lm"].features, expected.heads["lm"].features)
+    assert outputs.heads.keys() == {"lm"}
 
 
 # --- who learns from whom ------------------------------------------------------------------------------------------
@@ -138,8 +139,9 @@ def reached(config, part):
 
     def objective(params):
         outputs = models.build(config, Compute()).apply({"params": params}, batch, deterministic=True)
-        alone = {"loss": dict(replaced_logits=None), "replaced_loss": dict(features=None)}[part]
-        return losses.objective(outputs.replace(**alone), batch, losses.counts(batch))[0]
+        name = {"loss": "lm", "replaced_loss": "replaced"}[part]
+        alone = outputs.replace(heads={name: outputs.heads[name]})
+        return losses.objective(alone, batch, losses.counts(batch))[0]
 
     gradients = jax.jit(jax.grad(objective))(weights(config))
     named = zip(parameter_names(gradients), jax.tree.leaves(gradients), strict=True)

@@ -43,7 +43,7 @@ def test_agrees_with_xla(name):
     def loss(params, batch):
         # not a plain sum: XLA would see through the product with a gradient of ones
         outputs = model.apply({"params": params}, batch, deterministic=True)
-        logits = outputs.logits() if outputs.replaced_logits is None else outputs.replaced_logits
+        logits = outputs.heads["lm"].logits() if "lm" in outputs.heads else outputs.heads["replaced"].logits
         return jnp.sum(jnp.square(logits))
 
     lowered = jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch)

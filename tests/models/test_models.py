@@ -1,5 +1,6 @@
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +70,9 @@ def batch(family):
 
 def features(config, params, batch):
     model = models.build(config, Compute())
-    return np.asarray(jax.jit(lambda b: model.apply({"params": params}, b, deterministic=True).features)(batch))
+    return np.asarray(
+        jax.jit(lambda b: model.apply({"params": params}, b, deterministic=True).heads["lm"].features)(batch)
+    )
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -129,7 +132,7 @@ def test_parameters_are_float32_and_features_in_the_compute_dtype():
     model = models.build(CONFIGS["decoder"], Compute(dtype="bfloat16"))
     outputs, variables = model.init_with_output(jax.random.key(0), batch("decoder"), deterministic=True)
     assert {x.dtype for x in jax.tree.leaves(variables)} == {jnp.dtype("float32")}
-    assert (outputs.features.dtype, outputs.logits().dtype) == (jnp.bfloat16, jnp.float32)
+    assert (outputs.heads["lm"].features.dtype, outputs.heads["lm"].logits().dtype) == (jnp.bfloat16, jnp.float32)
 
 
 def test_bfloat16_is_near_float32(case):
@@ -137,7 +140,7 @@ def test_bfloat16_is_near_float32(case):
 
     def logits(dtype):
         outputs = models.build(config, Compute(dtype=dtype)).apply({"params": params}, inputs, deterministic=True)
-        return np.asarray(outputs.logits())
+        return np.asarray(outputs.heads["lm"].logits())
 
     exact = logits("float32")
     # 8 bits a number: errors of about 1 % of the logits' size, more where they add up
@@ -169,7 +172,8 @@ def test_every_parameter_gets_a_gradient(case):
 
     def loss(params):
         return jnp.sum(
-            weights * jax.nn.log_softmax(model.apply({"params": params}, inputs, deterministic=True).logits())
+            weights
+            * jax.nn.log_softmax(model.apply({"params": params}, inputs, deterministic=True).heads["lm"].logits())
         )
 
     gradients = jax.jit(jax.grad(loss))(params)
@@ -181,3 +185,44 @@ def test_every_parameter_gets_a_gradient(case):
 def test_unknown_family_names_those_there_are():
     with pytest.raises(UserError, match="config.model.family is 'decodr', did you mean 'decoder'"):
         models.build(ModelConfig(family="decodr"), Compute())
+
+
+# --- sides of their own ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jitted", (False, True))
+def test_what_is_encoded_once_is_decoded_again(jitted):
+    config, inputs = CONFIGS["encoder_decoder"], batch("encoder_decoder")
+    model = models.build(config, Compute())
+    params = model.init(jax.random.key(0), inputs, deterministic=True)
+
+    def encode(inputs):
+        return model.apply(params, inputs, deterministic=True, method="encode")
+
+    def decode(inputs, encoded):
+        return model.apply(params, inputs, encoded, deterministic=True, method="decode").heads["lm"].features
+
+    encode, decode = (jax.jit(f) if jitted else f for f in (encode, decode))
+    encoded = encode({name: x for name, x in inputs.items() if name.startswith("encoder")})
+    chex.assert_shape(encoded.x, (2, 8, config.d_model))
+    chex.assert_tree_all_finite(encoded)
+    of_decoder = {name: x for name, x in inputs.items() if not name.startswith("encoder")}
+    expected = model.apply(params, inputs, deterministic=True).heads["lm"].features
+    chex.assert_trees_all_close(decode(of_decoder, encoded), expected, atol=1e-5)  # float32, compiled apart
+
+
+def test_a_decoder_decodes():
+    config, inputs = CONFIGS["decoder"], batch("decoder")
+    model = models.build(config, Compute())
+    outputs, params = model.init_with_output(jax.random.key(0), inputs, deterministic=True)
+    again = model.apply(params, inputs, deterministic=True, method="decode")
+    chex.assert_trees_all_close(again, outputs)
+    assert outputs.state is None and not outputs.sums
+
+
+@pytest.mark.parametrize("name", ("positions", "segment_ids"))
+def test_an_axis_that_would_broadcast_is_named(name):
+    inputs = batch("decoder")
+    inputs[name] = inputs[name][:1]
+    with pytest.raises(AssertionError, match=r"are \[B, T\]"):
+        models.build(CONFIGS["decoder"], Compute()).init(jax.random.key(0), inputs, deterministic=True)

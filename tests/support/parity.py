@@ -33,8 +33,9 @@ def ours(name: str) -> dict[str, np.ndarray]:
     with jax.default_matmul_precision("highest"):
         step = jax.jit(jax.value_and_grad(objective, has_aux=True))
         (loss, (outputs, kept)), gradients = step(weights(config), jax.tree.map(jnp.asarray, arrays))
-    found = {"loss": loss, "pair_logits": outputs.pair_logits, "replaced_logits": outputs.replaced_logits}
-    found["logits"] = None if outputs.features is None else outputs.logits()
+    heads, found = outputs.heads, {"loss": loss, "pair_logits": outputs.heads.get("pair")}
+    found["replaced_logits"] = heads["replaced"].logits if "replaced" in heads else None
+    found["logits"] = heads["lm"].logits() if "lm" in heads else None
     for side in ("encoder", "decoder"):
         if side in kept:
             hidden = kept[side]["blocks"]["hidden"][0]

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.training.samples import samples
 
@@ -31,7 +32,7 @@ class Recites(nn.Module):
         tokens = batch["tokens"]
         if "masked_positions" in batch:  # guesses from the token before the mask
             tokens = jnp.take_along_axis(tokens, batch["masked_positions"] - 1, axis=1)
-        return Outputs(jax.nn.one_hot(tokens, len(WORDS)), jnp.asarray(follows))
+        return Outputs({"lm": LanguageModelOutput(jax.nn.one_hot(tokens, len(WORDS)), jnp.asarray(follows))})
 
 
 def ids(text: str) -> np.ndarray:

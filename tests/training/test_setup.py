@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from pretrainax.config import Generator, UserError
+from pretrainax.data.batch import lengths_of
 from pretrainax.layers import multi_head
-from pretrainax.planning.activations import abstract_mesh, lengths_of
+from pretrainax.planning.activations import abstract_mesh
 from pretrainax.sharding.mesh import AXES
 from pretrainax.training.setup import Run, build_steps
 from tests.support import tiny
@@ -46,6 +47,7 @@ def header(experiment, platform, length=512, **sizes):
             prepared=types.SimpleNamespace(summary=""),
             mesh=mesh,
             lengths=lengths_of(shapes),
+            peers=None,
             batch_shapes=shapes,
             train_batches=None,
             valid_batches=None,

@@ -10,6 +10,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, RelativePositionBuckets, TrainConfig
 from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.sharding.arrays import put_batch
@@ -277,7 +278,7 @@ class Toy:
         self.record(rngs["dropout"])
         a, b = (variables["params"][k]["bias"] for k in "ab")
         features = jnp.broadcast_to((a + jnp.sqrt(b))[None, None], (*batch["tokens"].shape, 8))
-        return models.Outputs(features, jnp.eye(8), None)
+        return models.Outputs({"lm": LanguageModelOutput(features, jnp.eye(8))})
 
 
 EIGHT = {name: jax.ShapeDtypeStruct((8, 4), jnp.int32) for name in ("tokens", "targets")}

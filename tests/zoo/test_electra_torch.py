@@ -64,7 +64,8 @@ def objective(config, batch, params):
 def corrupted(config, batch, params):
     plain, own = electra.generator(config, params)
     batch = jax.tree.map(jnp.asarray, batch)
-    return electra.replace(models.build(plain, Compute()).apply({"params": own}, batch, deterministic=True), batch)
+    outputs = models.build(plain, Compute()).apply({"params": own}, batch, deterministic=True)
+    return electra.replace(outputs.heads["lm"], batch)
 
 
 def torch_step(cases, params, sharing, batch, judged):

@@ -238,7 +238,7 @@ def test_features_are_dropped_after_a_last_norm_only(name, dropped):
     config = dataclasses.replace(CASES[name].config, dropout_rate=0.5)
     model, arrays = models.build(config, Compute()), jax.tree.map(jnp.asarray, batch(CASES[name]))
     rngs = {"dropout": jax.random.key(0)}
-    features = model.apply({"params": weights(config)}, arrays, deterministic=False, rngs=rngs).features
+    features = model.apply({"params": weights(config)}, arrays, deterministic=False, rngs=rngs).heads["lm"].features
     assert bool((features == 0).any()) == dropped
 
 

@@ -49,7 +49,7 @@ def test_packed_rows_give_the_logits_of_rows_of_their_own(name):
     model = models.build(config, Compute())
     outputs = jax.jit(lambda p, b: model.apply({"params": p}, b, deterministic=True))(weights(config), packed(arrays))
     key = "replaced_logits" if config.replaced_token_head else "logits"
-    got = outputs.replaced_logits if config.replaced_token_head else outputs.logits()
+    got = outputs.heads["replaced"].logits if config.replaced_token_head else outputs.heads["lm"].logits()
     # the same sums with more zeros in them
     np.testing.assert_allclose(got[0], ours(name)[key][arrays["segment_ids"] > 0], atol=2e-4, rtol=0)
 
@@ -132,4 +132,6 @@ def test_gathered_head_gives_the_same_logits_at_its_positions():
     )
     everywhere = ours("bert_masked_lm")["logits"]
     # the same sums, in products of another shape
-    np.testing.assert_allclose(gathered.logits(), np.take_along_axis(everywhere, positions[:, :, None], 1), atol=1e-4)
+    np.testing.assert_allclose(
+        gathered.heads["lm"].logits(), np.take_along_axis(everywhere, positions[:, :, None], 1), atol=1e-4
+    )

@@ -13,7 +13,7 @@ from pretrainax.config import to_json
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, Text
 from pretrainax.models import electra
-from pretrainax.models.outputs import Outputs
+from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.tokenization.base import Vocabulary
 from tests.data.conftest import TEXTS
 
@@ -48,7 +48,7 @@ def test_the_chef_ate_the_meal():
     batch = {name: jax.numpy.asarray(x) for name, x in collate([[row]], lengths, PAD).items()}
     logits = np.full((1, lengths.targets, VOCABULARY.size), -1e9, np.float32)
     logits[0, 0, THE] = logits[0, 1, ATE] = 0.0
-    generated = Outputs(features=jax.numpy.asarray(logits), unembedding=jax.numpy.eye(VOCABULARY.size))
+    generated = LanguageModelOutput(features=jax.numpy.asarray(logits), unembedding=jax.numpy.eye(VOCABULARY.size))
     tokens, replaced = electra.replace(generated, batch)
     assert tokens[0].tolist() == [CLS, THE, CHEF, ATE, THE, MEAL, SEP]
     assert replaced[0].tolist() == [False, False, False, True, False, False, False]

@@ -1,13 +1,15 @@
 import importlib.util
 
+import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pretrainax.config import DisentangledPositions, ModelConfig
-from pretrainax.layers import disentangled
-from pretrainax.layers.disentangled import RelativeTable, disentangled_bias, log_bucket, rows_by_distance
+from pretrainax.layers.positions import Places, disentangled, positions_of
+from pretrainax.layers.positions.disentangled import RelativeTable, disentangled_bias, log_bucket, rows_by_distance
 
 
 def test_buckets_by_hand():
@@ -62,17 +64,40 @@ CONFIG = ModelConfig(d_model=6, position=DisentangledPositions(num_buckets=4, ma
 
 
 def test_a_short_text_needs_a_part_of_the_table():
-    rows, which = rows_by_distance(CONFIG, 3)
+    rows, which = rows_by_distance(CONFIG, 3, 3)
     np.testing.assert_array_equal(rows, [2, 3, 4, 5, 6])
     np.testing.assert_array_equal(which, [0, 1, 2, 3, 4])
-    rows, which = rows_by_distance(CONFIG, 20)
+    rows, which = rows_by_distance(CONFIG, 20, 20)
     np.testing.assert_array_equal(rows, np.arange(8))
     assert which.shape == (39,)
 
 
 def test_the_table_is_normed_row_by_row():
-    params = RelativeTable(CONFIG).init(jax.random.key(0), 3)
-    table = RelativeTable(CONFIG).apply(params, 3)
+    params = RelativeTable(CONFIG).init(jax.random.key(0), 3, 3)
+    table = RelativeTable(CONFIG).apply(params, 3, 3)
     assert params["params"]["embedding"].shape == (8, 6)
     np.testing.assert_allclose(table.mean(-1), 0, atol=1e-6)
     np.testing.assert_allclose(table.std(-1), 1, atol=0.02)  # the norm's epsilon, of vectors of size 0.02
+
+
+class Logits(nn.Module):
+    """The bias of places on queries and keys that are their own maps."""
+
+    places: Places
+
+    @nn.compact
+    def __call__(self, q, k):
+        terms = positions_of(CONFIG).terms(self.places, causal=False, dtype=q.dtype)
+        to_query, to_key = (nn.DenseGeneral((3, 2), name=name) for name in ("query", "key"))
+        return terms.bias(CONFIG, to_query(q), to_key(k), to_query, to_key, 0.5)
+
+
+@pytest.mark.parametrize("t, length", [(0, 1), (5, 1), (11, 1), (3, 4)])
+def test_some_queries_against_all_keys_have_their_rows_of_the_square(t, length):
+    x = jax.random.normal(jax.random.key(1), (2, 12, 6))
+    positions = jnp.tile(jnp.arange(12), (2, 1))
+    square, params = Logits(Places(positions)).init_with_output(jax.random.key(0), x, x)
+    part = slice(t, t + length)
+    got = Logits(Places(positions[:, part], positions, offset=-t)).apply(params, x[:, part], x)
+    chex.assert_shape(got, (2, 3, length, 12))
+    chex.assert_trees_all_close(got, square[:, :, part], atol=1e-5)  # float32, in other products

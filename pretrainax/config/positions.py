@@ -1,0 +1,110 @@
+"""How a model knows where a token stands: the fields of each kind of positions, and what can be wrong with them.
+
+What a kind computes is in a file of its own in `pretrainax.layers.positions`.
+"""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from typing import ClassVar, Optional
+
+from pretrainax.config.choice import Choice
+
+if typing.TYPE_CHECKING:
+    from pretrainax.config.experiment import Experiment
+
+
+class Position(Choice):
+    """How a model knows where a token stands. `max_length` is None where any length works."""
+
+    max_length: ClassVar[Optional[int]] = None
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        if experiment.model.enhanced_mask_decoder:
+            kind = type(self).__name__
+            yield f"config.model.enhanced_mask_decoder needs DisentangledPositions, config.model.position is {kind}"
+
+
+@dataclasses.dataclass
+class LearnedPositions(Position):
+    """One trained vector a position (Devlin et al. 2018)."""
+
+    max_length: int = 512  # positions there are
+    offset: int = 0  # rows at the start of the table that no position uses (RoBERTa, BART: 2, in fairseq's way)
+
+
+@dataclasses.dataclass
+class SinusoidalPositions(Position):
+    """Fixed sines and cosines (Vaswani et al. 2017, section 3.5)."""
+
+
+class RotaryScaling(Choice):
+    """How the frequencies of a trained context are stretched to a longer one."""
+
+
+@dataclasses.dataclass
+class LongContextScaling(RotaryScaling):
+    """LLaMA 3.1's stretching of the low rotary frequencies (Grattafiori et al. 2024; the released `rope_scaling`)."""
+
+    factor: float = 8.0  # how much longer the new context is
+    low_frequency_factor: float = 1.0  # wavelengths above original_length / this are stretched in full
+    high_frequency_factor: float = 4.0  # wavelengths below original_length / this are left alone
+    original_length: int = 8192  # the context before stretching
+
+
+@dataclasses.dataclass
+class LinearScaling(RotaryScaling):
+    """All frequencies divided by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
+
+    factor: float = 8.0
+
+
+@dataclasses.dataclass
+class RotaryPositions(Position):
+    """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
+
+    max_length: int = 2048  # the context the model is made for
+    theta: float = 10_000.0  # base of the geometric sequence of wavelengths
+    scaling: Optional[RotaryScaling] = None
+    local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        yield from super().problems(experiment)
+        m = experiment.model
+        if m.num_heads > 0 and m.dim_per_head % 2:
+            yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
+
+
+@dataclasses.dataclass
+class RelativePositionBuckets(Position):
+    """T5's bias on attention logits, one scalar a head and bucket of distance (Raffel et al. 2020, section 2.1)."""
+
+    num_buckets: int = 32  # half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 128  # farther than this, all share the last bucket
+
+
+@dataclasses.dataclass
+class DisentangledPositions(Position):
+    """Relative positions that contents attend to, and that attend to contents (He et al. 2020, section 3.1)."""
+
+    num_buckets: int = 256  # of each direction; half of them for exact distances, half for logarithmic ranges
+    max_distance: int = 512  # from here on, all share the last bucket
+    max_length: int = 512  # the context the model is made for, and the absolute positions that a mask decoder knows
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        m = experiment.model
+        if self.num_buckets < 2:
+            yield f"config.model.position.num_buckets is {self.num_buckets}, it must be at least 2"
+        elif self.max_distance < self.num_buckets // 2 + 2:
+            yield (
+                f"config.model.position.max_distance is {self.max_distance}, it must be at least "
+                f"{self.num_buckets // 2 + 2}"
+            )
+        if m.kv_heads != m.num_heads:
+            yield (
+                f"DisentangledPositions need as many key heads as heads, config.model.num_kv_heads is {m.num_kv_heads}"
+            )
+        if m.enhanced_mask_decoder and (m.family != "encoder" or m.norm_at != "post" or m.num_layers < 2):
+            yield "config.model.enhanced_mask_decoder needs an encoder with norm_at='post' and at least 2 layers"
+        if m.enhanced_mask_decoder and not (m.masked_lm_head or m.generator):
+            yield "config.model.enhanced_mask_decoder needs a masked_lm_head or a generator"

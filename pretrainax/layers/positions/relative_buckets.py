@@ -1,0 +1,96 @@
+"""T5's relative positions: a bias on the logits, one trained scalar a head and bucket of distance."""
+
+import math
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.config import ModelConfig, RelativePositionBuckets
+from pretrainax.layers.linear import normal_init
+from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
+
+
+@flax.struct.dataclass
+class BiasTerms(PositionTerms):
+    """A bias that all rows and layers share."""
+
+    value: jax.Array  # [1, H, T, S] float32
+
+    def bias(self, *_: Any) -> jax.Array:
+        return self.value
+
+
+@behaviour_of(RelativePositionBuckets)
+class RelativeBuckets(Positions):
+    partition_rules = ((r"relative_bias/embedding", "buckets num_heads"),)
+
+    def terms(self, places: Places, *, causal: bool, dtype: Any) -> BiasTerms:
+        bias = RelativeBias(self.config, bidirectional=not causal, name="relative_bias")
+        return BiasTerms(bias(*places.lengths, places.offset))
+
+
+def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
+    """Returns the bucket of each distance (key's place - query's place) (Raffel et al. 2020, section 2.1).
+
+    A direction has n buckets: the first n/2 for exact distances, the rest for ranges that grow logarithmically up to
+    max_distance; the last one takes all beyond. Keys after the query have the upper half of the buckets if
+    `bidirectional`, else bucket 0.
+    """
+    upper = np.zeros_like(distance)
+    if bidirectional:
+        num_buckets //= 2
+        upper = num_buckets * (distance > 0)
+        distance = np.abs(distance)
+    else:
+        distance = np.maximum(-distance, 0)
+    exact = num_buckets // 2
+    growth = np.log(np.maximum(distance, 1) / exact) / math.log(max_distance / exact)  # 0 at `exact`, 1 at the end
+    # The small push keeps a whole number from being cut to the one below, whatever the rounding of the logarithm.
+    ranges = exact + np.floor(growth * (num_buckets - exact) + 1e-6).astype(distance.dtype)
+    return upper + np.where(distance < exact, distance, np.minimum(ranges, num_buckets - 1))
+
+
+class RelativeBias(nn.Module):
+    """A trained scalar a head and bucket, as a bias on the logits of self-attention: [1, H, T, S] float32.
+
+    Distances are between places in the row, not `positions`: inside a segment they are the same, and attention does
+    not leave it. So all rows share one bias.
+    """
+
+    config: ModelConfig
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, query_length: int, key_length: int, offset: int | jax.Array = 0) -> jax.Array:
+        """Returns the bias of T queries on S keys; `offset` is the first key's place minus the first query's."""
+        config = self.config
+        shape = config.position.num_buckets, config.num_heads
+        table = self.param("embedding", normal_init(config, config.d_model), shape, jnp.float32)
+        distances = offset + np.arange(1 - query_length, key_length)
+        # [T+S-1, H] -> [H, T, S] -> [1, H, T, S]
+        return _toeplitz(table[self._buckets(distances)].T, query_length)[None]
+
+    def _buckets(self, distances: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
+        """Returns the bucket of each distance; of traced ones, looked up among those that differ."""
+        position = self.config.position
+        sizes = position.num_buckets, position.max_distance, self.bidirectional
+        if isinstance(distances, np.ndarray):
+            return relative_bucket(distances, *sizes)
+        farthest = position.max_distance
+        table = relative_bucket(np.arange(-farthest, farthest + 1), *sizes)
+        return jnp.asarray(table)[jnp.clip(distances, -farthest, farthest) + farthest]
+
+
+def _toeplitz(values: jax.Array, query_length: int) -> jax.Array:
+    """Returns out[h, q, k] = values[h, k - q + T - 1]; [H, T+S-1] -> [H, T, S].
+
+    By shape alone, because the gradient of a lookup would add T · S numbers to a few buckets one by one: repeated with
+    period n = T + S - 1 and read in rows of n + 1, the values move by one place a row.
+    """
+    heads, n = values.shape
+    repeated = jnp.tile(values, (1, query_length + 1))[:, : query_length * (n + 1)]
+    return repeated.reshape(heads, query_length, n + 1)[:, ::-1, : n + 1 - query_length]

@@ -1,0 +1,85 @@
+"""Rotary positions: queries and keys are turned by angles that grow with the position (Su et al. 2021)."""
+
+import math
+from typing import Any, Optional
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, RotaryScaling
+from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
+from pretrainax.layers.positions.sinusoidal import radians
+
+Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, K/2] float32
+
+
+@flax.struct.dataclass
+class RotaryTerms(PositionTerms):
+    """The angles of queries and keys."""
+
+    query: Angles
+    key: Optional[Angles] = None  # None: queries and keys are the same tokens
+    local: Optional["RotaryTerms"] = None  # of local layers, where they have their own
+
+    def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "RotaryTerms":
+        if self.local is None:
+            return self
+        everywhere = self.replace(local=None)
+        return jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, everywhere)
+
+    def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return rotate(q, *self.query), rotate(k, *(self.query if self.key is None else self.key))
+
+
+@behaviour_of(RotaryPositions)
+class Rotary(Positions):
+    def terms(self, places: Places, *, causal: bool, dtype: Any) -> RotaryTerms:
+        position = self.config.position
+        everywhere = self._angles(places, position.theta, position.scaling)
+        if position.local_theta is None:
+            return everywhere
+        return everywhere.replace(local=self._angles(places, position.local_theta))
+
+    def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
+        head_dim = self.config.dim_per_head
+        queries = rotary_angles(places.queries, head_dim, theta, scaling)
+        keys = None if places.keys is None else rotary_angles(places.keys, head_dim, theta, scaling)
+        return RotaryTerms(queries, keys)
+
+
+def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
+    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, K/2] float32 (Su et al. 2021, section
+    3.2.2)."""
+    angles = radians(positions, _stretch(theta ** (-np.arange(0, head_dim, 2) / head_dim), scaling))
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
+    """Returns the frequencies of a longer context.
+
+    LongContextScaling divides frequencies that turn fewer than `low` times in the old context by `factor`, leaves
+    those that turn more than `high` times, and goes from one to the other in between."""
+    if scaling is None:
+        return frequencies
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
+    turns = scaling.original_length * frequencies / (2 * math.pi)
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    alone = np.clip((turns - low) / (high - low), 0.0, 1.0)  # 1: left alone
+    return frequencies * (alone + (1.0 - alone) / scaling.factor)
+
+
+def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
+    """Turns each plane of x [B, T, H, K] by its angle, in float32; cosines and sines [B, T, K/2].
+
+    NOTE Plane i is (x[i], x[i + K/2]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
+    (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels.
+    """
+    message = "angles are [B, T, K/2] where queries or keys are [B, T, H, K]"
+    chex.assert_shape((cosines, sines), (*x.shape[:2], x.shape[3] // 2), custom_message=message)
+    cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, K/2] -> [B, T, 1, K/2]
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1).astype(x.dtype)

@@ -1,0 +1,76 @@
+"""What a head is: a question that a model answers from its last hidden state, and how the answer is scored."""
+
+from typing import Any, ClassVar, Optional
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig
+from pretrainax.data.batch import Batch
+from pretrainax.layers.sums import Sums
+from pretrainax.sharding.rules import add_partition_rules
+
+
+class Head:
+    """One question. A head says which models have it, what it adds to them, and what its loss is."""
+
+    name: ClassVar[str]  # of its output in Outputs.heads
+    loss_name: ClassVar[str]  # of its loss among the metrics
+    partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
+
+    def is_in(self, config: ModelConfig) -> bool:
+        """Returns whether a model of this config has the head."""
+        raise NotImplementedError
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        """Returns what the model gets as submodules, by name."""
+        raise NotImplementedError
+
+    def answer(self, model: Any, x: jax.Array, batch: Batch) -> Any:
+        """Returns the output of the head, a pytree; called inside `model`, which has its modules.
+
+        Args:
+          x: the last hidden state, [B, T, D].
+        """
+        raise NotImplementedError
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        """Returns how many predictions a batch asks for; None where it has no labels for this head."""
+        raise NotImplementedError
+
+    def check(self, output: Optional[Any], batch: Batch) -> None:
+        """Raises UserError where a model in training (`output` None: without this head) and its batch do not fit."""
+
+    def sums(self, output: Any, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+        """Returns the sum to minimise, which `count` divides, and the sums of the metrics.
+
+        Args:
+          options: of the loss over the vocabulary, see `vocabulary_loss.loss_sums`.
+        """
+        raise NotImplementedError
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        """Returns the floating-point operations of one example's forward pass that are worth counting."""
+        return 0
+
+
+HEADS: dict[str, Head] = {}
+
+
+def register_head(cls: type[Head]) -> type[Head]:
+    """Adds a head to HEADS, and its rows to the partition rules."""
+    HEADS[cls.name] = cls()
+    add_partition_rules(cls.partition_rules)
+    return cls
+
+
+def heads_of(config: ModelConfig) -> list[Head]:
+    """Returns the heads of a model."""
+    return [head for head in HEADS.values() if head.is_in(config)]
+
+
+def mean_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
+    """Returns the sums of a loss and an accuracy over answers of any shape; `loss` is weighted already."""
+    total, count = jax.lax.stop_gradient(loss.sum()), weights.sum()
+    return {f"{name}_loss": (total, count), f"{name}_accuracy": (jnp.where(right, weights, 0.0).sum(), count)}

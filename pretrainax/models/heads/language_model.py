@@ -1,0 +1,115 @@
+"""Which token stands here: the output matrix over the vocabulary, of a masked LM after a layer of its own."""
+
+from typing import Any, Optional
+
+import chex
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig
+from pretrainax.data.batch import is_gathered
+from pretrainax.layers.feed_forward import ACTIVATIONS
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.norm import Norm
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.vocabulary_loss import loss_sums
+
+
+@flax.struct.dataclass
+class LanguageModelOutput:
+    """Features and the output matrix, so that the loss never has to hold all logits at once."""
+
+    features: jax.Array  # [B, N, D] in the compute dtype; N = T, or K where masked_positions are [B, K]
+    unembedding: jax.Array  # [D, V] float32
+    bias: Optional[jax.Array] = None  # [V] float32
+    logit_cap: Optional[float] = flax.struct.field(pytree_node=False, default=None)  # config.model.final_logit_cap
+
+    def logits(self) -> jax.Array:
+        """Returns [B, N, V] float32. For a large vocabulary this is the largest array of a step."""
+        logits = jnp.einsum(
+            "BND,DV->BNV",
+            self.features,
+            self.unembedding.astype(self.features.dtype),
+            preferred_element_type=jnp.float32,
+        )
+        logits = logits if self.bias is None else logits + self.bias[None, None]
+        return logits if self.logit_cap is None else self.logit_cap * jnp.tanh(logits / self.logit_cap)
+
+
+@register_head
+class LanguageModel(Head):
+    name, loss_name = "lm", "loss"
+    partition_rules = (
+        (r"masked_lm_head/norm/(scale|bias)", "features"),
+        (r"masked_lm_head/dense/kernel", "d_model embedding_dim"),
+        (r"masked_lm_head/dense/bias", "features"),
+        (r"unembedding/kernel", "d_model vocab_size"),
+        (r"unembedding/bias", "vocab_size"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return not config.replaced_token_head
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        layer = {"masked_lm_head": MaskedLMHead(config)} if config.masked_lm_head else {}
+        return {**layer, "unembedding": LMHead(config)}
+
+    def answer(self, model: Any, x: jax.Array, batch: Batch) -> LanguageModelOutput:
+        """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
+        if is_gathered(batch):
+            chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
+            # [B, T, D] -> [B, K, D]
+            x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
+        if model.config.masked_lm_head:
+            x = model.masked_lm_head(x)
+        return model.unembedding(x, model.token_embedding.embedding)
+
+    def count(self, batch: Batch) -> jax.Array:
+        return batch["loss_weights"].sum()
+
+    def sums(self, output: LanguageModelOutput, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+        sums = loss_sums(output, batch["targets"], batch["loss_weights"], **options)
+        return sums["objective"][0], {name: value for name, value in sums.items() if name != "objective"}
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        dense = 2 * targets * config.d_model * config.embedding_width if config.masked_lm_head else 0
+        return dense + 2 * targets * config.embedding_width * config.vocab_size
+
+
+class MaskedLMHead(nn.Module):
+    """norm(activation(dense(x))), before the output matrix (Devlin et al. 2018, in the released code).
+
+    [B, N, D] -> [B, N, E], E the width of the embeddings.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        config = self.config
+        init = normal_init(config, config.d_model)
+        x = Linear((config.embedding_width,), ("d_model", "embedding_dim"), init, config.use_bias, name="dense")(x)
+        return Norm(config, name="norm")(ACTIVATIONS[config.activation](x))
+
+
+class LMHead(nn.Module):
+    """The output matrix, tied to the token embedding or its own, and the bias of a masked LM."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, features: jax.Array, token_embedding: jax.Array) -> LanguageModelOutput:
+        config = self.config
+        vocabulary = (config.vocab_size,)
+        bias = self.param("bias", nn.initializers.zeros, vocabulary, jnp.float32) if config.masked_lm_head else None
+        if config.tie_embeddings:
+            if config.scale_tied_logits:
+                features = features * config.d_model**-0.5
+            matrix = token_embedding.T
+        else:
+            init = normal_init(config, config.d_model)
+            matrix = self.param("kernel", init, (config.d_model, *vocabulary), jnp.float32)
+        return LanguageModelOutput(features, matrix, bias, config.final_logit_cap)

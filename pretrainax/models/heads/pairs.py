@@ -1,0 +1,70 @@
+"""How two segments belong together, from the first token."""
+
+from typing import Any, Optional
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.batch import has_pairs
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.axes import logical_spec
+
+
+@register_head
+class Pairs(Head):
+    """Its output is the logits [B, 2] float32."""
+
+    name, loss_name = "pair", "pair_loss"
+    partition_rules = (
+        (r"pair_head/dense/kernel", "d_model features"),
+        (r"pair_head/output/kernel", "d_model labels"),
+        (r"pair_head/(dense|output)/bias", "features"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return config.pair_head
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {"pair_head": PairHead(config)}
+
+    def answer(self, model: Any, x: jax.Array, batch: Batch) -> jax.Array:
+        return model.pair_head(x)
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return jnp.asarray(batch["pair_labels"].size) if has_pairs(batch) else None
+
+    def check(self, output: Optional[jax.Array], batch: Batch) -> None:
+        if (output is None) == (has_pairs(batch)):
+            lack = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
+            raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
+
+    def sums(self, output: jax.Array, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+        labels = batch["pair_labels"]
+        chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
+        said = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
+        loss = jax.nn.logsumexp(output, axis=-1) - said
+        right = jnp.argmax(output, axis=-1) == labels
+        return loss.sum(), mean_sums("pair", loss, right, jnp.ones_like(loss))
+
+
+class PairHead(nn.Module):
+    """Says how two segments belong together, from the first token, [B, T, D] -> [B, 2] float32.
+
+    BERT asks whether the second follows the first (Devlin et al. 2018, section 3.1, task 2), ALBERT whether they are
+    in order (Lan et al. 2019, section 3.1).
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width, init = self.config.d_model, normal_init(self.config, self.config.d_model)
+        x = constrain(x[:, 0], logical_spec("batch"))  # [B, T, D] -> [B, D]
+        x = constrain(jnp.tanh(Linear((width,), ("d_model", "features"), init, name="dense")(x)), logical_spec("batch"))
+        return Linear((2,), ("d_model", "labels"), init, name="output")(x).astype(jnp.float32)

@@ -1,0 +1,91 @@
+"""Which tokens of a text were replaced (ELECTRA's discriminator)."""
+
+from typing import Any, Optional
+
+import chex
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.batch import has_replaced
+from pretrainax.layers.feed_forward import ACTIVATIONS
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.norm import Norm
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+
+
+@flax.struct.dataclass
+class ReplacedTokensOutput:
+    logits: jax.Array  # [B, T] float32
+    replaced: Optional[jax.Array] = None  # [B, T] bool, the truth where the model itself replaced tokens
+    weight: float = flax.struct.field(pytree_node=False, default=1.0)  # of the loss
+
+
+@register_head
+class ReplacedTokens(Head):
+    name, loss_name = "replaced", "replaced_loss"
+    partition_rules = (
+        (r"replaced_token_head/norm/(scale|bias)", "features"),
+        (r"replaced_token_head/dense/kernel", "d_model features"),
+        (r"replaced_token_head/output/kernel", "d_model labels"),
+        (r"replaced_token_head/(dense|output)/bias", "features"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return config.replaced_token_head
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {"replaced_token_head": ReplacedTokenHead(config)}
+
+    def answer(self, model: Any, x: jax.Array, batch: Batch) -> ReplacedTokensOutput:
+        return ReplacedTokensOutput(model.replaced_token_head(x, batch["segment_ids"]))
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return (batch["segment_ids"] > 0).sum() if "segment_ids" in batch else None
+
+    def sums(self, output: ReplacedTokensOutput, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+        logits, truth = output.logits, output.replaced
+        if truth is None and not has_replaced(batch):
+            raise UserError(
+                "a replaced_token_head has nothing to tell apart without a generator: set config.model.generator"
+            )
+        truth = batch["replaced"] > 0 if truth is None else truth
+        shapes = (logits, truth, batch["segment_ids"])
+        chex.assert_equal_shape(shapes, custom_message="logits, replaced and segment_ids are [B, T]")
+        real = (batch["segment_ids"] > 0).astype(jnp.float32)
+        loss = (jax.nn.softplus(logits) - jnp.where(truth, logits, 0.0)) * real  # -log sigmoid(±logit)
+        said, is_real = logits > 0, real > 0
+        sums = mean_sums("replaced", loss, said == truth, real)
+        hits, said, there = (jnp.sum(x & is_real, dtype=jnp.float32) for x in (said & truth, said, truth))
+        sums |= {"replaced_precision": (hits, said), "replaced_recall": (hits, there)}
+        return output.weight * loss.sum(), sums
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        return 2 * inputs * config.d_model * (config.d_model + 1)
+
+
+class ReplacedTokenHead(nn.Module):
+    """Says of each token whether it was replaced, [B, T, D] -> [B, T] float32 (Clark et al. 2020, section 2; the layer
+    before the last is in the released code, and so is DeBERTa v3's sum with the first token of the segment)."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        config, init = self.config, normal_init(self.config, self.config.d_model)
+        if config.replaced_token_context:
+            x = Norm(config, name="norm")(x + _first_of_segment(x, segment_ids))
+        x = Linear((config.d_model,), ("d_model", "features"), init, name="dense")(x)
+        x = Linear((1,), ("d_model", "labels"), init, name="output")(ACTIVATIONS[config.activation](x))
+        return x[..., 0].astype(jnp.float32)  # [B, T, 1] -> [B, T]
+
+
+def _first_of_segment(x: jax.Array, segment_ids: jax.Array) -> jax.Array:
+    """Returns out[b, t] = x of the first token of t's segment, [B, T, D] -> [B, T, D]."""
+    starts = jnp.pad(segment_ids[:, 1:] != segment_ids[:, :-1], ((0, 0), (1, 0)))
+    first = jax.lax.cummax(jnp.where(starts, jnp.arange(x.shape[1])[None], 0), axis=1)
+    # A product and no lookup, whose gradient would add a whole segment up in one place, token by token.
+    return jnp.einsum("BTS,BSD->BTD", jax.nn.one_hot(first, x.shape[1], dtype=x.dtype), x)

@@ -1,0 +1,225 @@
+"""The loss over the vocabulary, as sums and counts, without ever holding all logits.
+
+Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
+Here they exist for `chunk` tokens at a time, and the gradients are made in that same pass, while they are there: three
+matrix products in all, as many as with all logits kept, and no recomputation.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+import chex
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.layers.sums import Sums
+from pretrainax.sharding.arrays import constrain, scattered_sum
+from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
+from pretrainax.sharding.mesh import axis_size
+
+
+class _Settings(NamedTuple):
+    z_loss: float
+    label_smoothing: float
+    logit_cap: Optional[float]
+    chunk: int
+
+
+def loss_sums(
+    outputs: Any,
+    targets: jax.Array,
+    loss_weights: jax.Array,
+    *,
+    z_loss: float = 0.0,
+    label_smoothing: float = 0.0,
+    chunk: int = 4096,
+) -> Sums:
+    """Returns {name: (sum over the tokens, weighted; sum of the weights)}, to be added and then divided once.
+
+    Args:
+      outputs: a LanguageModelOutput: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None,
+        logit_cap. Logits are features · unembedding + bias, with operands in the features' dtype and accumulated in
+        float32; with a cap, x becomes cap · tanh(x / cap).
+      targets: [B, N] int32.
+      loss_weights: [B, N] float32; 0 where a token has no loss.
+      z_loss: weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5).
+      label_smoothing: share of the target distribution that is spread over the vocabulary (Szegedy et al. 2016,
+        section 7).
+      chunk: tokens of each device whose logits exist at a time.
+
+    Returns:
+      "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
+      "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
+    """
+    assert chunk > 0, chunk  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
+    chex.assert_rank(outputs.features, 3, custom_message="features are [B, N, D]")
+    tokens, (width, vocabulary) = outputs.features.shape[:2], outputs.unembedding.shape
+    chex.assert_axis_dimension(outputs.features, 2, width, custom_message="features are [B, N, D], the matrix [D, V]")
+    chex.assert_shape((targets, loss_weights), tokens, custom_message="targets and loss_weights are [B, N]")
+    if outputs.bias is not None:
+        chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
+    settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
+    features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
+    objective, reported = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
+    count = loss_weights.sum()
+    return {"objective": (objective, count)} | {
+        name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
+    }
+
+
+def _by_device(x: jax.Array) -> jax.Array:
+    """Reshapes [B, N, …] -> [B · n, N / n, …] where the mesh cuts the length into n parts: rows of one device, then of
+    the next; what is added to a length that does not divide has weight 0."""
+    parts = axis_size(LENGTH_AXIS)
+    if parts == 1:
+        return x
+    x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % parts)] + [(0, 0)] * (x.ndim - 2))
+    (batch, length), shards = x.shape[:2], _shards(x.shape[0], BATCH_AXES)
+    # [S, R, n, N/n, …] -> [S, n, R, N/n, …]
+    x = x.reshape(shards, batch // shards, parts, length // parts, *x.shape[2:]).swapaxes(1, 2)
+    return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), logical_spec("tokens"))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _sums(settings: _Settings, features, unembedding, bias, targets, weights):
+    sums, _ = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=False)
+    return sums.pop("objective"), sums
+
+
+def _sums_forward(settings: _Settings, features, unembedding, bias, targets, weights):
+    sums, gradients = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=True)
+    return (sums.pop("objective"), sums), gradients
+
+
+def _sums_backward(settings: _Settings, gradients, cotangents):
+    # The gradients of the sum are at hand: what follows the sum only scales them.
+    scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
+    return *scaled, None, None
+
+
+_sums.defvjp(_sums_forward, _sums_backward)
+
+
+def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weights, with_gradients: bool):
+    """Returns the sums, and the gradients of the objective's sum for (features, unembedding, bias)."""
+    batch, length, width = features.shape
+    # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
+    # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
+    shards = _shards(batch, TOKEN_AXES)
+    pieces = math.ceil(length / max(settings.chunk * shards // batch, 1))
+    step = math.ceil(length / pieces)
+    # [B, N, …] -> [S, R, N', …]
+    rows = [
+        jnp.pad(x, [(0, 0), (0, step * pieces - length)] + [(0, 0)] * (x.ndim - 2)).reshape(
+            shards, batch // shards, step * pieces, *x.shape[2:]
+        )
+        for x in (features, targets, weights)
+    ]
+    matrix = _constrain(
+        unembedding.astype(features.dtype), logical_spec(None, "vocab_size")
+    )  # gathered once, for all chunks
+
+    def one_chunk(start):
+        # [S, R, N', …] -> [S, M, …] with M = R · step
+        x, y, w = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
+        sums, d_logits = _chunk(settings, x, matrix, bias, y, w)
+        if not with_gradients:
+            return (sums, None, None), None
+        d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
+        d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
+        d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
+        totals = (
+            sums,
+            _constrain(d_matrix, logical_spec("tokens", None, "vocab_size")),
+            _constrain(d_bias, logical_spec("tokens", "vocab_size")),
+        )
+        return totals, d_x.reshape(shards, -1, step, width)
+
+    def add_chunk(totals, start):
+        new, d_x = one_chunk(start)
+        return jax.tree.map(jnp.add, totals, new), d_x
+
+    if pieces == 1:
+        totals, d_features = one_chunk(0)
+    else:
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
+        totals, d_features = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
+        if with_gradients:
+            # [pieces, S, R, step, D] -> [S, R, N', D]
+            d_features = jnp.moveaxis(d_features, 0, 2)
+    sums, d_matrix, d_bias = totals[0], _summed(totals[1]), totals[2]
+    sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
+    if with_gradients:
+        # [S, R, N', D] -> [B, N, D]
+        d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
+    return sums, (d_features, d_matrix, d_bias)
+
+
+def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
+    """Returns the sums [S] over a chunk [S, M, D] of tokens, and its objective's gradient for the logits [S, M, V]."""
+    logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
+    if bias is not None:
+        logits += bias.astype(jnp.float32)[None, None]
+    if settings.logit_cap is not None:
+        logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
+    logits = _constrain(logits, logical_spec("tokens", None, "vocab_size"))
+    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
+    largest = logits.max(-1)
+    exponentials = jnp.exp(logits - largest[..., None])
+    normaliser = exponentials.sum(-1)
+    log_z = jnp.log(normaliser) + largest
+    # Not a gather: that would collect the logits of all devices along the vocabulary.
+    target_logits = jnp.where(hits, logits, 0.0).sum(-1)
+
+    smoothing = settings.label_smoothing
+    loss = log_z - target_logits
+    objective = loss
+    if smoothing:
+        objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(target_logits >= largest, weights, 0.0).sum(1)}
+    slope = 1.0
+    if settings.z_loss:
+        penalty = settings.z_loss * jnp.square(log_z)
+        objective = objective + penalty
+        slope = 1.0 + 2 * settings.z_loss * log_z  # of objective in log_z
+        sums["z_loss"] = (penalty * weights).sum(1)
+    sums["objective"] = (objective * weights).sum(1)
+
+    d_logits = exponentials * (weights * slope / normaliser)[..., None]
+    d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
+    if smoothing:
+        d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
+    if settings.logit_cap is not None:
+        d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
+    return sums, d_logits.astype(features.dtype)
+
+
+def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
+    """Sums [S, D, V] -> [D, V], each device's part as the parameter lies; see Embedding, whose gradient is summed
+    like this too."""
+    if d_matrix is None or len(d_matrix) == 1:
+        return None if d_matrix is None else d_matrix[0]
+    spec = logical_spec("tokens")
+    return jax.shard_map(
+        lambda x: scattered_sum(x[0], spec, axis=0),
+        in_specs=logical_spec("tokens", None, "vocab_size"),
+        out_specs=logical_spec("d_model", "vocab_size"),
+        check_vma=False,
+    )(d_matrix)
+
+
+def _shards(rows: int, axes: tuple[str, ...]) -> int:
+    """Counts the parts that the mesh of `jax.set_mesh` cuts rows into; 1 without one, or for rows not divided."""
+    shards = axis_size(axes)
+    return shards if rows % shards == 0 else 1
+
+
+def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:
+    """Returns `x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
+    if x is None or jax.sharding.get_abstract_mesh().empty:
+        return x
+    return jax.lax.with_sharding_constraint(
+        x, P(*(axis if n > 1 else None for n, axis in zip(x.shape, spec, strict=True)))
+    )

@@ -1,0 +1,61 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import LongContextScaling, ModelConfig, RotaryPositions
+from pretrainax.layers.positions import Places, positions_of
+from pretrainax.layers.positions.rotary import rotary_angles, rotate
+
+
+def test_rotary_by_hand():
+    x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
+    cosines, sines = rotary_angles(jnp.array([[7]]), 4, 100.0)
+    a, b = 7.0, 0.7  # the planes are (0, 2) and (1, 3); theta^(-1/2) is 0.1
+    expected = [
+        np.cos(a) - 3 * np.sin(a),
+        2 * np.cos(b) - 4 * np.sin(b),
+        3 * np.cos(a) + np.sin(a),
+        4 * np.cos(b) + 2 * np.sin(b),
+    ]
+    np.testing.assert_allclose(rotate(x, cosines, sines)[0, 0, 0], expected, rtol=1e-5)  # float32 rounding
+
+
+def test_rotary_products_depend_on_the_distance_only():
+    q, k = (jax.random.normal(jax.random.key(i), (1, 4, 1, 8)) for i in (0, 1))
+
+    def products(start):
+        positions = start + jnp.arange(4)[None]
+        angles = rotary_angles(positions, 8, 10_000.0)
+        return jnp.einsum("BTHK,BSHK->BHTS", rotate(q, *angles), rotate(k, *angles))
+
+    # angles of up to 1,000 in float32 are right to 6e-5
+    np.testing.assert_allclose(products(0), products(1000), atol=1e-3)
+
+
+def test_long_context_scaling_by_hand():
+    # In a context of 100, planes turn 100 w / 2 pi = 15.9, 1.59, 0.159 and 0.0159 times.
+    scaling = LongContextScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=100)
+    cosines, _ = rotary_angles(jnp.array([[1]]), 8, 10_000.0, scaling)
+    turns = 10 / (2 * np.pi)
+    alone = (turns - 1) / 3
+    frequencies = [1.0, 0.1 * (alone + (1 - alone) / 8), 0.01 / 8, 0.001 / 8]
+    np.testing.assert_allclose(cosines[0, 0], np.cos(frequencies), rtol=1e-6)  # float32 rounding
+
+
+@pytest.mark.parametrize("is_local", (False, True))
+def test_one_query_against_all_keys_has_its_row_of_the_products(is_local):
+    position = RotaryPositions(16, theta=100.0, local_theta=10.0)
+    config = ModelConfig(d_model=16, num_heads=2, num_kv_heads=2, position=position)
+    q, k = (jax.random.normal(jax.random.key(i), (2, 6, 2, 8)) for i in (0, 1))
+    places = jnp.array([[0, 1, 2, 0, 1, 2], [3, 4, 5, 6, 7, 8]])
+
+    def products(q, places):
+        terms = positions_of(config).terms(places, causal=True, dtype=q.dtype)
+        return jnp.einsum("BTHK,BSHK->BHTS", *terms.in_block(config, jnp.array(is_local), True).rotate(q, k))
+
+    square = products(q, Places(places))
+    for t in range(6):
+        row = products(q[:, t : t + 1], Places(places[:, t : t + 1], places))
+        chex.assert_trees_all_close(row, square[:, :, t : t + 1], atol=1e-6)  # float32, in other products

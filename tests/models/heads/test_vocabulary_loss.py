@@ -1,0 +1,207 @@
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import MeshConfig
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.models.heads.vocabulary_loss import loss_sums
+from pretrainax.sharding.mesh import make_mesh
+
+BATCH_AXES, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
+
+
+def example(has_bias=True, dtype=jnp.float32, vocab=VOCAB):
+    """Arrays (features, unembedding, bias), targets and unequal weights with a third of them 0."""
+    rng = np.random.default_rng(0)
+    features = jnp.asarray(rng.normal(size=(BATCH_AXES, LENGTH, WIDTH)), dtype)
+    unembedding = jnp.asarray(0.3 * rng.normal(size=(WIDTH, vocab)), jnp.float32)
+    bias = jnp.asarray(rng.normal(size=vocab), jnp.float32) if has_bias else None
+    targets = jnp.asarray(rng.integers(0, vocab, (BATCH_AXES, LENGTH)), jnp.int32)
+    weights = rng.uniform(0.5, 2.0, (BATCH_AXES, LENGTH)) * (rng.random((BATCH_AXES, LENGTH)) > 0.3)
+    return (features, unembedding, bias), targets, jnp.asarray(weights, jnp.float32)
+
+
+def plain_sums(arrays, targets, weights, z_loss=0.0, label_smoothing=0.0, logit_cap=None):
+    """The same sums with all logits at once and automatic gradients."""
+    features, unembedding, bias = arrays
+    logits = (features @ unembedding.astype(features.dtype)).astype(jnp.float32)
+    logits = logits if bias is None else logits + bias[None, None]
+    logits = logits if logit_cap is None else logit_cap * jnp.tanh(logits / logit_cap)
+    labels = optax.smooth_labels(jax.nn.one_hot(targets, logits.shape[-1]), label_smoothing)
+    objective = optax.safe_softmax_cross_entropy(logits, labels)
+    penalty = z_loss * jax.nn.logsumexp(logits, axis=-1) ** 2
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+    return {
+        "objective": ((objective + penalty) * weights).sum(),
+        "loss": (loss * weights).sum(),
+        "accuracy": ((logits.argmax(-1) == targets) * weights).sum(),
+        "z_loss": (penalty * weights).sum(),
+    }
+
+
+def chunked_sums(arrays, targets, weights, logit_cap=None, **options):
+    names = ("features", "unembedding", "bias")
+    return loss_sums(
+        LanguageModelOutput(**dict(zip(names, arrays, strict=True)), logit_cap=logit_cap), targets, weights, **options
+    )
+
+
+def value_and_gradients(arrays, targets, weights, **options):
+    def objective(arrays):
+        sums = chunked_sums(arrays, targets, weights, **options)
+        return sums["objective"][0] / sums["objective"][1], {name: value for name, (value, _) in sums.items()}
+
+    (_, sums), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(arrays)
+    return sums, gradients
+
+
+# A chunk of 1,000 tokens is all 88; 16 is 2 of each row's 11, so the last chunk is filled up; 1 is raised to one a row.
+BOTH = {"z_loss": 1e-2, "label_smoothing": 0.1}
+OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, BOTH, {"logit_cap": 1.5, **BOTH})
+
+
+@pytest.mark.parametrize(
+    "has_bias, chunk, options",
+    [(True, 16, options) for options in OPTIONS] + [(True, 1000, BOTH), (True, 1, BOTH), (False, 16, BOTH)],
+)
+def test_chunked_sums_and_gradients_are_the_plain_ones(has_bias, chunk, options):
+    arrays, targets, weights = example(has_bias)
+    sums, gradients = value_and_gradients(arrays, targets, weights, chunk=chunk, **options)
+    assert set(sums) == {"objective", "loss", "accuracy"} | ({"z_loss"} if "z_loss" in options else set())
+
+    def objective(arrays):
+        expected = plain_sums(arrays, targets, weights, **options)
+        return expected["objective"] / weights.sum(), expected
+
+    expected_gradients, expected = jax.jit(jax.grad(objective, has_aux=True))(arrays)
+    for name in sums:  # 88 float32 terms added in another order
+        np.testing.assert_allclose(sums[name], expected[name], rtol=1e-6, err_msg=name)
+    for got, exact in zip(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients), strict=True):
+        # float32 sums of <= 97 terms in another order; the largest gradients are near 0.05
+        np.testing.assert_allclose(got, exact, atol=1e-7, rtol=1e-5)
+
+
+def test_sums_are_the_same_without_gradients():
+    arrays, targets, weights = example()
+    expected, _ = value_and_gradients(arrays, targets, weights, chunk=16, **BOTH)
+    for name, (value, _) in jax.jit(lambda a: chunked_sums(a, targets, weights, chunk=16, **BOTH))(arrays).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-6)  # compiled into other loops
+
+
+def test_counts_are_the_sum_of_the_weights():
+    arrays, targets, weights = example()
+    for _, count in chunked_sums(arrays, targets, weights, chunk=16).values():
+        np.testing.assert_allclose(count, weights.sum(), rtol=1e-6)  # 88 float32 terms
+
+
+def test_only_the_objective_has_gradients():
+    arrays, targets, weights = example()
+    gradients = jax.grad(lambda arrays: chunked_sums(arrays, targets, weights)["loss"][0])(arrays)
+    assert all(not np.any(g) for g in jax.tree.leaves(gradients))
+
+
+def test_bfloat16_features_give_nearly_the_float32_loss():
+    sums, gradients = value_and_gradients(*example(dtype=jnp.bfloat16), chunk=16)
+    expected, expected_gradients = value_and_gradients(*example(), chunk=16)
+    # bfloat16 keeps 8 bits: an operand is off by <= 2^-9 = 0.2 %, logits are a few units, errors average over tokens
+    np.testing.assert_allclose(sums["loss"], expected["loss"], rtol=2e-3)
+    # gradients are rounded once more as operands; measured against the largest entry
+    for got, exact in zip(gradients, expected_gradients, strict=True):
+        assert np.abs(got - exact).max() <= 1e-2 * np.abs(exact).max()
+
+
+def test_parameter_gradients_stay_float32():
+    _, (features, unembedding, bias) = value_and_gradients(*example(dtype=jnp.bfloat16), chunk=16)
+    assert (features.dtype, unembedding.dtype, bias.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
+
+
+def test_no_weight_at_all_is_a_sum_of_zero_and_gradients_of_zero():
+    arrays, targets, weights = example()
+
+    def objective(arrays):
+        return chunked_sums(arrays, targets, jnp.zeros_like(weights), z_loss=1e-2, chunk=16)["objective"][0]
+
+    value, gradients = jax.value_and_grad(objective)(arrays)
+    assert value == 0
+    assert all(not np.any(g) for g in jax.tree.leaves(gradients))  # np.any is True of a NaN
+
+
+def test_huge_logits_stay_finite():
+    (features, unembedding, bias), targets, weights = example()
+    sums, gradients = value_and_gradients((features * 1e4, unembedding, bias), targets, weights, chunk=16)
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((sums, gradients)))
+
+
+def test_the_logits_of_all_tokens_are_never_held():
+    arrays, targets, weights = example(vocab=8192)
+    compiled = jax.jit(lambda *args: value_and_gradients(*args, chunk=16)).lower(arrays, targets, weights).compile()
+    all_logits = BATCH_AXES * LENGTH * 8192 * 4  # bytes in float32
+    # two arrays [16, V] at a time, and what holds the gradient [D, V] while it is summed: 3 · 16 · V · 4 bytes
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.75 * all_logits
+
+
+MESHES = (
+    MeshConfig(data=8),
+    MeshConfig(data=1, fsdp=8),
+    MeshConfig(data=2, fsdp=2, tensor=2),
+    MeshConfig(data=1, tensor=8),
+)
+
+
+def on_mesh(mesh):
+    """A jitted value_and_gradients with everything sharded as in a training step, and its arguments."""
+    arguments = example(vocab=96)
+    rows = P(("data", "fsdp"))
+    specs = ((rows, P("fsdp", "tensor"), P("tensor")), rows, rows)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))
+    step = jax.jit(
+        lambda *args: value_and_gradients(*args, chunk=4, **BOTH),
+        in_shardings=shardings,
+        out_shardings=(None, shardings[0]),
+    )
+    return step, jax.device_put(arguments, shardings)
+
+
+@pytest.mark.parametrize("config", MESHES, ids=str)
+def test_sharded_loss_and_gradients_are_those_of_one_device(config):
+    mesh = make_mesh(config)
+    expected = value_and_gradients(*example(vocab=96), chunk=4, **BOTH)
+    with jax.set_mesh(mesh):
+        step, arguments = on_mesh(mesh)
+        got = step(*arguments)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # float32 sums in another order
+
+
+def test_a_batch_that_the_mesh_does_not_divide_has_a_loss_too():
+    (features, unembedding, bias), targets, weights = example(vocab=96)
+    some = (features[:3], unembedding, bias), targets[:3], weights[:3]
+    expected = value_and_gradients(*some, chunk=4)
+    with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))):
+        got = value_and_gradients(*some, chunk=4)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)  # float32 sums in another order
+
+
+@pytest.mark.parametrize("config", MESHES[:2], ids=str)
+def test_chunks_of_a_split_batch_need_no_communication(config):
+    """Nothing of a token's crosses devices: the only collectives are outside the loop over chunks."""
+    mesh = make_mesh(config)
+    with jax.set_mesh(mesh):
+        step, arguments = on_mesh(mesh)
+        text = step.lower(*arguments).compile().as_text()
+    pattern = r"= (.*) (?:all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)\("
+    inside, outside = text.split("\nENTRY ")
+    assert not re.findall(pattern, inside)
+    shapes = [
+        tuple(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", " ".join(re.findall(pattern, outside)))
+    ]
+    assert all(math.prod(shape) <= WIDTH * 96 for shape in shapes)  # the matrix and its gradient, no [B, N, …]
+    assert all(BATCH_AXES not in shape and LENGTH not in shape for shape in shapes)
