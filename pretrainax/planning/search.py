@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any, Optional, get_args
 
 from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.config.experiment import Remat
 from pretrainax.planning import memory, roofline, traffic
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
@@ -14,7 +15,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.mesh import AXES, mesh_sizes
 
-_POLICIES = ("none", "dots", "block")  # of config.train.remat, the fastest first
+_POLICIES = get_args(Remat)  # the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried
 
 

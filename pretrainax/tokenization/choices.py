@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Optional
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from pretrainax.config import Choice, UserError, nearest
+from pretrainax.config import UserError, kinds, nearest
 from pretrainax.tokenization import sentencepiece as sentencepiece_models
 from pretrainax.tokenization.base import (
     DESCRIPTION,
@@ -33,7 +33,7 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Any) -> None:
     experiment.objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
 
 
-class TokenizerConfig(Choice):
+class TokenizerConfig(kinds.TokenizerConfig):
     """Base of the tokenizer choices."""
 
     kind: ClassVar[type[Tokenizer]]
