@@ -42,6 +42,7 @@ class Choice:
     """
 
     _classes: ClassVar[dict[str, type["Choice"]]] = {}  # by module:name
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # which each that can be chosen has
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -90,7 +91,7 @@ class Choice:
         """
         try:
             return _choice(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError, AttributeError):
+        except (SyntaxError, ValueError):
             raise UserError(f"cannot read {text!r}; write Name or Name(field=value, ...)") from None
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
@@ -117,11 +118,16 @@ def _import_entry_points(class_name: str) -> None:
 
 
 def _choice(node: ast.expr) -> Choice:
-    """Makes the choice of a name or a call; SyntaxError, ValueError or AttributeError where it is neither."""
-    name = node.func.id if isinstance(node, ast.Call) else node.id
-    values = {k.arg: _value(k.value) for k in getattr(node, "keywords", ())}
-    if getattr(node, "args", ()) or None in values:  # without a name, and **
+    """Makes the choice of a name or a call; SyntaxError or ValueError where it is neither."""
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name) or call.args:
         raise SyntaxError
+    values = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:  # **
+            raise SyntaxError
+        values[keyword.arg] = _value(keyword.value)
+    name = call.func.id
     cls = Choice.named(name)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for field in values.keys() - fields:

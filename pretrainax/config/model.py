@@ -9,7 +9,7 @@ LayerKind = Literal["global", "local"]  # a token attends to all others, or to a
 
 
 class Position(Choice):
-    """Tells a model where a token stands. `max_length` is None where any length works."""
+    """How a model knows where a token stands. `max_length` is None where any length works."""
 
     max_length: ClassVar[Optional[int]] = None
 
@@ -28,7 +28,7 @@ class SinusoidalPositions(Position):
 
 
 class RotaryScaling(Choice):
-    """Stretches the frequencies of a trained context to a longer one."""
+    """How the frequencies of a trained context are stretched to a longer one."""
 
 
 @dataclasses.dataclass
