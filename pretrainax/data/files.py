@@ -13,7 +13,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, NamedTuple, Optional
 
 import numpy as np
 
@@ -120,11 +120,8 @@ def with_archives(*endings: str) -> tuple[str, ...]:
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
-Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # what `opened` gives
-
-
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[Stream]:
+def opened(path: str) -> Iterator[BinaryIO]:
     """A file to read, an archive as its content. Where that is broken, a UserError names file and line."""
     try:
         with _open(path) as f:
@@ -134,7 +131,7 @@ def opened(path: str) -> Iterator[Stream]:
         raise UserError(f"{path}:{_broken_line(path)}: the {kind} file is broken here ({e})") from e
 
 
-def _open(path: str) -> Stream:
+def _open(path: str) -> BinaryIO:
     if path.endswith(".gz"):
         return gzip.open(path, "rb")
     if path.endswith(".xz"):
@@ -244,7 +241,7 @@ def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Ite
             start += len(piece)
 
 
-def _skip(f: Stream, count: int) -> None:
+def _skip(f: BinaryIO, count: int) -> None:
     if f.seekable():
         f.seek(count)
         return
@@ -252,7 +249,7 @@ def _skip(f: Stream, count: int) -> None:
         count -= len(chunk)
 
 
-def _rest_of_line(f: Stream, longest_line: int) -> bytes:
+def _rest_of_line(f: BinaryIO, longest_line: int) -> bytes:
     rest = f.readline(longest_line)
     while (f.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:  # inside a character
         rest += f.read(1)
