@@ -48,7 +48,7 @@ def module_of(file: pathlib.Path) -> str:
 
 
 def names_imported(file: pathlib.Path) -> set[str]:
-    """Returns what the file imports of the package when it is imported itself: "data.batch.Batch", "config.UserError"."""
+    """Returns what the file imports of the package when it is imported itself: "data.batch.Batch", and so on."""
     names = set()
     for node in tree(file).body:
         if isinstance(node, ast.Import):
