@@ -1,4 +1,4 @@
-# make quickstart | test | lint | format | install [EXTRAS=tpu] | constraints | clean
+# make quickstart | check | test | lint | format | install [EXTRAS=tpu] | constraints | clean
 #
 # .venv is made with the first Python >= 3.11 found (or PYTHON=/path/to/python3) and holds the versions of
 # constraints.txt. uv installs them where it is on PATH, else pip.
@@ -10,8 +10,13 @@ UV := $(shell command -v uv)
 PIP := $(if $(UV),$(UV) pip,$(BIN)/python -m pip --disable-pip-version-check)
 # Worker processes of the tests, each with 8 fake devices on few cores
 WORKERS := 2
+# What `make check` runs: much of the code in little time
+FAST := tests/config tests/test_structure.py tests/test_docs.py tests/sharding tests/optim tests/runtime tests/scaling \
+	$(addprefix tests/data/test_,packing.py permutation.py corpus.py files.py long_lines.py) \
+	$(addprefix tests/layers/test_,norm.py linear.py stack.py) $(addprefix tests/training/test_,metrics.py loss_spikes.py) \
+	$(addprefix tests/planning/test_,hlo.py roofline.py traffic.py shapes.py)
 
-.PHONY: quickstart test lint format install constraints clean
+.PHONY: quickstart check test lint format install constraints clean
 
 quickstart: $(VENV)/installed
 	$(BIN)/python -m pretrainax.main --config=configs/quickstart.py
@@ -19,9 +24,14 @@ quickstart: $(VENV)/installed
 test: $(VENV)/installed-test
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
+# Before each commit: two minutes on two cores
+check: lint
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --quiet $(FAST)
+
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyright
 
 format: $(VENV)/installed-test
 	$(BIN)/ruff check --fix .

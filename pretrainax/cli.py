@@ -10,11 +10,12 @@ import runpy
 import signal
 import sys
 from collections.abc import Callable
+from typing import Literal
 
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, Position, RotaryScaling, RunFailed, UserError, nearest
+from pretrainax.config import Choice, Experiment, RunFailed, UserError, nearest
 from pretrainax.config.validation import validate
 
 
@@ -25,8 +26,7 @@ class _ChoiceParser(flags.ArgumentParser):
         return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
 
 
-for _type in (Choice, Position, RotaryScaling):
-    config_flags.register_flag_parser_for_type(_type, _ChoiceParser())
+config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())  # `validate` says what is allowed
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
@@ -106,7 +106,9 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
-        _check_config_flags(argv)
+        _check_config_flags(argv)  # which imports the classes that the config file does
+        for kind in Choice.imported():
+            config_flags.register_flag_parser_for_type(kind, _ChoiceParser())
         rest = flags.FLAGS(argv)
         if commands and rest[1:2] not in [[command] for command in commands]:
             raise UserError(f"say what to do first: {' or '.join(commands)}; got {' '.join(rest[1:2]) or 'nothing'!r}")

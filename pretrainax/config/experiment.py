@@ -1,20 +1,41 @@
 """The configuration of a run: a tree of plain dataclasses."""
 
 import dataclasses
-from typing import Optional
+from typing import TYPE_CHECKING, Literal, Optional
 
-from pretrainax.config.choice import Choice, free
+from pretrainax.config.choice import free
 from pretrainax.config.model import ModelConfig
+
+if TYPE_CHECKING:  # with their methods
+    from pretrainax.data.objectives import Objective
+    from pretrainax.data.packing import Packing
+    from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
+    from pretrainax.data.sources import Source
+    from pretrainax.optim import Optimizer, Schedule
+    from pretrainax.tokenization import TokenizerConfig
+else:  # their bases, which need neither JAX nor NumPy
+    from pretrainax.config.kinds import (
+        NearDuplicates,
+        Objective,
+        Optimizer,
+        Packing,
+        QualityFilter,
+        Schedule,
+        Source,
+        TokenizerConfig,
+    )
+
+Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
 
 
 @dataclasses.dataclass
 class DataConfig:
-    source: Choice  # where documents come from: a class of pretrainax.data.sources
+    source: Source  # where documents come from
     sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
-    packing: Optional[Choice] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
+    packing: Optional[Packing] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
     drop_duplicates: bool = False  # documents that are equal to an earlier one of their split
-    near_duplicates: Optional[Choice] = None  # NearDuplicates: drop documents that are nearly equal to an earlier one
-    quality: Optional[Choice] = None  # QualityFilter: drop documents that are no good text
+    near_duplicates: Optional[NearDuplicates] = None  # drop documents that are nearly equal to an earlier one
+    quality: Optional[QualityFilter] = None  # drop documents that are no good text
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
     cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
     prepare_workers: int = free(0)  # processes that tokenize; 0: one a core
@@ -37,11 +58,12 @@ class TrainConfig:
     global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
     accumulate: int = 1  # micro-batches of one update
     seed: int = 0  # of parameters, dropout, data order and masks
-    dtype: str = "auto"  # of activations: float32 | bfloat16 | auto: bfloat16 on TPU and GPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     label_smoothing: float = 0.0
-    on_nonfinite: str = free("stop")  # a loss or gradient that is not finite: stop | skip that update and count it
-    on_spike: str = free("ignore")  # ignore | stop | rollback: the run goes back, also where on_nonfinite would stop it
+    on_nonfinite: Literal["stop", "skip"] = free("stop")  # a loss or gradient not finite; skip that update and count it
+    # rollback: the run goes back, also where on_nonfinite would stop it
+    on_spike: Literal["ignore", "stop", "rollback"] = free("ignore")
     spike_deviations: float = free(6.0)  # loss or log gradient norm, so many robust deviations above the median ...
     spike_steps: int = free(3)  # ... for so many steps in a row is a spike
     spike_window: int = free(128)  # steps before those, of which median and deviation are
@@ -49,8 +71,9 @@ class TrainConfig:
     rollback_skip: int = free(200)  # ... and the next so many batches are left out
     max_rollbacks: int = free(20)  # one more, and the run fails
     log_every: int = free(50)
-    attention: str = free("auto")  # xla | cudnn | tpu_flash | tpu_splash | auto: the fastest that fits
-    remat: str = free("none")  # kept for the backward: none: all | block: block inputs | dots: matrix products
+    # auto: the fastest that fits
+    attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
+    remat: Remat = free("none")  # kept for the backward: none: all | dots: matrix products | block: block inputs
     scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: 1, and on a CPU, where loops cost, 4
     loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
 
@@ -72,11 +95,11 @@ class CheckpointConfig:
 @dataclasses.dataclass
 class Experiment:
     model: ModelConfig
-    tokenizer: Choice  # a class of pretrainax.tokenizer
+    tokenizer: TokenizerConfig
     data: DataConfig
-    objective: Choice  # a class of pretrainax.data.objectives
-    optimizer: Choice  # a class of pretrainax.optim.optimizers
-    schedule: Choice  # a class of pretrainax.optim.optimizers
+    objective: Objective
+    optimizer: Optimizer
+    schedule: Schedule
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)

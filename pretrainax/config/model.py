@@ -1,9 +1,11 @@
 """The configuration of an architecture: its fields and its generator."""
 
 import dataclasses
-from typing import Optional
+from typing import Literal, Optional
 
 from pretrainax.config.positions import LearnedPositions, Position
+
+LayerKind = Literal["global", "local"]  # a token attends to all others, or to a window
 
 
 @dataclasses.dataclass
@@ -14,7 +16,8 @@ class Generator:
     d_model: int = 256
     d_ff: int = 1024
     num_heads: int = 4
-    share_embeddings: str = "all"  # all (ELECTRA) | gradient_disentangled: plus a trained difference (DeBERTa v3)
+    # all (ELECTRA); gradient_disentangled: plus a trained difference (DeBERTa v3)
+    share_embeddings: Literal["all", "gradient_disentangled"] = "all"
     loss_weight: float = 50.0  # of the discriminator's loss (Clark et al. 2020, section 2)
 
 
@@ -22,7 +25,7 @@ class Generator:
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
-    family: str = "decoder"  # encoder | encoder_decoder | decoder
+    family: Literal["encoder", "encoder_decoder", "decoder"] = "decoder"
     vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
@@ -34,14 +37,15 @@ class ModelConfig:
     head_dim: Optional[int] = None  # None: d_model // num_heads
     embedding_dim: Optional[int] = None  # width of the embeddings, projected to d_model (ALBERT); None: d_model
     position: Position = dataclasses.field(default_factory=LearnedPositions)
-    layer_pattern: tuple[str, ...] = ("global",)  # attention of each layer, repeated: "global" | "local" (Gemma 2)
+    layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer, repeated (Gemma 2)
     window: Optional[int] = None  # tokens a local layer sees: itself and those before it; an encoder, half on each side
-    norm: str = "layer"  # layer | rms | rms_plus_one: the scale is 1 + the parameter (Gemma)
-    norm_at: str = "pre"  # pre: x + f(norm(x)), a last norm on top | post: norm(x + f(x)) | both: x + norm(f(norm(x)))
+    norm: Literal["layer", "rms", "rms_plus_one"] = "layer"  # plus one: the scale is 1 + the parameter (Gemma)
+    # pre: x + f(norm(x)), a last norm on top | post: norm(x + f(x)) | both: x + norm(f(norm(x)))
+    norm_at: Literal["pre", "post", "both"] = "pre"
     norm_epsilon: float = 1e-5
     norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
     qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
-    activation: str = "gelu"  # gelu | gelu_tanh | relu | silu
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
     gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
     qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)

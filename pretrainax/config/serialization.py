@@ -1,4 +1,4 @@
-"""Configs as JSON, both ways, and how two of them differ."""
+"""Writes configs as JSON, reads them back, and finds what differs between two."""
 
 import dataclasses
 import json
@@ -7,21 +7,21 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config.choice import Choice, fits
+from pretrainax.config.choice import Choice, fits, spelled
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
 
 
 def to_json(config: Any) -> Any:
-    """A config (or a part of one) as plain dicts and lists; a Choice carries its class name as "type"."""
+    """Returns a config (or a part of one) as plain dicts and lists; a Choice carries its name as "type"."""
     if dataclasses.is_dataclass(config):
         fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
-        return {"type": type(config).__name__, **fields} if isinstance(config, Choice) else fields
+        return {"type": config.type_name(), **fields} if isinstance(config, Choice) else fields
     return [to_json(x) for x in config] if isinstance(config, (tuple, list)) else config
 
 
 def from_json(cls: Any, value: Any, path: str = "config") -> Any:
-    """The inverse of `to_json`: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
+    """Reads what `to_json` made: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
     if isinstance(value, dict):
         if "type" in value:
             cls = Choice.named(str(value["type"]))
@@ -31,14 +31,14 @@ def from_json(cls: Any, value: Any, path: str = "config") -> Any:
         for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
         items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
-        if wrong := [f"{path}.{k} is {x!r}, it must be {hints[k]}" for k, x in items.items() if not fits(x, hints[k])]:
-            raise UserError("; ".join(wrong))
+        if wrong := [k for k, item in items.items() if not fits(item, hints[k])]:
+            raise UserError("; ".join(f"{path}.{k} is {items[k]!r}, it must be {spelled(hints[k])}" for k in wrong))
         return cls(**items)
     return tuple(from_json(Any, v, path) for v in value) if isinstance(value, list) else value
 
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
-    """The fields that change the mathematics and differ: "train.seed: 0 -> 1"."""
+    """Returns the fields that change the mathematics and differ: "train.seed: 0 -> 1"."""
     return [f"{path}: {a!r} -> {b!r}" for path, a, b in _compare(old, new, "")]
 
 

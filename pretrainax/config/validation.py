@@ -1,34 +1,16 @@
-"""What can be wrong with a config before anything has run, a line each: value got, what is allowed, field to set."""
+"""Finds what is wrong with a config before anything has run: value got, what is allowed, field to set, in one line."""
 
+import dataclasses
+import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
-from pretrainax.config import Experiment, Generator, ModelConfig, UserError, nearest
+from pretrainax.config.choice import Choice
+from pretrainax.config.errors import UserError, nearest
+from pretrainax.config.experiment import Experiment
+from pretrainax.config.model import Generator, LayerKind, ModelConfig
 
-_ALLOWED = {
-    "model.family": ("encoder", "encoder_decoder", "decoder"),
-    "model.norm": ("layer", "rms", "rms_plus_one"),
-    "model.norm_at": ("pre", "post", "both"),
-    "model.activation": ("gelu", "gelu_tanh", "relu", "silu"),
-    "train.dtype": ("auto", "float32", "bfloat16"),
-    "train.on_nonfinite": ("stop", "skip"),
-    "train.on_spike": ("ignore", "stop", "rollback"),
-    "train.attention": ("auto", "xla", "cudnn", "tpu_flash", "tpu_splash"),
-    "train.remat": ("none", "block", "dots"),
-}
-_KINDS = {  # by name: their modules import this one
-    "model.position": "Position",
-    "tokenizer": "TokenizerConfig",
-    "data.source": "Source",
-    "data.packing": "Packing",
-    "data.quality": "QualityFilter",
-    "data.near_duplicates": "NearDuplicates",
-    "objective": "Objective",
-    "optimizer": "Optimizer",
-    "schedule": "Schedule",
-}
 _READ = ("tokenizer", "data.source")  # files, as these name them
-_OPTIONAL = ("data.packing", "data.quality", "data.near_duplicates")
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
     "train.global_batch_size train.accumulate train.log_every train.spike_steps evaluate.every "
@@ -41,7 +23,7 @@ _NOT_NEGATIVE = (
 
 
 def get(config: Any, path: str) -> Any:
-    """Returns the value of a field, as in `get(experiment, "train.steps")`."""
+    """Returns a field of a part: `get(experiment, "train.steps")`."""
     for name in path.split("."):
         config = getattr(config, name)
     return config
@@ -59,9 +41,47 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
-    for path, allowed in _ALLOWED.items():
-        if get(e, path) not in allowed:
-            yield f"config.{path} is {get(e, path)!r}, {nearest(str(get(e, path)), allowed)}"
+    yield from _word_problems(e)
+    yield from _number_problems(e)
+    yield from _attention_problems(e.model)
+    yield from _stack_problems(e.model)
+    yield from _head_problems(e.model)
+    yield from _brick_problems(e.model)
+    yield from _spike_problems(e)
+    yield from _choice_problems(e, files)
+
+
+def _fields(config: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yields path ("data.source"), type and value of each field of a config and its parts that is not None."""
+    for field in dataclasses.fields(config):
+        where, hint, value = f"{path}{field.name}", field.type, getattr(config, field.name)
+        if typing.get_origin(hint) is typing.Union:  # Optional
+            if value is None:
+                continue
+            (hint,) = (kind for kind in typing.get_args(hint) if kind is not type(None))
+        if dataclasses.is_dataclass(hint) and not issubclass(hint, Choice):
+            yield from _fields(value, f"{where}.")
+        else:
+            yield where, hint, value
+
+
+def _word_problems(e: Experiment) -> Iterator[str]:
+    for path, hint, value in _fields(e):
+        if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
+            yield f"config.{path} is {value!r}, {nearest(str(value), typing.get_args(hint))}"
+
+
+def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
+    for path, hint, value in _fields(e):
+        if not (isinstance(hint, type) and issubclass(hint, Choice)):
+            continue
+        if not isinstance(value, hint):
+            yield f"config.{path} is {type(value).__name__}, it must be of kind {hint.__name__}"
+        elif files or path not in _READ:
+            yield from value.problems(e)
+
+
+def _number_problems(e: Experiment) -> Iterator[str]:
     for path in _POSITIVE:
         if get(e, path) < 1:
             yield f"config.{path} is {get(e, path)}, it must be at least 1"
@@ -70,31 +90,8 @@ def _problems(e: Experiment, files: bool) -> Iterator[str]:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"
     if not e.data.cache_dir:
         yield "config.data.cache_dir is empty, it must name a folder"
-    m = e.model
-    if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
-        yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"
-    if m.kv_heads < 1 or m.num_heads % m.kv_heads:
-        yield f"config.model.num_heads {m.num_heads} is not a multiple of config.model.num_kv_heads {m.kv_heads}"
-    kinds = set(m.layer_pattern)
-    if not kinds or kinds - {"global", "local"}:
-        yield f"config.model.layer_pattern is {m.layer_pattern}, it must be a tuple of 'global' and 'local'"
-    if ("local" in kinds) != (m.window is not None):
-        yield f"config.model.window is {m.window}: it must be set if and only if config.model.layer_pattern has 'local'"
-    elif m.window is not None and m.window < 2:
-        yield f"config.model.window is {m.window}, it must be at least 2"
-    if m.num_decoder_layers is not None and (m.num_decoder_layers < 1 or m.family != "encoder_decoder"):
-        yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: at least 1, and of an encoder_decoder only"
-    if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head):
-        yield f"config.model.embedding_dim is {m.embedding_dim}, which only a model with a masked_lm_head can have"
-    if (m.pair_head or m.replaced_token_head) and m.family != "encoder":
-        yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
-    if m.replaced_token_head != (m.generator is not None):
-        yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
-    if m.generator is not None:
-        yield from _generator_problems(m.generator)
-    yield from _brick_problems(m)
-    if not 0 <= m.dropout_rate < 1:
-        yield f"config.model.dropout_rate is {m.dropout_rate}, it must be in [0, 1)"
+    if not 0 <= e.model.dropout_rate < 1:
+        yield f"config.model.dropout_rate is {e.model.dropout_rate}, it must be in [0, 1)"
     if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
         yield (
             f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
@@ -102,15 +99,36 @@ def _problems(e: Experiment, files: bool) -> Iterator[str]:
         )
     if e.mesh.slices < 1:
         yield f"config.mesh.slices is {e.mesh.slices}, it must be at least 1"
-    yield from _spike_problems(e)
-    for path, kind in _KINDS.items():
-        choice = get(e, path)
-        if choice is None and path in _OPTIONAL:
-            continue
-        if kind in (c.__name__ for c in type(choice).__mro__):
-            yield from choice.problems(e) if files or path not in _READ else ()
-        else:
-            yield f"config.{path} is {type(choice).__name__}, it must be of kind {kind}"
+
+
+def _attention_problems(m: ModelConfig) -> Iterator[str]:
+    if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
+        yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"
+    if m.kv_heads < 1 or m.num_heads % m.kv_heads:
+        yield f"config.model.num_heads {m.num_heads} is not a multiple of config.model.num_kv_heads {m.kv_heads}"
+    kinds = set(m.layer_pattern)
+    if not kinds or kinds - set(typing.get_args(LayerKind)):
+        yield f"config.model.layer_pattern is {m.layer_pattern}, it must be a tuple of 'global' and 'local'"
+    if ("local" in kinds) != (m.window is not None):
+        yield f"config.model.window is {m.window}: it must be set if and only if config.model.layer_pattern has 'local'"
+    elif m.window is not None and m.window < 2:
+        yield f"config.model.window is {m.window}, it must be at least 2"
+
+
+def _stack_problems(m: ModelConfig) -> Iterator[str]:
+    if m.num_decoder_layers is not None and (m.num_decoder_layers < 1 or m.family != "encoder_decoder"):
+        yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: at least 1, and of an encoder_decoder only"
+    if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head):
+        yield f"config.model.embedding_dim is {m.embedding_dim}, which only a model with a masked_lm_head can have"
+
+
+def _head_problems(m: ModelConfig) -> Iterator[str]:
+    if (m.pair_head or m.replaced_token_head) and m.family != "encoder":
+        yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
+    if m.replaced_token_head != (m.generator is not None):
+        yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
+    if m.generator is not None:
+        yield from _generator_problems(m.generator)
 
 
 def _spike_problems(e: Experiment) -> Iterator[str]:
@@ -141,13 +159,11 @@ def _brick_problems(m: ModelConfig) -> Iterator[str]:
 
 
 def _generator_problems(generator: Generator) -> Iterator[str]:
-    path, sharing, allowed = "config.model.generator", generator.share_embeddings, ("all", "gradient_disentangled")
+    path = "config.model.generator"
     for name in ("num_layers", "d_model", "d_ff", "num_heads"):
         if getattr(generator, name) < 1:
             yield f"{path}.{name} is {getattr(generator, name)}, it must be at least 1"
     if generator.num_heads > 0 and generator.d_model % generator.num_heads:
         yield f"{path}.d_model {generator.d_model} is not a multiple of {path}.num_heads {generator.num_heads}"
-    if sharing not in allowed:
-        yield f"{path}.share_embeddings is {sharing!r}, {nearest(sharing, allowed)}"
     if generator.loss_weight <= 0:
         yield f"{path}.loss_weight is {generator.loss_weight}, it must be greater than 0"

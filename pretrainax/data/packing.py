@@ -9,13 +9,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.config import Choice, Experiment
+from pretrainax.config import Experiment, kinds
 
 _BLOCK = 1 << 20  # pieces that are fitted together: bounds memory
 _OPEN = 512  # rows that first-fit looks at
 
 
-class Packing(Choice):
+class Packing(kinds.Packing):
     """Base of the ways to fill rows."""
 
     cuts: ClassVar[bool] = True  # rows hold pieces of single documents

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pretrainax.config import Choice, Experiment
+from pretrainax.config import Experiment, kinds
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.param_paths import is_stacked, parameter_names
 
 
-class Optimizer(Choice):
+class Optimizer(kinds.Optimizer):
     """Base of the optimizers: dataclasses with a `learning_rate`, the peak of the schedule, and `build`."""
 
 

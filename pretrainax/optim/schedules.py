@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import Choice, Experiment
+from pretrainax.config import Experiment, kinds
 
 Rate = Callable[[Any], jax.Array]  # step (0 is the first) -> learning rate of its update
 
 
 @dataclasses.dataclass
-class Schedule(Choice):
+class Schedule(kinds.Schedule):
     """A rise from peak / warmup_steps at step 0 (an update with rate 0 would be wasted) to the peak, then a fall.
 
     Where warmup_steps exceeds train.steps, as in a short trial of a long run, the rate rises until the end.

@@ -4,9 +4,10 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Optional
+from typing import Optional, get_args
 
 from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.config.experiment import Remat
 from pretrainax.planning import memory, roofline, traffic
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
@@ -15,7 +16,7 @@ from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.mesh import mesh_sizes
 
-_POLICIES = ("none", "dots", "block")  # of config.train.remat, the fastest first
+_POLICIES = get_args(Remat)  # the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
-from pretrainax.config import Choice, UserError, nearest
+from pretrainax.config import UserError, kinds, nearest
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
@@ -16,7 +16,7 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Any) -> None:
     experiment.objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
 
 
-class TokenizerConfig(Choice):
+class TokenizerConfig(kinds.TokenizerConfig):
     """Base of the tokenizer choices."""
 
     kind: ClassVar[type[Tokenizer]]

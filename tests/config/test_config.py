@@ -6,8 +6,10 @@ import json
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax.config import Choice, Experiment, RotaryPositions, UserError, validation
-from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
+from pretrainax import optim
+from pretrainax.config import Choice, DataConfig, Experiment, RotaryPositions, UserError, validation
+from pretrainax.data.objectives import Objective
+from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
 from tests.support import tiny
 
 
@@ -122,3 +124,17 @@ def test_every_field_of_a_run_has_a_default_in_its_dataclass():
         if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
     ]
     assert without == []
+
+
+@pytest.mark.parametrize("part, name", [("train", "remat"), ("model", "activation")])
+def test_json_with_a_word_that_a_field_does_not_know_names_those_it_does(part, name):
+    value = config_lib.to_json(tiny.get_config("gpt"))
+    value[part][name] = "x"
+    with pytest.raises(UserError, match=f"config.{part}.{name} is 'x', it must be '.*' or '.*'"):
+        config_lib.from_json(Experiment, value)
+
+
+def test_the_type_of_a_field_of_a_run_is_a_base_of_the_classes_that_do_the_work():
+    kinds = {f.name: f.type for cls in (Experiment, DataConfig) for f in dataclasses.fields(cls)}
+    assert (kinds["source"], kinds["objective"]) == (Source.__base__, Objective.__base__)
+    assert (kinds["optimizer"], kinds["schedule"]) == (optim.Optimizer.__base__, optim.Schedule.__base__)

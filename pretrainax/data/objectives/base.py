@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.config import Choice, Experiment, UserError
+from pretrainax.config import Experiment, UserError, kinds
 from pretrainax.data.batch import Example, Lengths
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def of_field(field: str, lines: Iterator[str]) -> Iterator[str]:
         yield line.replace("config.objective", f"config.objective.{field}")
 
 
-class Objective(Choice):
+class Objective(kinds.Objective):
     """Base of the objectives. A subclass is a dataclass that gives what raises NotImplementedError here.
 
     Examples are as long as their text makes them: the pipeline puts several into a row and pads it.

@@ -61,8 +61,8 @@ class MaskedLM(Objective):
     rate: float = 0.15  # of the ordinary tokens are predicted
     mask_fraction: float = 0.8  # of these are replaced by [MASK]
     random_fraction: float = 0.1  # of these are replaced by a random token
-    mask_unit: Choice = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
-    rate_change: Optional[Choice] = None  # RateChange(): `rate` is only the first one
+    mask_unit: MaskUnit = dataclasses.field(default_factory=Tokens)  # Tokens() | WholeWords() | NGrams() | Spans()
+    rate_change: Optional[RateChange] = None  # RateChange(): `rate` is only the first one
     similar_words: Optional[str] = None  # a JSON file, {word: [similar word, …]}, whose words stand in for [MASK]
     static: bool = False  # a text is masked alike in each epoch (BERT), not anew (RoBERTa)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrainax.config import Choice
+from pretrainax.config import Choice, kinds
 from pretrainax.data.preparation.shards import BATCH, pieces_of
 from pretrainax.data.sources.base import Document
 
@@ -35,7 +35,7 @@ class Filter(Choice):
 
 
 @dataclasses.dataclass
-class QualityFilter(Filter):
+class QualityFilter(Filter, kinds.QualityFilter):
     """Heuristics of running text. A document is dropped by the first rule it breaks, and counted under its name.
 
     Only the first 250,000 characters of a document are judged. The rules have the thresholds of their papers.
@@ -91,7 +91,7 @@ def _reason(rule: Any, document: Any) -> str:
 
 
 @dataclasses.dataclass
-class NearDuplicates(Filter):
+class NearDuplicates(Filter, kinds.NearDuplicates):
     """Documents that share most of their n-grams, found by MinHash (Broder 1997; Lee et al. 2022, appendix A).
 
     Two documents of Jaccard similarity s are taken for the same with probability 1 - (1 - s^hashes)^buckets: by default

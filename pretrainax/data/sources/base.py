@@ -4,7 +4,7 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Union
 
-from pretrainax.config import Choice
+from pretrainax.config import kinds
 
 Document = Union[str, bytearray, tuple[str, str]]  # a text; a very long one as its UTF-8; source and target
 
@@ -13,7 +13,7 @@ Document = Union[str, bytearray, tuple[str, str]]  # a text; a very long one as 
 WeightStages = Sequence[tuple[float, Sequence[float]]]
 
 
-class Source(Choice):
+class Source(kinds.Source):
     """Base of the sources. `split` is "train" or "valid"."""
 
     pairs: ClassVar[bool] = False  # documents are (source, target)

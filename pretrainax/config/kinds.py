@@ -1,0 +1,39 @@
+"""The kinds of choices that the fields of a run offer.
+
+The classes of these names in other packages do the work and are subclasses: what stands here is what a field can be
+checked against without importing them, and so neither JAX nor NumPy.
+"""
+
+from pretrainax.config.choice import Choice
+
+
+class TokenizerConfig(Choice):
+    """Makes or reads a tokenizer: pretrainax.tokenization."""
+
+
+class Source(Choice):
+    """Gives documents: pretrainax.data.sources."""
+
+
+class Packing(Choice):
+    """Fills rows with texts: pretrainax.data.packing."""
+
+
+class NearDuplicates(Choice):
+    """Drops documents that are nearly equal to an earlier one: pretrainax.data.preparation.filters."""
+
+
+class QualityFilter(Choice):
+    """Drops documents that are no good text: pretrainax.data.preparation.filters."""
+
+
+class Objective(Choice):
+    """Makes an example of a text: pretrainax.data.objectives."""
+
+
+class Optimizer(Choice):
+    """Makes an update of a gradient: pretrainax.optim."""
+
+
+class Schedule(Choice):
+    """Gives the learning rate of a step: pretrainax.optim."""

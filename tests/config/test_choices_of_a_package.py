@@ -1,0 +1,116 @@
+"""A class of a user's own package is chosen in a config, written to config.json, and found again by another process."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax import config as config_lib
+from pretrainax.config import Choice, UserError
+from tests.support import tiny
+
+ROOT = pathlib.Path(__file__).parents[2]
+OPTIMIZER = """
+import dataclasses
+import pathlib
+
+from pretrainax.optim import AdamW
+
+pathlib.Path(__file__).with_suffix(".imported").touch()
+
+
+@dataclasses.dataclass
+class Lion(AdamW):
+    sign: float = 1.0
+"""
+LOAD = "import sys; from pretrainax import config; print(config.load(sys.argv[1]).optimizer)"
+PARSE = "import sys; from pretrainax.config import Choice; print(Choice.parse(sys.argv[1]))"
+
+
+@pytest.fixture
+def package(tmp_path):
+    """Makes mypackage.optim, which no process has imported; returns the folder to put on the path."""
+    (tmp_path / "mypackage").mkdir()
+    (tmp_path / "mypackage" / "__init__.py").touch()
+    (tmp_path / "mypackage" / "optim.py").write_text(OPTIMIZER)
+    return tmp_path
+
+
+def install(package: pathlib.Path, entry_point: str) -> None:
+    """Writes the metadata that pip would."""
+    metadata = package / "mypackage-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: mypackage\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[pretrainax.choices]\n{entry_point}\n")
+
+
+def run(package: pathlib.Path, code: str, argument: str) -> str:
+    """Returns what another process prints, or the error that it ends with."""
+    env = {"PYTHONPATH": f"{ROOT}:{package}", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code, argument], env=env, capture_output=True, text=True)
+    return (done.stdout or done.stderr).strip().splitlines()[-1]
+
+
+def config_file(package: pathlib.Path, type_name: str) -> str:
+    value = config_lib.to_json(tiny.get_config("gpt"))
+    value["optimizer"]["type"] = type_name
+    (package / "config.json").write_text(json.dumps(value))
+    return str(package / "config.json")
+
+
+def test_an_entry_point_is_found_when_a_config_is_loaded(package):
+    install(package, "Lion = mypackage.optim:Lion")
+    assert run(package, LOAD, config_file(package, "mypackage.optim:Lion")).startswith("Lion(learning_rate=")
+
+
+def test_an_entry_point_is_found_by_its_name_in_a_flag(package):
+    install(package, "Lion = mypackage.optim:Lion")
+    assert "sign=2.0" in run(package, PARSE, "Lion(sign=2.0)")
+
+
+def test_what_is_no_entry_point_is_not_imported(package):
+    said = run(package, LOAD, config_file(package, "mypackage.optim:Lion"))
+    assert "import mypackage.optim in the config file" in said
+    assert "entry point Lion = mypackage.optim:Lion of the group pretrainax.choices" in said
+    assert not (package / "mypackage" / "optim.imported").exists()
+
+
+def test_what_is_imported_already_needs_no_entry_point(package):
+    path = config_file(package, "mypackage.optim:Lion")
+    assert run(package, f"import mypackage.optim; {LOAD}", path).startswith("Lion(learning_rate=")
+
+
+def test_an_entry_point_that_cannot_be_imported_is_named(package):
+    install(package, "Lion = mypackage.optim:Tiger")
+    said = run(package, LOAD, config_file(package, "mypackage.optim:Lion"))
+    assert "entry point Lion = mypackage.optim:Tiger cannot be imported" in said
+
+
+def test_an_entry_point_that_is_no_choice_is_refused(package):
+    install(package, "join = os.path:join")
+    assert "choice 'os.path:join' is of another package" in run(package, LOAD, config_file(package, "os.path:join"))
+
+
+def test_json_names_a_class_of_this_package_by_itself_and_others_by_their_module():
+    class Lion(type(tiny.get_config("gpt").optimizer)):
+        pass
+
+    experiment = tiny.get_config("gpt")
+    assert config_lib.to_json(experiment.optimizer)["type"] == "AdamW"
+    assert config_lib.to_json(Lion())["type"] == f"{__name__}:{Lion.__qualname__}"
+
+
+def test_a_class_of_the_same_name_does_not_take_the_place_of_a_built_in_one():
+    built_in = Choice.named("AdamW")
+    type("AdamW", (built_in,), {"__module__": "elsewhere", "__dataclass_fields__": built_in.__dataclass_fields__})
+    assert Choice.named("AdamW") is built_in
+    assert Choice.named("elsewhere:AdamW").__module__ == "elsewhere"
+
+
+def test_a_choice_of_another_kind_is_refused_with_the_field():
+    value = config_lib.to_json(tiny.get_config("gpt"))
+    value["optimizer"] = {"type": "WarmupLinear"}
+    with pytest.raises(UserError, match=r"config\.optimizer is WarmupLinear\(.*\), it must be of type Optimizer"):
+        config_lib.from_json(config_lib.Experiment, value)
