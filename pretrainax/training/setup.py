@@ -10,6 +10,7 @@ import numpy as np
 
 from pretrainax import models
 from pretrainax.config import Experiment
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import CausalLM, Lengths
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import Prepared
@@ -155,7 +156,11 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
         batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
         for split in ("train", "valid")
     )
-    batch_shapes = train_step.global_shapes(train_batches[0], experiment.train.global_batch_size)
+    # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
+    longest = collate([[train_batches.like]], train_batches.lengths, pad=0)
+    batch_shapes, longest_shapes = (
+        train_step.global_shapes(batch, experiment.train.global_batch_size) for batch in (train_batches[0], longest)
+    )
     return Run(
         experiment=experiment,
         prepared=prepared,
@@ -164,5 +169,5 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
         batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,
-        **program_of(experiment, batch_shapes, mesh)._asdict(),
+        **program_of(experiment, longest_shapes, mesh)._asdict(),
     )
