@@ -16,6 +16,7 @@ import optax
 from pretrainax import models
 from pretrainax.config import Experiment
 from pretrainax.data.batch import Batch, Lengths, tokens_read
+from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
@@ -175,7 +176,11 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
         batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
         for split in ("train", "valid")
     )
-    batch_shapes = train_step.global_shapes(train_batches[0], experiment.train.global_batch_size)
+    # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
+    longest = collate([[train_batches.template]], train_batches.lengths, pad=0)
+    batch_shapes, longest_shapes = (
+        train_step.global_shapes(batch, experiment.train.global_batch_size) for batch in (train_batches[0], longest)
+    )
     return Run(
         experiment=experiment,
         prepared=prepared,
@@ -185,7 +190,7 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
         batch_shapes=batch_shapes,
         train_batches=train_batches,
         valid_batches=valid_batches,
-        **build_steps(experiment, batch_shapes, mesh)._asdict(),
+        **build_steps(experiment, longest_shapes, mesh)._asdict(),
     )
 
 

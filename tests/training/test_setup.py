@@ -8,12 +8,19 @@ import pytest
 
 from pretrainax.config import Generator, UserError
 from pretrainax.data.batch import lengths_of
+from pretrainax.data.packing import OneEach
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import JsonLines
 from pretrainax.layers import multi_head
 from pretrainax.planning.activations import abstract_mesh
-from pretrainax.sharding.mesh import AXES
-from pretrainax.training.setup import Run, build_steps
+from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.training.setup import Run, build_run, build_steps
 from tests.support import tiny
 from tests.support.tables import example_shapes
+from tests.training import test_pretraining
+
+translations = test_pretraining.translations  # the fixture
 
 
 @pytest.fixture
@@ -96,6 +103,18 @@ def test_the_generator_of_an_electra_is_announced_too(traced):
     experiment.model.generator = Generator(num_layers=1, d_model=32, d_ff=64, num_heads=1)
     announced, warnings = header(experiment, "tpu")
     assert announced == "tpu_splash, xla" and "and it is 32" in warnings[0]
+
+
+def test_the_longest_rows_are_announced_where_the_first_batch_is_of_a_short_bucket(translations, cache):
+    experiment = tiny.get_config("gpt")
+    experiment.data.source = JsonLines(path=translations, valid_fraction=0.2)
+    experiment.data.packing, experiment.data.cache_dir = OneEach(buckets=(24,)), str(cache)
+    experiment.tokenizer.vocab_size = 260
+    mesh = make_mesh(experiment.mesh)
+    with jax.set_mesh(mesh):
+        run = build_run(experiment, prepare(experiment), mesh, peers=None)
+    assert run.batch_shapes["tokens"].shape == (8, 24)
+    assert [spec.lengths for spec in run.attention_specs] == [(32, 32)]
 
 
 def test_a_request_that_a_layer_cannot_serve_ends_the_run_before_it_begins(traced):
