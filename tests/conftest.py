@@ -28,9 +28,15 @@ flags.FLAGS.mark_as_parsed()  # Grain and TFDS read flags; outside of a command 
 @pytest.fixture(autouse=True)
 def strict_promotion_of_dtypes(request):
     """Bricks and models name every change of dtype. The optimizer cannot: Optax adds integers to floats."""
-    strict = request.path.parent.name in ("layers", "models")
+    strict = {"layers", "models"} & set(request.path.parts)
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
+
+
+@pytest.fixture(params=("with_jit", "without_jit"))
+def variant(request):
+    """Of a function as it is, or compiled: what chex.variants is to the methods of a TestCase."""
+    return jax.jit if request.param == "with_jit" else lambda function: function
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.convolution import InputConvolution
@@ -18,9 +19,9 @@ def random_params():
     return jax.tree.unflatten(structure, [jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)])
 
 
-def test_a_token_is_seen_with_its_neighbours_of_the_same_segment():
+def test_a_token_is_seen_with_its_neighbours_of_the_same_segment(variant):
     params = random_params()
-    got = MODULE.apply({"params": params}, X, SEGMENTS, True).convolved
+    got = variant(lambda x: MODULE.apply({"params": params}, x, SEGMENTS, True))(X).convolved
     kernel, bias, x = np.asarray(params["kernel"]), np.asarray(params["bias"]), np.asarray(X[0])
     expected = np.stack(
         [
@@ -39,3 +40,8 @@ def test_the_join_norms_the_sum():
     normed = (total - total.mean(-1, keepdims=True)) / np.sqrt(total.var(-1, keepdims=True) + CONFIG.norm_epsilon)
     expected = normed * np.asarray(params["norm"]["scale"]) + np.asarray(params["norm"]["bias"])
     np.testing.assert_allclose(joined, expected, atol=1e-5)  # float32
+
+
+def test_segments_of_other_rows_are_named():
+    with pytest.raises(AssertionError, match=r"segment_ids are \[B, T\]"):
+        MODULE.init(jax.random.key(1), X, SEGMENTS[:, :1], True)

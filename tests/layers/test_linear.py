@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,20 +16,20 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def test_maps_to_heads():
+def test_maps_to_heads(variant):
     x = normal(2, 7, 4)
     params = {"kernel": normal(4, 3, 5), "bias": normal(3, 5)}
     expected = np.einsum("BTD,DHK->BTHK", x, params["kernel"]) + params["bias"]
     # float32 rounding of sums of 4
-    np.testing.assert_allclose(HEADS.apply({"params": params}, x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(variant(HEADS.apply)({"params": params}, x), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_maps_back_from_heads():
+def test_maps_back_from_heads(variant):
     x = normal(2, 7, 3, 5)
     params = {"kernel": normal(3, 5, 4), "bias": normal(4)}
     expected = np.einsum("BTHK,HKD->BTD", x, params["kernel"]) + params["bias"]
     # float32 rounding of sums of 15
-    np.testing.assert_allclose(BACK.apply({"params": params}, x), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(variant(BACK.apply)({"params": params}, x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,8 @@ def test_gradients_are_those_of_an_einsum(layer, shape, equation):
 
     got, want = (jax.grad(f, argnums=(0, 1))(params, x) for f in (loss, expected))
     # float32 rounding, in another order
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+    chex.assert_tree_all_finite(got)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_input_gives_bfloat16_output_and_float32_gradients():

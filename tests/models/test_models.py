@@ -190,8 +190,7 @@ def test_unknown_family_names_those_there_are():
 # --- sides of their own ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("jitted", (False, True))
-def test_what_is_encoded_once_is_decoded_again(jitted):
+def test_what_is_encoded_once_is_decoded_again(variant):
     config, inputs = CONFIGS["encoder_decoder"], batch("encoder_decoder")
     model = models.build(config, Compute())
     params = model.init(jax.random.key(0), inputs, deterministic=True)
@@ -202,7 +201,7 @@ def test_what_is_encoded_once_is_decoded_again(jitted):
     def decode(inputs, encoded):
         return model.apply(params, inputs, encoded, deterministic=True, method="decode").heads["lm"].features
 
-    encode, decode = (jax.jit(f) if jitted else f for f in (encode, decode))
+    encode, decode = variant(encode), variant(decode)
     encoded = encode({name: x for name, x in inputs.items() if name.startswith("encoder")})
     chex.assert_shape(encoded.x, (2, 8, config.d_model))
     chex.assert_tree_all_finite(encoded)

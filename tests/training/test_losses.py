@@ -37,9 +37,10 @@ def three_heads(rows=6, length=5):
     return outputs, batch
 
 
-def test_each_head_adds_its_mean():
+def test_each_head_adds_its_mean(variant):
     outputs, batch = three_heads()
-    value, sums = objective(outputs, batch, counts(batch))
+    value, sums = variant(lambda outputs, batch: objective(outputs, batch, counts(batch)))(outputs, batch)
+    chex.assert_tree_all_finite((value, sums))
     lm, pair_logits, told = outputs.heads["lm"], outputs.heads["pair"], outputs.heads["replaced"]
     pair = optax.softmax_cross_entropy_with_integer_labels(pair_logits, batch["pair_labels"]).mean()
     real = batch["segment_ids"] > 0

@@ -9,7 +9,7 @@ from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.positions.rotary import rotary_angles, rotate
 
 
-def test_rotary_by_hand():
+def test_rotary_by_hand(variant):
     x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
     cosines, sines = rotary_angles(jnp.array([[7]]), 4, 100.0)
     a, b = 7.0, 0.7  # the planes are (0, 2) and (1, 3); theta^(-1/2) is 0.1
@@ -19,7 +19,7 @@ def test_rotary_by_hand():
         3 * np.cos(a) + np.sin(a),
         4 * np.cos(b) + 2 * np.sin(b),
     ]
-    np.testing.assert_allclose(rotate(x, cosines, sines)[0, 0, 0], expected, rtol=1e-5)  # float32 rounding
+    np.testing.assert_allclose(variant(rotate)(x, cosines, sines)[0, 0, 0], expected, rtol=1e-5)  # float32 rounding
 
 
 def test_rotary_products_depend_on_the_distance_only():
@@ -59,3 +59,9 @@ def test_one_query_against_all_keys_has_its_row_of_the_products(is_local):
     for t in range(6):
         row = products(q[:, t : t + 1], Places(places[:, t : t + 1], places))
         chex.assert_trees_all_close(row, square[:, :, t : t + 1], atol=1e-6)  # float32, in other products
+
+
+def test_angles_of_other_rows_are_named():
+    cosines, sines = rotary_angles(jnp.array([[7, 8]]), 4, 100.0)
+    with pytest.raises(AssertionError, match=r"angles are \[B, T, K/2\]"):
+        rotate(jnp.ones((2, 2, 1, 4)), cosines, sines)

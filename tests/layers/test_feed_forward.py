@@ -1,0 +1,57 @@
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import FEED_FORWARDS, Gated, Plain, feed_forward_of, register_feed_forward
+
+X = jax.random.normal(jax.random.key(0), (2, 3, 4))
+
+
+def config(**fields):
+    return ModelConfig(**{"d_model": 4, "d_ff": 6, "activation": "relu", "init_stddev": 0.5} | fields)
+
+
+@pytest.mark.parametrize("gated", (False, True))
+def test_by_hand(gated, variant):
+    module = feed_forward_of(config(gated=gated))(config(gated=gated))
+    params = module.init(jax.random.key(1), X)
+    y, sums = variant(module.apply)(params, X)
+    kernels = jax.tree.map(np.asarray, params["params"])  # biases start at 0
+    x = np.asarray(X)
+    hidden = np.maximum(x @ kernels["gate" if gated else "up"]["kernel"], 0)
+    hidden = hidden * (x @ kernels["up"]["kernel"]) if gated else hidden
+    np.testing.assert_allclose(y, hidden @ kernels["down"]["kernel"], atol=1e-5)  # float32, of sums of 6 products
+    chex.assert_shape(y, X.shape)
+    assert not sums
+
+
+def test_the_config_says_which():
+    assert feed_forward_of(config(gated=True)) is Gated and feed_forward_of(config(gated=False)) is Plain
+
+
+def test_a_kind_that_is_added_goes_before_those_that_were_there(monkeypatch):
+    monkeypatch.setattr("pretrainax.layers.feed_forward.FEED_FORWARDS", [*FEED_FORWARDS])
+
+    @register_feed_forward
+    class Wide(Plain):
+        partition_rules = ()
+
+        @staticmethod
+        def is_in(config):
+            return config.d_ff > 100
+
+    assert feed_forward_of(config(d_ff=101)) is Wide and feed_forward_of(config()) is Plain
+
+
+def test_flops_are_those_of_the_products():
+    for gated, maps in ((False, 2), (True, 3)):
+        assert feed_forward_of(config(gated=gated)).flops(config(gated=gated), 5) == 2 * 5 * 4 * 6 * maps
+
+
+def test_bfloat16_stays_bfloat16():
+    module = Plain(config())
+    y, _ = module.init_with_output(jax.random.key(1), X.astype(jnp.bfloat16))[0]
+    chex.assert_type(y, jnp.bfloat16)
