@@ -1,4 +1,4 @@
-"""`python -m pretrainax.tokenizer` learns, compares and shows tokenizers; its metrics are those that counting gives."""
+"""`python -m pretrainax.tokenizer` learns, compares and shows tokenizers."""
 
 import json
 import os
@@ -11,10 +11,9 @@ from pretrainax import tokenizer as tokenizer_command
 from pretrainax.config import UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.models.flops import flops_per_step
-from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization import BPE, Characters
 from pretrainax.tokenization.base import load_tokenizer
-from pretrainax.tokenization.compare import KINDS, _config, measure
-from pretrainax.tokenization.segmentation import describe_segmentation
+from pretrainax.tokenization.compare import KINDS
 from pretrainax.zoo import preset
 from tests.support import tiny
 
@@ -29,14 +28,7 @@ def experiment(text, cache, variant="t5"):
     return made
 
 
-# --- measure -------------------------------------------------------------------------------------------------------
-
-
-def test_metrics_by_hand():
-    found = measure(LETTERS, ["ab ab", "a?"])
-    assert (found["tokens"], found["bytes_per_token"], found["tokens_per_word"]) == (7, 1.0, 7 / 3)
-    assert found["unknown_share"] == 1 / 7 and found["restored_share"] == 5 / 7  # "a?" does not come back
-    assert (found["pieces"], found["pieces_used"], found["pieces_below_10"]) == (28, 3, 28)
+# --- what a model costs --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -118,12 +110,6 @@ def test_report_is_written_as_it_is_returned(reported):
         assert len(lines) == 2 + 8 and len({len(line) for line in lines}) == 1
 
 
-def test_fields_of_the_config_hold_for_its_kind():
-    given = WordPiece(vocab_size=300, lowercase=False)
-    assert _config(given, WordPiece, 500) == WordPiece(vocab_size=500, lowercase=False)
-    assert _config(given, Unigram, 500) == Unigram(vocab_size=500)
-
-
 def test_no_validation_text_is_explained(tmp_path, cache):
     (tmp_path / "some.txt").write_text("some text\n" * 100)
     (tmp_path / "none.txt").write_text("\n \n")
@@ -131,35 +117,6 @@ def test_no_validation_text_is_explained(tmp_path, cache):
     made.data.source.valid_path = str(tmp_path / "none.txt")
     with pytest.raises(UserError, match=r"config\.data\.source holds no validation text"):
         tokenizer_command.report(made, ["bpe"], [300], None)
-
-
-# --- encode --------------------------------------------------------------------------------------------------------
-
-
-def test_encode_shows_ids_and_what_they_say():
-    assert describe_segmentation(LETTERS, "a b\n").splitlines() == [
-        '5  "a"',
-        '4  " "',
-        '6  "b"',
-        '3  "\\n"',
-        "4 tokens of 4 bytes, 1.00 a token; the text comes back exactly",
-    ]
-
-
-def test_encode_says_what_is_lost():
-    last = describe_segmentation(LETTERS, "aB").splitlines()[-1]
-    assert last == '2 tokens of 2 bytes, 1.00 a token; what comes back is "a<unk>"'
-
-
-def test_encode_joins_the_bytes_of_a_character():
-    tokenizer = ByteBPE(vocab_size=259).build(iter(["ab " * 50]))
-    lines = describe_segmentation(tokenizer, "a漢😀\ufffd").splitlines()
-    assert [line.split("  ")[-1] for line in lines[:-1]] == ['"a"', '"漢"', '"😀"', *['"\ufffd"'] * 3]
-    assert lines[-1].startswith("11 tokens of 11 bytes") and lines[-1].endswith("exactly")
-
-
-def test_encode_of_nothing():
-    assert describe_segmentation(LETTERS, "") == "0 tokens of 0 bytes; the text comes back exactly"
 
 
 # --- the command ---------------------------------------------------------------------------------------------------

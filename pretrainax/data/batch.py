@@ -48,7 +48,7 @@ class Field(NamedTuple):
 _ENCODER, _DECODER, _BOTH = ("encoder",), ("decoder",), ("encoder_decoder",)
 _ALL = _ENCODER + _DECODER + _BOTH
 FIELDS = (
-    Field("tokens", "BT", _ALL, "what the model reads; of two sides, what the decoder reads", below="vocab_size"),
+    Field("tokens", "BT", _ALL, "what the model reads; the decoder, where there are two", below="vocab_size"),
     Field("targets", "BN", _ALL, "the token to predict", below="vocab_size"),
     Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
     Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
@@ -59,11 +59,12 @@ FIELDS = (
     Field("replaced", "BT", _ENCODER, "1 where a token is not the text's, if no generator tells", optional=True),
     Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
-    Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; segment i of the decoder reads this segment i"),
+    Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
 )
 SHAPES = {field.name: field.shape for field in FIELDS}
-READ = ("tokens", "encoder_tokens")  # the tokens that enter the model
+TOKEN_FIELDS = ("tokens", "encoder_tokens")  # what enters the model
+SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # and which of it is padding
 
 
 # --- which kind a batch is ------------------------------------------------------------------------------------------
@@ -102,12 +103,12 @@ def has_loss(batch: Mapping[str, Any]) -> bool:
 
 def tokens_read(batch: Mapping[str, Any]) -> int:
     """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
-    return sum(batch[name].size for name in READ if name in batch)
+    return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
 def padding_fraction(batch: Batch) -> float:
     """Returns the share of the tokens that enter the model which is padding."""
-    segments = [array for name, array in batch.items() if name.endswith("segment_ids")]
+    segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
 
 

@@ -5,9 +5,7 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.data.batch import READ, Example, Lengths, row_length
-
-_SEGMENTS = ("segment_ids", "encoder_segment_ids")
+from pretrainax.data.batch import SEGMENT_FIELDS, TOKEN_FIELDS, Example, Lengths, row_length
 
 
 def collate(
@@ -25,7 +23,7 @@ def collate(
         if array.ndim == 0:  # of a whole row
             batch[name] = np.array([row[0][name] for row in rows])
             continue
-        padding = pad if name in READ else 0
+        padding = pad if name in TOKEN_FIELDS else 0
         batch[name] = filled = np.empty((len(rows), row_length(name, template, lengths)), array.dtype)
         for out, row in zip(filled, rows, strict=True):
             end = _lay(out, name, row)
@@ -44,7 +42,7 @@ def _lay(out: np.ndarray, name: str, row: Sequence[Example]) -> int:
         out[start:end] = piece  # raises where examples are longer than they said
         if len(row) == 1:
             break
-        if name in _SEGMENTS:
+        if name in SEGMENT_FIELDS:
             out[start:end] += shift
             shift = out[end - 1]
         elif name == "masked_positions":

@@ -1,4 +1,4 @@
-"""The face of the tokenizers that a config can choose: each either learns its vocabulary from text or reads one."""
+"""The base of the tokenizers that a config can choose: each either learns its vocabulary from text or reads one."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -4,6 +4,7 @@ import functools
 import json
 import pathlib
 import shutil
+import sys
 
 import pytest
 
@@ -11,6 +12,7 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
+from pretrainax.tokenization.tokenizer_json import tokenizer_json
 from tests.support.huggingface_directories import (
     FIELDS,
     NEW,
@@ -136,3 +138,31 @@ def test_a_sentencepiece_model_without_a_counterpart_is_refused(tmp_path):
     tokenizer = read_tokenizer(directory(tmp_path / "word", spiece__model=t5_spiece(model_type="word")))
     with pytest.raises(UserError, match="only unigram and BPE ones can be written"):
         write_tokenizer(tokenizer, str(tmp_path / "out"), ModelConfig())
+
+
+# --- SentencePiece's classes ---------------------------------------------------------------------------------------
+
+
+def test_a_protobuf_that_is_too_old_is_explained(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece.sentencepiece_model_pb2", None)
+    with pytest.raises(UserError, match="takes a newer protobuf: pip install -U protobuf"):
+        tokenizer_json(OURS["unigram"][0].build(iter(lines())))
+
+
+def test_a_damaged_model_is_an_error():
+    tokenizer = OURS["unigram"][0].build(iter(lines()))
+    tokenizer.model = tokenizer.model[:-3]
+    with pytest.raises(UserError, match="the SentencePiece model is damaged"):
+        tokenizer_json(tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["WORD", "CHAR"])
+def test_models_that_are_neither_unigram_nor_bpe_are_refused(kind):
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    tokenizer = OURS["unigram"][0].build(iter(lines()))
+    model = ModelProto.FromString(tokenizer.model)
+    model.trainer_spec.model_type = model.trainer_spec.ModelType.Value(kind)
+    tokenizer.model = model.SerializeToString()
+    with pytest.raises(UserError, match="only unigram and BPE ones can be written for transformers"):
+        tokenizer_json(tokenizer)

@@ -1,4 +1,4 @@
-"""The face of every objective: lengths, an example of a text, its inverse, and checks of config and vocabulary."""
+"""The base of all objectives: lengths, an example of a text, its inverse, and checks of config and vocabulary."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence

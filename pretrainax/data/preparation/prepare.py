@@ -26,11 +26,13 @@ from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
 SPLITS = ("train", "valid")
-Run = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
+TaskRunner = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
+    """The tokenizer and the corpora of a run."""
+
     tokenizer: Tokenizer
     train: tuple[Corpus, ...]  # one for each component of the source
     valid: tuple[Corpus, ...]
@@ -65,7 +67,9 @@ class Recipe(NamedTuple):
         return os.path.join(self.directory(split), "whole") if self.drops else self.directory(split)
 
 
-def prepare(experiment: Experiment, report: Callable[[str], None] = print, elsewhere: Optional[Run] = None) -> Prepared:
+def prepare(
+    experiment: Experiment, report: Callable[[str], None] = print, elsewhere: Optional[TaskRunner] = None
+) -> Prepared:
     """Finds or makes the tokenizer and the corpora of a config. Raises a UserError when they cannot be had.
 
     elsewhere: where shards are tokenized, if not in processes of this machine.
@@ -124,7 +128,7 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
     return "; ".join([*sizes, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
 
 
-def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, report: Callable) -> Corpus:
+def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> Corpus:
     """Opens a corpus, which is made first where it is not in the cache."""
     directory = recipe.directory(split)
     if not shards.is_complete(directory):
@@ -144,7 +148,7 @@ def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: Run, repor
     return opened
 
 
-def _tokenize(split: str, recipe: Recipe, run: Run, report: Callable, index: int = 0, count: int = 1) -> int:
+def _tokenize(split: str, recipe: Recipe, run: TaskRunner, report: Callable, index: int = 0, count: int = 1) -> int:
     """Writes the shards that are missing among those whose number is `index` modulo `count`.
 
     Returns how many shards there are in all.

@@ -1,4 +1,4 @@
-"""The face of every source."""
+"""The base of all sources."""
 
 import collections
 from collections.abc import Iterator, Sequence
