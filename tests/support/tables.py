@@ -1,4 +1,4 @@
-"""Golden tables of the published presets: what decays, what is sharded how. `python -m tests.tables` writes them."""
+"""Golden tables of the published presets, of decay and of sharding. `python -m tests.support.tables` writes them."""
 
 import functools
 from pathlib import Path
