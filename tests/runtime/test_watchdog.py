@@ -38,7 +38,7 @@ def runs(tmp_path_factory, text, cache) -> pathlib.Path:
         return job(name, family, fsdp)
 
     def group(count: int, *jobs: dict) -> None:
-        children = several.start(count, "tests.several", json.dumps(jobs), log=folder / f"log-{count}")
+        children = several.start(count, "tests.support.several", json.dumps(jobs), log=folder / f"log-{count}")
         try:
             codes = [child.wait(timeout=900) for child in children]
         finally:

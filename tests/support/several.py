@@ -1,8 +1,8 @@
 """Runs of tests/support/tiny.py, one after the other, in this process or in each process of a group.
 
-`python -m tests.several '[{"family": "gpt", "workdir": DIR, "text": DIR, "cache": DIR, "fsdp": 2}, …]'` is one process
-of a group that the environment names, as `pretrainax.main` is. Beside what a run leaves, each process leaves the rows
-it has read: batches-<process>.npz.
+`python -m tests.support.several '[{"family": "gpt", "workdir": DIR, "text": DIR, "cache": DIR, "fsdp": 2}, …]'` is one
+process of a group that the environment names, as `pretrainax.main` is. Beside what a run leaves, each process leaves
+the rows it has read: batches-<process>.npz.
 """
 
 import json
