@@ -26,7 +26,7 @@ BUILT_IN = (  # the modules that have the choices of this package
 ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other packages name theirs
 
 
-def free(default: Any) -> Any:
+def free(default: object) -> Any:
     """Returns a field that may differ between a run and its resumption: no mathematics, or the answer to a fault."""
     return dataclasses.field(default=default, metadata={"free": True})
 
@@ -42,7 +42,7 @@ class Choice:
     """
 
     _classes: ClassVar[dict[str, type["Choice"]]] = {}  # by module:name
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]  # which each that can be chosen has
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # which each that can be chosen has
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
@@ -142,7 +142,7 @@ def _choice(node: ast.expr) -> Choice:
     return cls(**values)
 
 
-def fits(value: object, hint: Any) -> bool:
+def fits(value: object, hint: object) -> bool:
     """Says if a value is of the type of a field."""
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
@@ -158,7 +158,7 @@ def fits(value: object, hint: Any) -> bool:
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
-def spelled(hint: Any) -> str:
+def spelled(hint: object) -> str:
     """Returns a type as error lines have it: "of type int", "'stop' or 'skip'"."""
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(hint)))

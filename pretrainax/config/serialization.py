@@ -12,7 +12,7 @@ from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
 
 
-def to_json(config: Any) -> Any:
+def to_json(config: object) -> Any:
     """Returns a config (or a part of one) as plain dicts and lists; a Choice carries its name as "type"."""
     if dataclasses.is_dataclass(config):
         fields = {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
@@ -20,7 +20,7 @@ def to_json(config: Any) -> Any:
     return [to_json(x) for x in config] if isinstance(config, (tuple, list)) else config
 
 
-def from_json(cls: Any, value: Any, path: str = "config") -> Any:
+def from_json(cls: Any, value: object, path: str = "config") -> Any:
     """Reads what `to_json` made: an object of type `cls` (a dataclass, an Optional of one, or a plain type)."""
     if isinstance(value, dict):
         if "type" in value:
@@ -34,7 +34,7 @@ def from_json(cls: Any, value: Any, path: str = "config") -> Any:
         if wrong := [k for k, item in items.items() if not fits(item, hints[k])]:
             raise UserError("; ".join(f"{path}.{k} is {items[k]!r}, it must be {spelled(hints[k])}" for k in wrong))
         return cls(**items)
-    return tuple(from_json(Any, v, path) for v in value) if isinstance(value, list) else value
+    return tuple(from_json(object, v, path) for v in value) if isinstance(value, list) else value
 
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
@@ -42,7 +42,7 @@ def differences(old: Experiment, new: Experiment) -> list[str]:
     return [f"{path}: {a!r} -> {b!r}" for path, a, b in _compare(old, new, "")]
 
 
-def _compare(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, object]]:
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         for f in (f for f in dataclasses.fields(a) if not f.metadata.get("free")):
             yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))

@@ -22,7 +22,7 @@ _NOT_NEGATIVE = (
 ).split()
 
 
-def get(config: Any, path: str) -> Any:
+def get(config: object, path: str) -> Any:
     """Returns a field of a part: `get(experiment, "train.steps")`."""
     for name in path.split("."):
         config = getattr(config, name)
@@ -51,7 +51,7 @@ def _problems(e: Experiment, files: bool) -> Iterator[str]:
     yield from _choice_problems(e, files)
 
 
-def _fields(config: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _fields(config: Any, path: str = "") -> Iterator[tuple[str, object, object]]:
     """Yields path ("data.source"), type and value of each field of a config and its parts that is not None."""
     for field in dataclasses.fields(config):
         where, hint, value = f"{path}{field.name}", field.type, getattr(config, field.name)
