@@ -12,7 +12,7 @@ import dataclasses
 import os
 import re
 import shutil
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 import numpy as np
@@ -26,6 +26,7 @@ from pretrainax.checkpoints.params import load_parts
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, write_run_json
 from pretrainax.checkpoints.steps import list_steps, newest_valid_step
 from pretrainax.config import UserError
+from pretrainax.sharding.param_paths import PyTree
 
 _UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
 
@@ -51,7 +52,7 @@ class Checkpoints:
         silence_orbax()
         self._clear_unfinished()
 
-    def save(self, step: int, state: Any, extra: dict, metrics: Optional[dict] = None) -> None:
+    def save(self, step: int, state: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
         """Copies the state and returns; the writing goes on in the background. A step that exists is replaced.
 
         Args:
@@ -96,7 +97,7 @@ class Checkpoints:
                     os.rename(self._path(later), self._path(later, ".deleted"))
         self._clear_unfinished()
 
-    def restore_newest(self, abstract_state: Any, up_to: Optional[int] = None) -> Optional[tuple[int, Any, dict]]:
+    def restore_newest(self, abstract_state: PyTree, up_to: Optional[int] = None) -> Optional[tuple[int, PyTree, dict]]:
         """Restores (step, state, extra) of the newest step whose every file has its checksum; None where there is none.
 
         Args:
@@ -175,7 +176,7 @@ class Checkpoints:
                         os.remove(path)
 
 
-def _parts(state: Any) -> dict[str, Any]:
+def _parts(state: PyTree) -> dict[str, PyTree]:
     """Divides a state into two folders, so that parameters can be read without the optimizer's two copies of them."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     return {"params": fields.pop("params"), "optimizer": fields}

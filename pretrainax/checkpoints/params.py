@@ -5,7 +5,6 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,9 +16,9 @@ from pretrainax.checkpoints.errors import save_errors
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signatures, write_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import UserError
-from pretrainax.sharding.param_paths import is_stacked, parameter_names
+from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 
-Params = dict[str, Any]  # a nested dict of arrays, or of their shapes and dtypes
+Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
 Index = tuple[slice, ...]  # one slice an axis
 _BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
 _CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
@@ -38,7 +37,7 @@ def load_params(workdir: str, abstract_params: Params) -> Params:
     return load_parts(find_checkpoint(workdir), {"params": abstract_params})["params"]
 
 
-def load_parts(step_directory: str, abstract_parts: dict[str, Any]) -> dict[str, Any]:
+def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[str, PyTree]:
     """Restores the given parts into their shardings; UserError unless they are exactly what was saved."""
     wanted = signatures(abstract_parts)
     stored = read_run_json(step_directory)["arrays"]

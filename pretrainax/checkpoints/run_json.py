@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 import numpy as np
@@ -11,12 +11,12 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 
 RUN_JSON = "run.json"
 
 
-def write_run_json(path: str, step: int, parts: Any, extra: dict, metrics: Optional[dict] = None) -> None:
+def write_run_json(path: str, step: int, parts: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
     """Writes the file; parts: what is saved, arrays or their shapes; extra: anything JSON can hold."""
     content = {"step": step, "metrics": _finite(metrics or {}), "arrays": signatures(parts), "extra": extra}
     write_atomically(path, json.dumps(content, indent=1))
@@ -31,7 +31,7 @@ def read_run_json(step_directory: str) -> dict:
     return content
 
 
-def signatures(tree: Any) -> dict[str, str]:
+def signatures(tree: PyTree) -> dict[str, str]:
     """Returns dtype and shape of each array: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
     texts = [f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in jax.tree.leaves(tree)]
     return dict(zip(parameter_names(tree), texts, strict=True))

@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: the fields of each kind of positions, and what can be wrong with them.
+"""Positions, by which a model knows where a token stands: the fields of each kind, and their problems.
 
 What a kind computes is in a file of its own in `pretrainax.layers.positions`.
 """
@@ -15,7 +15,7 @@ if typing.TYPE_CHECKING:
 
 
 class Position(Choice):
-    """How a model knows where a token stands. `max_length` is None where any length works."""
+    """Tells a model where a token stands. `max_length` is None where any length works."""
 
     max_length: ClassVar[Optional[int]] = None
 
@@ -39,7 +39,7 @@ class SinusoidalPositions(Position):
 
 
 class RotaryScaling(Choice):
-    """How the frequencies of a trained context are stretched to a longer one."""
+    """Stretches the frequencies of a trained context to a longer one."""
 
 
 @dataclasses.dataclass

@@ -4,7 +4,7 @@
 read them; both ask here what kind a batch is. Imports no JAX: loader workers make batches too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Union
 
 import numpy as np
@@ -71,32 +71,32 @@ SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # and which of it is pa
 # Each asks the names alone: `batch` may be a batch, one row of it, an example, or the shapes of a batch.
 
 
-def is_encoder_decoder(batch: Mapping[str, Any]) -> bool:
+def is_encoder_decoder(batch: Collection[str]) -> bool:
     """Returns whether an encoder reads `encoder_tokens` for the decoder."""
     return "encoder_tokens" in batch
 
 
-def is_gathered(batch: Mapping[str, Any]) -> bool:
+def is_gathered(batch: Collection[str]) -> bool:
     """Returns whether predictions are asked for at `masked_positions` alone (15 % of the head's work)."""
     return "masked_positions" in batch
 
 
-def has_pairs(batch: Mapping[str, Any]) -> bool:
+def has_pairs(batch: Collection[str]) -> bool:
     """Returns whether rows are pairs of segments with a label."""
     return "pair_labels" in batch
 
 
-def has_replaced(batch: Mapping[str, Any]) -> bool:
+def has_replaced(batch: Collection[str]) -> bool:
     """Returns whether the batch tells itself which tokens were replaced; else the generator of the model does."""
     return "replaced" in batch
 
 
-def has_prefix(batch: Mapping[str, Any]) -> bool:
+def has_prefix(batch: Collection[str]) -> bool:
     """Returns whether a decoder sees the prefix of its text from both sides."""
     return "prefix_mask" in batch
 
 
-def has_loss(batch: Mapping[str, Any]) -> bool:
+def has_loss(batch: Collection[str]) -> bool:
     """Returns whether the batch says which predictions count; without, a model is only asked what it says."""
     return "loss_weights" in batch
 

@@ -16,7 +16,7 @@ PADDING = -1  # segment id of what padding to a length adds; segment ids of a ba
 
 @flax.struct.dataclass
 class Mask:
-    """Which keys a query may see: those of its own segment, and with `causal` none after it, but for its prefix.
+    """Describes the keys that a query may see: those of its segment, and with `causal` none after it, but for a prefix.
 
     Padding is segment 0: it sees padding only, so in self-attention each query has a key to see.
 

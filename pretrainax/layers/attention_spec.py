@@ -1,4 +1,4 @@
-"""What is known of an attention when it is traced, and the record of those that a model has.
+"""Specs: all that is known of an attention when it is traced, and the record of those that a model has.
 
 The layer, the header of a run and the plan of its memory choose by the same `AttentionSpec`: `MultiHeadAttention`
 makes it with `spec_of`, and whoever wants to know collects it from a trace of the model.
@@ -19,7 +19,7 @@ from pretrainax.sharding.mesh import axis_size
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """What decides whether a backend can compute an attention."""
+    """Holds all that decides whether a backend can compute an attention."""
 
     head_dim: int
     query_length: int

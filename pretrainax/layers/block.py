@@ -1,7 +1,7 @@
 """The one block of every family: self-attention, cross-attention where it is given something to read, feed-forward."""
 
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import flax.linen as nn
@@ -19,11 +19,12 @@ from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.param_paths import PyTree
 
 
 @flax.struct.dataclass
 class Context:
-    """What all blocks of a stack share."""
+    """Holds what all blocks of a stack share."""
 
     mask: Mask  # of self-attention; its window is that of local layers
     positions: PositionTerms  # of self-attention
@@ -34,7 +35,7 @@ class Context:
 
 @flax.struct.dataclass
 class Layer:
-    """What tells a block from the others of its stack; each [] bool, or [L] for the whole stack."""
+    """Tells a block from the others of its stack; each [] bool, or [L] for the whole stack."""
 
     is_first: jax.Array
     is_last: jax.Array
@@ -43,9 +44,10 @@ class Layer:
 
 @flax.struct.dataclass
 class SideOutputs:
-    """What a block gives beside the stream; of a stack, its state is stacked [L, …] and its sums are added up."""
+    """Holds what a block gives beside the stream; of a stack, its state is stacked [L, …] and its sums are added up."""
 
-    state: Any = None  # what the block hands to itself in the next call, a cache for instance; None: it was given none
+    # What the block hands to itself in the next call, a cache for instance; None: it was given none.
+    state: PyTree = None
     sums: Sums = flax.struct.field(default_factory=dict)  # auxiliary losses and metrics
 
 
@@ -64,7 +66,7 @@ class Block(nn.Module):
         x: jax.Array,
         layer: Layer,
         context: Context,
-        state: Any = None,
+        state: PyTree = None,
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
@@ -78,7 +80,7 @@ class Block(nn.Module):
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
 
-        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], tuple[jax.Array, Any]]) -> tuple:
+        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], tuple[jax.Array, PyTree]]) -> tuple:
             """Returns the stream with what `function` adds, and what it gives beside that."""
             norm = Norm(config, name=f"{name}_norm")
             dropout = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)

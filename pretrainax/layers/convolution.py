@@ -15,7 +15,7 @@ from pretrainax.layers.norm import Norm
 
 @flax.struct.dataclass
 class Branch:
-    """What the first block's output is joined with."""
+    """Joins the first block's output with a convolution."""
 
     convolved: jax.Array  # [B, T, D]
     norm: dict[str, jax.Array]  # parameters of the norm of the sum

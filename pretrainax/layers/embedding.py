@@ -1,12 +1,12 @@
 """A table of vectors, looked up by an id."""
 
 import functools
-from typing import Any
 
 import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.nn.initializers import Initializer
 
 from pretrainax.sharding.arrays import batch_spec, constrain, scattered_sum
 from pretrainax.sharding.axes import AXIS_RULES, logical_spec
@@ -21,7 +21,7 @@ class Embedding(nn.Module):
 
     rows: int
     features: int
-    embedding_init: Any
+    embedding_init: Initializer
     axes: tuple[str, str] = ("rows", "d_model")
 
     def setup(self):

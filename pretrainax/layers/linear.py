@@ -2,18 +2,18 @@
 
 import functools
 import math
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.nn.initializers import Initializer
 
 from pretrainax.config import ModelConfig
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
 
-def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: bool = False) -> Any:
+def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: bool = False) -> Initializer:
     """Returns the initializer of a matrix: normal with `config.init_stddev`, or with T5's gain / sqrt(fan_in).
 
     Args:
@@ -39,7 +39,7 @@ class Linear(nn.Module):
 
     features: tuple[int, ...]
     axes: tuple[str, ...]
-    kernel_init: Any
+    kernel_init: Initializer
     use_bias: bool = True
 
     @nn.compact
@@ -77,7 +77,7 @@ def _rows(x: jax.Array, last_axes: int) -> jax.Array:
     return x.reshape(*(tokens if axis_size(LENGTH_AXIS) > 1 else (math.prod(tokens),)), -1)
 
 
-def _matrix(kernel: jax.Array, summed: int, dtype: Any) -> jax.Array:
+def _matrix(kernel: jax.Array, summed: int, dtype: jnp.dtype) -> jax.Array:
     """Reshapes [D, H, K] -> [D, H · K], and [H, K, D] -> [H · K, D]."""
     return kernel.reshape(math.prod(kernel.shape[:summed]), -1).astype(dtype)
 

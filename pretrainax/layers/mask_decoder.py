@@ -5,7 +5,7 @@ It is the last block of a stack, applied twice with the same weights. What it re
 what asks is h + the absolute position at first, and then its own first result (as in the released code).
 """
 
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
+from pretrainax.sharding.param_paths import PyTree
 
 Carry = tuple[jax.Array, jax.Array]  # the stream, and what the block read of it; [B, T, D] each
 
@@ -26,7 +27,7 @@ class MaskDecoderBlock(Block):
         carry: Carry,
         layer: Layer,
         context: Context,
-        state: Any,
+        state: PyTree,
         branch: Optional[Branch],
         absolute: jax.Array,
     ) -> tuple[Carry, SideOutputs]:
@@ -38,7 +39,7 @@ class MaskDecoderBlock(Block):
 
 
 def decode_again(
-    config: ModelConfig, compute: Compute, blocks: Any, carry: Carry, layers: Layer, context: Context, rngs: Any
+    config: ModelConfig, compute: Compute, blocks: PyTree, carry: Carry, layers: Layer, context: Context, rngs: PyTree
 ) -> tuple[jax.Array, SideOutputs]:
     """Returns the second application; `blocks` are the parameters of the stack, `carry` is what its scan gave."""
     y, read = carry

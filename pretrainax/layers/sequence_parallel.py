@@ -12,7 +12,7 @@ half of the time of a long row. Orders that even it out (Brandon et al. 2023, "s
 """
 
 import functools
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ def _bias_spec(bias: Optional[jax.Array], q: jax.Array, k: jax.Array) -> Optiona
     return None if bias is None else P(_rows(q) if bias.shape[0] > 1 else None, _heads(k), LENGTH_AXIS)
 
 
-def _mask_spec(mask: Mask, query: P, key: P) -> Any:
+def _mask_spec(mask: Mask, query: P, key: P) -> Mask:
     specs = Mask(mask.causal, query, key, mask.window, P(), key)
     return jax.tree.map(
         lambda spec, x: None if x is None else spec, specs, mask, is_leaf=lambda x: x is None or isinstance(x, P)
@@ -150,7 +150,7 @@ def _ring_backward(settings: _Settings, residuals, gradient):
 _ring.defvjp(_ring_forward, _ring_backward)
 
 
-def _guest(k, v, mask: Mask) -> dict[str, Any]:
+def _guest(k, v, mask: Mask) -> dict[str, Optional[jax.Array]]:
     """Returns what travels: keys, values and what the mask says of them."""
     return {"k": k, "v": v, "ids": mask.key_segment_ids, "prefix": mask.prefix}
 

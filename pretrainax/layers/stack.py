@@ -1,6 +1,6 @@
 """L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import flax.linen as nn
@@ -17,6 +17,7 @@ from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.sums import Sums, added
+from pretrainax.sharding.param_paths import PyTree
 
 _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpoint saves for the backward
     "block": jax.checkpoint_policies.nothing_saveable,
@@ -52,7 +53,7 @@ class Stack(nn.Module):
         prefix_mask: Optional[jax.Array] = None,
         encoded: Optional[Encoded] = None,
         absolute: Optional[jax.Array] = None,
-        state: Any = None,
+        state: PyTree = None,
         deterministic: bool,
     ) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream after the last block and its norm, and what the blocks give beside it.
@@ -109,7 +110,7 @@ class Stack(nn.Module):
             is_local=jnp.asarray([kind == "local" for kind in kinds]),
         )
 
-    def _scan(self, block: type[Block], *own_axes: Any) -> Any:
+    def _scan(self, block: type[Block], *own_axes: object) -> type[nn.Module]:
         """Returns the class of all blocks, called with (carry, layers, context, state, branch) and arguments of a
         block's own, which lie along `own_axes`.
 

@@ -5,8 +5,6 @@ params = model.init(key, batch, deterministic=True)["params"]
 outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -18,6 +16,7 @@ from pretrainax.models.electra import Electra
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.encoder_decoder import EncoderDecoder
 from pretrainax.models.outputs import Outputs
+from pretrainax.sharding.param_paths import PyTree
 
 FAMILIES = {"encoder": Encoder, "encoder_decoder": EncoderDecoder, "decoder": Decoder}
 
@@ -31,7 +30,7 @@ def build(config: ModelConfig, compute: Compute) -> Model:
     return (FAMILIES[config.family] if config.generator is None else Electra)(config, compute)
 
 
-def abstract_params(config: ModelConfig) -> Any:
+def abstract_params(config: ModelConfig) -> PyTree:
     """Returns the tree of parameters as shapes and dtypes, without computing any."""
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
     batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in names}

@@ -1,4 +1,4 @@
-"""What the three families share: embeddings in, the answers of the heads out."""
+"""The base of the three families: embeddings in, the answers of the heads out."""
 
 import math
 from typing import Optional

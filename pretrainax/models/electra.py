@@ -13,7 +13,7 @@ parameters through them too, so that what is exported is what was trained.
 
 import copy
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import jax
@@ -28,6 +28,7 @@ from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
+from pretrainax.sharding.param_paths import PyTree
 
 # config.model.generator.share_embeddings -> what the two share. ELECTRA's code has one scope for all that makes an
 # embedding; DeBERTa's shares tokens and positions, each plus a difference, and leaves the norm to each.
@@ -65,7 +66,7 @@ def generator_config(config: ModelConfig) -> ModelConfig:
     )
 
 
-def discriminator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
+def discriminator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
     """Returns the config and the parameters of the discriminator as an encoder of its own.
 
     Disentangled (He et al. 2021, section 3.3): its tables are the shared ones, through which none of its gradient goes
@@ -77,13 +78,13 @@ def discriminator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
     return discriminator_config(config), own
 
 
-def generator(config: ModelConfig, params: Any) -> tuple[ModelConfig, Any]:
+def generator(config: ModelConfig, params: PyTree) -> tuple[ModelConfig, PyTree]:
     """Returns the config and the parameters of the generator as an encoder of its own."""
     shared = {name: params[name] for name in _shared(config) if name in params}
     return generator_config(config), {**shared, **params["generator"]}
 
 
-def join(config: ModelConfig, discriminator: Any, generator: Any) -> Any:
+def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTree:
     """Returns the tree of `config` from the parameters that `discriminator` and `generator` gave of its two encoders.
 
     Raises:
@@ -125,7 +126,7 @@ class Electra:
     config: ModelConfig
     compute: Compute
 
-    def init(self, rngs: Any, batch: Batch, *, deterministic: bool) -> dict[str, Any]:
+    def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
         def fresh(number, config):
             encoder = Encoder(config, self.compute)
             return encoder.init(_folded(rngs, number), batch, deterministic=deterministic)["params"]
@@ -139,7 +140,12 @@ class Electra:
         return {"params": params}
 
     def apply(
-        self, variables: dict[str, Any], batch: Batch, *, deterministic: bool, rngs: Optional[dict[str, Any]] = None
+        self,
+        variables: dict[str, PyTree],
+        batch: Batch,
+        *,
+        deterministic: bool,
+        rngs: Optional[dict[str, jax.Array]] = None,
     ) -> Outputs:
         rngs = dict(rngs or {})
         sample = rngs.pop("sample", None)
@@ -159,7 +165,7 @@ class Electra:
         return Outputs(heads, added(generated.sums, found.sums))
 
 
-def _folded(keys: Any, number: int) -> Any:
+def _folded(keys: PyTree, number: int) -> PyTree:
     """Returns keys for encoder `number`: two of one shape would else drop the same activations."""
     return jax.tree.map(lambda key: jax.random.fold_in(key, number), keys)
 

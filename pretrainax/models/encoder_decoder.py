@@ -1,7 +1,5 @@
 """Encoder-decoder: a decoder that also reads an encoded text (Vaswani et al. 2017; T5)."""
 
-from typing import Any
-
 import jax
 
 from pretrainax.data.batch import Batch
@@ -10,6 +8,7 @@ from pretrainax.layers.stack import Encoded, Stack
 from pretrainax.layers.sums import added
 from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
+from pretrainax.sharding.param_paths import PyTree
 
 
 class EncoderDecoder(Model):
@@ -35,7 +34,7 @@ class EncoderDecoder(Model):
         x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
         return Encoded(self._drop(x, deterministic), segment_ids, side.sums)
 
-    def decode(self, batch: Batch, encoded: Encoded, state: Any = None, *, deterministic: bool) -> Outputs:
+    def decode(self, batch: Batch, encoded: Encoded, state: PyTree = None, *, deterministic: bool) -> Outputs:
         """Returns what the model says of each token; `state` of the decoder's blocks [L, …] comes back in them."""
         x, side = self.decoder(
             self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),

@@ -1,8 +1,6 @@
 """The parameters that weight decay pulls to zero."""
 
-from typing import Any
-
-from pretrainax.sharding.param_paths import match_rules
+from pretrainax.sharding.param_paths import PyTree, match_rules
 
 # The end of a parameter's path -> does weight decay pull it to zero? First match wins. By path and not by rank: the
 # scale of a norm has two axes once layers are stacked. Embeddings decay, as in BERT's and GPT-2's training.
@@ -14,7 +12,7 @@ DECAY = (
 )
 
 
-def decay_mask(params: Any) -> Any:
+def decay_mask(params: PyTree) -> PyTree:
     """Returns `params` (arrays or shapes) with True where weight decay applies.
 
     Raises:

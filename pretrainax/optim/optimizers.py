@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ import optax
 from pretrainax.config import Experiment, kinds
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.schedules import Rate
-from pretrainax.sharding.param_paths import is_stacked, parameter_names
+from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 
 
 class Optimizer(kinds.Optimizer):
@@ -36,7 +36,7 @@ class AdamW(Optimizer):
     clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
     scale_by_parameter_rms: bool = False  # steps relative to the size of each matrix, for T5's unscaled init
 
-    def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
+    def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
         """Returns an optax chain; its `update(gradients, state, params, step=…)` needs the step, which gives the rate.
 
         The rate does not come from a counter of the chain's own: an update that is skipped would make it lag behind.
@@ -81,7 +81,7 @@ class Lamb(Optimizer):
 
     problems = AdamW.problems
 
-    def build(self, schedule: Rate, params_shape: Any) -> optax.GradientTransformationExtraArgs:
+    def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
         """Returns a chain, with the arguments of AdamW's."""
         decays = decay_mask(params_shape)
         return optax.chain(

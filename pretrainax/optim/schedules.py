@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pretrainax.config import Experiment, kinds
 
-Rate = Callable[[Any], jax.Array]  # step (0 is the first) -> learning rate of its update
+Rate = Callable[[jax.typing.ArrayLike], jax.Array]  # step (0 is the first) -> learning rate of its update
 
 
 @dataclasses.dataclass

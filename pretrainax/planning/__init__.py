@@ -1,1 +1,1 @@
-"""What a run will take, said before it is paid for: memory, traffic, time and price, without an accelerator."""
+"""Says what a run will take before it is paid for: memory, traffic, time and price, without an accelerator."""

@@ -1,19 +1,19 @@
 """Two pictures about text, in the style of curves.png: of the parts of a corpus, and of sizes of a vocabulary."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib import figure, ticker
 
+from pretrainax.config.json_files import JsonObject
 from pretrainax.reporting.curves import FAINT, INK, LEFT, NORM, RATE, RIGHT, STYLE, TRAINING, VALIDATION
 
 _COLORS = (TRAINING, VALIDATION, RATE, NORM, INK)
 _PLAIN = ticker.FuncFormatter(lambda x, _: f"{x:,.0f}")
 
 
-def draw_corpus(path: str, statistics: Mapping[str, Mapping[str, Any]]) -> None:
+def draw_corpus(path: str, statistics: Mapping[str, JsonObject]) -> None:
     """Draws lengths of documents on the left, counts of tokens by rank on the right, a color a split.
 
     statistics: of `data.inspection.corpus.measure`.
@@ -57,7 +57,7 @@ def draw_corpus(path: str, statistics: Mapping[str, Mapping[str, Any]]) -> None:
         picture.savefig(path, facecolor="white")
 
 
-def draw_tokenizers(path: str, results: Mapping[str, Any]) -> None:
+def draw_tokenizers(path: str, results: JsonObject) -> None:
     """Draws bytes per token over the size of the vocabulary, and training FLOPs a byte on the right, a line a kind.
 
     results: of `tokenization.compare.compare`.

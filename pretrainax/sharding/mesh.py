@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import jax
 import numpy as np
@@ -52,7 +52,7 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
     return sizes
 
 
-def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Any]) -> np.ndarray:
+def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
     """Returns the devices as an array of `sizes`, slice after slice along the first axis, and as near to each other
     within a slice as its wires allow.
 
@@ -68,7 +68,7 @@ def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Any]) -> np.
     return np.concatenate(parts)
 
 
-def _devices_of_slices(devices: Sequence[Any], count: int) -> list[list[Any]]:
+def _devices_of_slices(devices: Sequence[jax.Device], count: int) -> list[list[jax.Device]]:
     """Returns the devices of each slice. TPUs know theirs; others are cut into equal ranges of processes."""
     found = {}
     for device in devices:

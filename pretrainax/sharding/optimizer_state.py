@@ -6,18 +6,17 @@ statistics of a part of its axes, as Adafactor's. Paths would not do: a state na
 
 import functools
 import itertools
-from typing import Any
 
 import jax
 import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import named_sharding, param_specs
 
 
-def opt_state_specs(optimizer: optax.GradientTransformation, params: Any) -> Any:
+def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of `optimizer.init(params)`; params: arrays or shapes.
 
     What belongs to no parameter, as a counter, is copied to every device.
@@ -39,12 +38,12 @@ def opt_state_specs(optimizer: optax.GradientTransformation, params: Any) -> Any
     )
 
 
-def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: Any) -> Any:
+def opt_state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, params: PyTree) -> PyTree:
     """Returns a NamedSharding for each leaf of `optimizer.init(params)`; raises as `opt_state_specs`."""
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), opt_state_specs(optimizer, params))
 
 
-def _spec_of(array: Any, name: str, param: Any, spec: P) -> Any:
+def _spec_of(array: PyTree, name: str, param: PyTree, spec: P) -> PyTree:
     """Returns the PartitionSpec of one array of the state; `spec` is that of its parameter."""
     if isinstance(array, optax.MaskedNode):  # there is none for this parameter
         return array

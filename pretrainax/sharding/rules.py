@@ -1,7 +1,6 @@
 """The partition rules: one table from the paths of parameters to their axes, and the shardings that follow from it."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -9,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Generator, UserError
 from pretrainax.sharding.axes import logical_spec
-from pretrainax.sharding.param_paths import match_rules, parameter_names
+from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 
 # The end of a parameter's path -> its axes, as AXIS_RULES names them, which says what splits each. First match wins.
 # Vectors of width D have one of "features": they are small, and copied. The names of a kernel are those that its Linear
@@ -39,7 +38,7 @@ def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
     PARTITION_RULES.extend(rows)
 
 
-def param_specs(params: Any) -> Any:
+def param_specs(params: PyTree) -> PyTree:
     """Returns a PartitionSpec for each leaf of `params` (arrays or shapes).
 
     Raises:
@@ -49,7 +48,7 @@ def param_specs(params: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(params), specs)
 
 
-def tree_shardings(mesh: Mesh, params: Any) -> Any:
+def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     """Returns a NamedSharding for each leaf of `params` (arrays or shapes), written as the compiler writes those of its
     results.
 
@@ -72,7 +71,7 @@ def tree_shardings(mesh: Mesh, params: Any) -> Any:
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), param_specs(params))
 
 
-def with_shardings(tree: Any, shardings: Any) -> Any:
+def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
     """Returns the shapes and dtypes of `tree` (arrays or shapes), each with its sharding."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)
 
@@ -86,7 +85,7 @@ def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
     return NamedSharding(mesh, P(*axes))
 
 
-def _axes_of_leaves(params: Any) -> list[tuple[str, ...]]:
+def _axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
     """Returns the names of the axes of each leaf, in tree order."""
     rows = [tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))]
     for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), rows, strict=True):

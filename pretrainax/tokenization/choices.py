@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
-from pretrainax.config import UserError, kinds, nearest
+from pretrainax.config import Experiment, UserError, kinds, nearest
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
-def check_tokenizer(tokenizer: Tokenizer, experiment: Any) -> None:
+def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
     """Raises a UserError where the vocabulary does not fit the model or the objective."""
     size, rows = tokenizer.vocabulary.size, experiment.model.vocab_size
     if size > rows:
@@ -51,7 +51,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
         except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type
             raise UserError(f"config.tokenizer.path={self.path}: {file} is damaged ({type(e).__name__}: {e})") from e
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         if self.path is not None:
             if not os.path.exists(os.path.expanduser(self.path)):
                 yield f"config.tokenizer.path is {self.path!r}, which does not exist"

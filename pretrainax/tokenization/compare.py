@@ -5,13 +5,14 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.json_files import JsonObject
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
 from pretrainax.tokenization.choices import TokenizerConfig
@@ -31,7 +32,7 @@ def compare(
     sizes: Sequence[int],
     costs: Costs,
     say: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Returns the metrics of each kind at each size of config.tokenizer.vocab_size, ready for JSON.
 
     Args:
@@ -71,7 +72,7 @@ def _config(given: Any, kind: type[TokenizerConfig], size: int) -> TokenizerConf
     return dataclasses.replace(given if type(given) is kind else kind(), vocab_size=size, path=None)
 
 
-def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
+def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> JsonObject:
     """Measures what a tokenizer makes of texts, and how fast on one core."""
     with _one_thread():
         started = time.process_time()  # of this core, whatever else the machine does
@@ -95,7 +96,7 @@ def measure(tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def table(results: Mapping[str, Any]) -> str:
+def table(results: JsonObject) -> str:
     """Writes the results of `compare` in Markdown, and what they were measured on."""
     header = [
         *("tokenizer", "vocab_size", "bytes per token", "tokens per word", "unknown", "restored", "used", "under 10 ×"),
@@ -136,7 +137,7 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_report(results: Mapping[str, Any], directory: str) -> None:
+def write_report(results: JsonObject, directory: str) -> None:
     """Writes report.md, report.json and report.png with the results of `compare`."""
     from pretrainax.reporting.text_plots import draw_tokenizers  # here: matplotlib takes long to import
 
@@ -147,7 +148,7 @@ def write_report(results: Mapping[str, Any], directory: str) -> None:
         draw_tokenizers(os.path.join(directory, "report.png"), results)
 
 
-def _cheapest(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _cheapest(rows: Sequence[JsonObject]) -> Iterator[str]:
     for kind in dict.fromkeys(row["kind"] for row in rows):
         best = min((row for row in rows if row["kind"] == kind), key=lambda row: row["flops_per_byte"])
         yield f"{kind} {best['size']:,}"

@@ -16,8 +16,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from pretrainax.config import UserError
-from pretrainax.config.json_files import read_object
+from pretrainax.config import Experiment, UserError
+from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -273,14 +273,14 @@ class _Files:
         with open(os.path.join(self._directory, name), encoding="utf-8") as f:
             return [line.removesuffix("\n") for line in f]
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _json(self, name: str) -> JsonObject:
         return _json(self._directory, name)
 
     def _error(self, problem: str) -> UserError:
         return UserError(f"the tokenizer in {self._directory}: {problem}")
 
 
-def _json(directory: str, name: str) -> dict[str, Any]:
+def _json(directory: str, name: str) -> JsonObject:
     """Reads a file; {} where there is none."""
     path = os.path.join(directory, name)
     return read_object(path) if os.path.exists(path) else {}
@@ -306,7 +306,7 @@ class PretrainedTokenizer(TokenizerConfig):
 
     train_bytes = None
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         if self.path is None:
             yield "config.tokenizer.path is None, it must be a Hugging Face directory"
             return

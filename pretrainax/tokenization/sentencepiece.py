@@ -5,12 +5,12 @@ import dataclasses
 import io
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import numpy as np
 import sentencepiece
 
-from pretrainax.config import UserError
+from pretrainax.config import Experiment, UserError
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 
@@ -180,7 +180,7 @@ class _SentencePiece(TokenizerConfig):
     def specials(self) -> dict[str, str]:
         return SPECIALS[self.special_pieces]
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         yield from special_piece_problems(self, SPECIALS)
 

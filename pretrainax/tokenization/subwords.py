@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from pretrainax.config import UserError
+from pretrainax.config import Experiment, UserError
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
 from pretrainax.tokenization.sentencepiece import piece_bytes
@@ -200,7 +200,7 @@ class ByteBPE(_Subword):
     def specials(self) -> dict[str, str]:
         return _SPECIAL_PIECES[self.special_pieces]
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         yield from special_piece_problems(self, _SPECIAL_PIECES)
 

@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Optional
+from typing import Optional
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.sharding.arrays import put_batch
-from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.training import loss_spikes
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.metrics import summarize
@@ -122,8 +122,8 @@ class Loop:
         """Forgets what belongs to steps after `loop_state.step`, at the start and after a rollback."""
         self.batches = loss_spikes.Skipping(self.run.train_batches, self.loop_state.rollbacks)
         self.paddings = collections.deque()  # the share of each batch that is made and not yet used
-        self.pending: list[tuple[int, dict[str, Any]]] = []  # (step, metrics on the device), not looked at yet
-        self.newest: Optional[dict[str, Any]] = None  # the last of them that was
+        self.pending: list[tuple[int, dict[str, PyTree]]] = []  # (step, metrics on the device), not looked at yet
+        self.newest: Optional[dict[str, PyTree]] = None  # the last of them that was
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last one here
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
         self.tokens, self.flops = 0, 0.0  # in the same time

@@ -1,7 +1,9 @@
 """The state that a run keeps across a restart beside its `TrainState`: counters, the best loss, rollbacks."""
 
 import dataclasses
-from typing import Any, Optional
+from typing import Optional
+
+from pretrainax.config.json_files import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +28,12 @@ class LoopState:
     rollbacks: list[Rollback] = dataclasses.field(default_factory=list)  # in the order of time
     recent: list[list[float]] = dataclasses.field(default_factory=list)  # what `loss_spikes.observe_step` remembers
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Returns the fields in their order, as JSON can hold them; later changes of the state do not reach them."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any], default: "LoopState") -> "LoopState":
+    def from_json(cls, stored: JsonObject, default: "LoopState") -> "LoopState":
         """Reads what `to_json` gave: a field that is missing there, of an older checkpoint, is that of `default`.
 
         What no field is named after, of a newer one, is left out.

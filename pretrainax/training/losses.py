@@ -1,4 +1,4 @@
-"""What training minimises: the losses of all heads that a model has, and those that its blocks give, each a mean."""
+"""Adds up what training minimises: the mean loss of each head that a model has, and of each that its blocks give."""
 
 from collections.abc import Mapping
 from typing import Any

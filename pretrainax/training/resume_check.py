@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 
 from pretrainax.config import Experiment, RunFailed
+from pretrainax.config.json_files import JsonObject
 from pretrainax.training.metrics import read_metrics
 
 LOSSES_AGREE = 2e-5  # relative
@@ -82,7 +83,7 @@ class Trial:
         if resume:
             self.finish()
 
-    def platform(self) -> dict[str, Any]:
+    def platform(self) -> JsonObject:
         """Returns "name", "kind" and "devices" of the machine, after a run."""
         with open(os.path.join(self.record, "platform.json"), encoding="utf-8") as f:
             return json.load(f)
@@ -196,7 +197,9 @@ def compare(run: str, whole: Trial, other: Trial, same: bool) -> Iterator[Row]:
     yield Row("", "parameters", text, not (same and different))
 
 
-def compare_losses(run: str, what: str, pairs: list[tuple[Any, Any]], missing: bool, tolerance: float) -> Row:
+def compare_losses(
+    run: str, what: str, pairs: list[tuple[Optional[float], Optional[float]]], missing: bool, tolerance: float
+) -> Row:
     """Judges pairs of numbers, which are None where they were not finite; missing: a step that only one of them has."""
     different = [(a, b) for a, b in pairs if a != b]
     if missing:

@@ -1,8 +1,9 @@
 """Shows what a model has learned at the end of a run: masks and spans it fills in, texts it continues."""
 
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Optional
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +11,11 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.data.batch import Batch, has_prefix, is_encoder_decoder, is_gathered
 from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
 
 
-def samples(model: Any, params: Any, batch: Batch, tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
+def samples(model: nn.Module, params: PyTree, batch: Batch, tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
     """Yields a text for each of the first `count` rows of a host batch, of a packed row its first example.
 
     The names of the batch decide what is asked.

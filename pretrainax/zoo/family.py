@@ -3,12 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Optional, TypeAlias
+from typing import NamedTuple, Optional, TypeAlias
 
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
-ConfigJson: TypeAlias = dict[str, Any]
+ConfigJson: TypeAlias = JsonObject
 
 # config.json's names of activations, where they are not ours; several of theirs may be one of ours
 _ACTIVATIONS = {
@@ -23,7 +24,7 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 
 
 class Row(NamedTuple):
-    """Where one of our parameters is in a Hugging Face state dict."""
+    """Names the place of one of our parameters in a Hugging Face state dict."""
 
     path: str  # ours
     name: str  # theirs; "{layer}" where ours stacks all layers on its first axis

@@ -6,10 +6,10 @@ A corpus of any size is read in blocks; what is kept of it fits in a few hundred
 import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data.corpus import Corpus
 from pretrainax.reporting.tables import markdown
 from pretrainax.tokenization.base import Tokenizer, unknown_share
@@ -22,7 +22,7 @@ _OPENING = 24  # tokens of the longest document that are shown
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
-def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, JsonObject]:
     """Returns the metrics of each split, ready for JSON. Lengths are in tokens, the document's separator included."""
     metrics, digests = {}, {}
     for name, corpus in splits.items():
@@ -47,7 +47,7 @@ def measure(splits: Mapping[str, Corpus], tokenizer: Tokenizer) -> dict[str, dic
 # --- lengths -------------------------------------------------------------------------------------------------------
 
 
-def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
+def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> JsonObject:
     counts, longest, at, before = np.zeros(len(_EDGES), np.int64), 0, 0, 0
     for start in range(0, corpus.num_documents, _BLOCK):
         ends = corpus.document_ends[start : start + _BLOCK]
@@ -72,7 +72,7 @@ def _lengths(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, Any]:
 # --- vocabulary ----------------------------------------------------------------------------------------------------
 
 
-def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
+def _vocabulary_use(counts: np.ndarray, tokenizer: Tokenizer) -> JsonObject:
     vocabulary = tokenizer.vocabulary
     pieces = np.delete(counts, sorted(vocabulary.special_ids))
     by_rank = np.sort(pieces[pieces > 0])[::-1]
@@ -149,7 +149,7 @@ def _document_digests(corpus: Corpus) -> Iterator[np.ndarray]:
 # --- table ---------------------------------------------------------------------------------------------------------
 
 
-def table(metrics: Mapping[str, Mapping[str, Any]]) -> str:
+def table(metrics: Mapping[str, JsonObject]) -> str:
     """Writes the metrics of `measure` in Markdown, a column a split."""
     names = list(metrics)
     rows = {name: dict(_rows(metrics[name])) for name in names}
@@ -157,7 +157,7 @@ def table(metrics: Mapping[str, Mapping[str, Any]]) -> str:
     return markdown(["", *names], [[line, *(rows[name].get(line, "") for name in names)] for line in said])
 
 
-def _rows(split: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(split: JsonObject) -> Iterator[tuple[str, str]]:
     documents, tokens, quantiles = split["documents"], split["tokens"], split["length_quantiles"]
     yield "documents", f"{documents:,}"
     if "sentences" in split:

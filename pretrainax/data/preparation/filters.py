@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pretrainax.config import Choice, kinds
+from pretrainax.config import Choice, Experiment, kinds
 from pretrainax.data.preparation.shards import BATCH, pieces_of
 from pretrainax.data.sources.base import Document
 
@@ -26,7 +26,7 @@ class Filter(Choice):
 
     language: str  # of the rules that divide a text into words, as datatrove names it
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
         if missing:
             yield f"{type(self).__name__} needs {' and '.join(missing)}: pip install 'pretrainax[filters]'"
@@ -49,7 +49,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
     )
     language: str = "eng"
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         if not (self.gopher_repetition or self.gopher_quality or self.c4 or self.fineweb):
             yield "config.data.quality has no rule set: set gopher_repetition, gopher_quality, c4 or fineweb"
@@ -105,7 +105,7 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
     hashes: int = 8  # of a bucket
     language: str = "eng"
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         for name in ("ngram", "buckets", "hashes"):
             if getattr(self, name) < 1:

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
 from tqdm import tqdm
@@ -22,6 +22,7 @@ from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
 from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
+from pretrainax.data.sources.base import Shard
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
@@ -178,7 +179,7 @@ def _remove_unfinished(recipe: Recipe, split: str, only: Optional[list[int]]) ->
                 os.remove(os.path.join(directory, name))
 
 
-def _write_shard(i: int, shard: Any, recipe: Recipe, directory: str) -> None:
+def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
     """Tokenizes one shard, and writes beside it what finds its duplicates."""
     skipped = collections.Counter()
     documents = until_stopped(recipe.source.read(shard, skipped))

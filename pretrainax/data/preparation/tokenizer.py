@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 from collections.abc import Callable, Iterable
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from pretrainax.data.preparation import shards
 from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Document
+from pretrainax.data.sources.base import Document, Shard
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
@@ -108,7 +108,7 @@ def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: 
     return texts
 
 
-def _sample_shard(i: int, source: Source, shard: Any, limit: int) -> tuple[int, list[str]]:
+def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str]]:
     """Returns `i`, and the beginning of a shard."""
     sample = []
     for document in until_stopped(source.read(shard, collections.Counter())):

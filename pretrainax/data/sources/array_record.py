@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, ClassVar, Optional
 
-from pretrainax.config import UserError
+from pretrainax.config import Experiment, UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, equal_cuts, json_object, row_of, rows_of
@@ -26,7 +26,7 @@ class ArrayRecord(RecordFiles, Source):
 
     endings: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord")
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         if self.target_field is not None and self.text_field is None:
             yield f"{self.config_path}.target_field is {self.target_field!r}: set {self.config_path}.text_field too"

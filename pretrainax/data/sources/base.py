@@ -2,10 +2,11 @@
 
 import collections
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, TypeAlias, Union
 
 from pretrainax.config import kinds
 
+Shard: TypeAlias = Any  # what a source's `read` takes: a part of its documents
 Document = Union[str, bytearray, tuple[str, str]]  # a text; a very long one as its UTF-8; source and target
 
 
@@ -31,9 +32,9 @@ class Source(kinds.Source):
         """Changes whenever the text may have changed."""
         raise NotImplementedError
 
-    def shards(self, split: str) -> list[Any]:
+    def shards(self, split: str) -> list[Shard]:
         raise NotImplementedError
 
-    def read(self, shard: Any, skipped: collections.Counter) -> Iterator[Document]:
+    def read(self, shard: Shard, skipped: collections.Counter) -> Iterator[Document]:
         """Yields the documents of a shard. Counts in `skipped`, by reason, what it leaves out."""
         raise NotImplementedError

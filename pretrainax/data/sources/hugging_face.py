@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
@@ -34,7 +34,7 @@ class HuggingFace(RecordSets, Source):
     valid_data_files: tuple[str, ...] = ()  # make up the split "validation"
     streaming: bool = False
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         for field in ("data_files", "valid_data_files"):
             if isinstance(getattr(self, field), str):

@@ -4,8 +4,9 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional
+from typing import Optional
 
+from pretrainax.config import Experiment
 from pretrainax.data.sources.base import Source, WeightStages
 
 
@@ -61,7 +62,7 @@ class SourceMixture(Source):
         most = max(counts)  # of which 1 / temperature as an exponent cannot be too large
         return tuple((count / most) ** (1 / self.temperature) for count in counts)
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         path = self.config_path
         if not self.sources:
             yield f"{path}.sources is empty: give at least one"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Optional, Union
 
-from pretrainax.config import UserError, nearest, to_json
+from pretrainax.config import Experiment, UserError, nearest, to_json
 from pretrainax.data import files, long_lines
 from pretrainax.data.sources.base import Document
 
@@ -27,7 +27,7 @@ class Records:
     def pairs(self) -> bool:
         return self.target_field is not None
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.fraction_problems(self)
         if self.on_error not in ("stop", "skip"):
             yield f"{self.config_path}.on_error is {self.on_error!r}, {nearest(self.on_error, ('stop', 'skip'))}"
@@ -107,7 +107,7 @@ class RecordFiles(Records):
 
     endings: ClassVar[tuple[str, ...]]  # of the files that a folder is searched for
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.path_problems(self)
         yield from super().problems(experiment)
 

@@ -4,9 +4,9 @@ import collections
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Optional
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.data import files
 from pretrainax.data.sources.base import Source
 
@@ -27,7 +27,7 @@ class TextFiles(Source):
     valid_path: Optional[str] = None
     valid_fraction: float = 0.1
 
-    def problems(self, experiment: Any) -> Iterator[str]:
+    def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.path_problems(self)
         yield from files.fraction_problems(self)
 

@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: one file for each kind of positions.
+"""Positions, by which a model knows where a token stands: one file for each kind of positions.
 
 A new kind is a dataclass of fields (`config.positions.Position`), a file here with what it does (`base.Positions`,
 `base.PositionTerms`), and its name in the line below.

@@ -1,12 +1,13 @@
-"""What a kind of positions may do: add to the embeddings, add a bias to the logits, rotate queries and keys."""
+"""The base of all kinds of positions: they add to the embeddings, add a bias to the logits, rotate queries and keys."""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import ClassVar, NamedTuple, Optional
 
 import flax.linen as nn
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, Position, UserError
 from pretrainax.layers.embedding import Embedding
@@ -15,7 +16,7 @@ from pretrainax.sharding.rules import add_partition_rules
 
 
 class Places(NamedTuple):
-    """Where the queries and the keys of a self-attention stand."""
+    """Says where the queries and the keys of a self-attention stand."""
 
     queries: jax.Array  # positions [B, T]
     keys: Optional[jax.Array] = None  # positions [B, S]; None: queries and keys are the same tokens
@@ -29,7 +30,7 @@ class Places(NamedTuple):
 
 @flax.struct.dataclass
 class PositionTerms:
-    """What positions do inside self-attention, computed once and shared by all blocks of a stack: here, nothing."""
+    """Does the part of positions inside self-attention, computed once for all blocks of a stack: here, nothing."""
 
     logit_terms: ClassVar[int] = 1  # terms of a logit, each of the size of q · k
     has_row_bias: ClassVar[bool] = False  # the bias is another one for each row of the batch
@@ -57,7 +58,7 @@ class PositionTerms:
 
 @dataclasses.dataclass(frozen=True)
 class Positions:
-    """What the positions of a model do. A kind overrides what it does; this one does nothing."""
+    """Does what the positions of a model do. A kind overrides what it does; this one does nothing."""
 
     config: ModelConfig
 
@@ -72,7 +73,7 @@ class Positions:
         """Returns embeddings of tokens [B, T, D] that know their positions [B, T]; `embedding` is that of the side."""
         return x
 
-    def terms(self, places: Places, *, causal: bool, dtype: Any) -> PositionTerms:
+    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> PositionTerms:
         """Returns what the blocks of a stack need, called inside the stack: its modules become the stack's.
 
         Args:

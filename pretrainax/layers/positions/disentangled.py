@@ -9,7 +9,7 @@ each row of a batch.
 """
 
 import math
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import chex
 import flax.linen as nn
@@ -62,7 +62,7 @@ class Disentangled(Positions):
         config = self.config
         return position_table(config, config.position.max_length) if config.enhanced_mask_decoder else None
 
-    def terms(self, places: Places, *, causal: bool, dtype: Any) -> DisentangledTerms:
+    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> DisentangledTerms:
         table = RelativeTable(self.config, name="relative_embedding")
         return DisentangledTerms(table(*places.lengths, places.offset).astype(dtype), places.offset)
 

@@ -1,7 +1,6 @@
 """T5's relative positions: a bias on the logits, one trained scalar a head and bucket of distance."""
 
 import math
-from typing import Any
 
 import flax.linen as nn
 import flax.struct
@@ -20,7 +19,7 @@ class BiasTerms(PositionTerms):
 
     value: jax.Array  # [1, H, T, S] float32
 
-    def bias(self, *_: Any) -> jax.Array:
+    def bias(self, *_: object) -> jax.Array:
         return self.value
 
 
@@ -28,7 +27,7 @@ class BiasTerms(PositionTerms):
 class RelativeBuckets(Positions):
     partition_rules = ((r"relative_bias/embedding", "buckets num_heads"),)
 
-    def terms(self, places: Places, *, causal: bool, dtype: Any) -> BiasTerms:
+    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> BiasTerms:
         bias = RelativeBias(self.config, bidirectional=not causal, name="relative_bias")
         return BiasTerms(bias(*places.lengths, places.offset))
 

@@ -1,7 +1,7 @@
 """Rotary positions: queries and keys are turned by angles that grow with the position (Su et al. 2021)."""
 
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import flax.struct
@@ -36,7 +36,7 @@ class RotaryTerms(PositionTerms):
 
 @behaviour_of(RotaryPositions)
 class Rotary(Positions):
-    def terms(self, places: Places, *, causal: bool, dtype: Any) -> RotaryTerms:
+    def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> RotaryTerms:
         position = self.config.position
         everywhere = self._angles(places, position.theta, position.scaling)
         if position.local_theta is None:

@@ -1,4 +1,4 @@
-"""What a model can be asked, a file each: modules, output, loss, metrics.
+"""Heads: all that a model can be asked, a file each: modules, output, loss, metrics.
 
 A new head is a file here with one class (`base.Head`), and its name in the line below.
 """

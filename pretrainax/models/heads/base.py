@@ -1,6 +1,6 @@
-"""What a head is: a question that a model answers from its last hidden state, and how the answer is scored."""
+"""The base of all heads: a head is a question that a model answers from its last hidden state, and its score."""
 
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import flax.linen as nn
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.layers.sums import Sums
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
 
@@ -27,7 +28,7 @@ class Head:
         """Returns what the model gets as submodules, by name."""
         raise NotImplementedError
 
-    def answer(self, model: Any, x: jax.Array, batch: Batch) -> Any:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> PyTree:
         """Returns the output of the head, a pytree; called inside `model`, which has its modules.
 
         Args:
@@ -39,10 +40,10 @@ class Head:
         """Returns how many predictions a batch asks for; None where it has no labels for this head."""
         raise NotImplementedError
 
-    def check(self, output: Optional[Any], batch: Batch) -> None:
+    def check(self, output: Optional[PyTree], batch: Batch) -> None:
         """Raises UserError where a model in training (`output` None: without this head) and its batch do not fit."""
 
-    def sums(self, output: Any, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+    def sums(self, output: PyTree, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
         """Returns the sum to minimise, which `count` divides, and the sums of the metrics.
 
         Args:

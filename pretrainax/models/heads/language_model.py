@@ -1,6 +1,6 @@
-"""Which token stands here: the output matrix over the vocabulary, of a masked LM after a layer of its own."""
+"""The head that says which token stands here: the output matrix over the vocabulary, and a masked LM's layer before."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import flax.linen as nn
@@ -57,7 +57,7 @@ class LanguageModel(Head):
         layer = {"masked_lm_head": MaskedLMHead(config)} if config.masked_lm_head else {}
         return {**layer, "unembedding": LMHead(config)}
 
-    def answer(self, model: Any, x: jax.Array, batch: Batch) -> LanguageModelOutput:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> LanguageModelOutput:
         """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
@@ -70,7 +70,7 @@ class LanguageModel(Head):
     def count(self, batch: Batch) -> jax.Array:
         return batch["loss_weights"].sum()
 
-    def sums(self, output: LanguageModelOutput, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+    def sums(self, output: LanguageModelOutput, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
         sums = loss_sums(output, batch["targets"], batch["loss_weights"], **options)
         return sums["objective"][0], {name: value for name, value in sums.items() if name != "objective"}
 

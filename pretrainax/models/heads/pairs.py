@@ -1,6 +1,6 @@
-"""How two segments belong together, from the first token."""
+"""The head that says how two segments belong together, from the first token."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import flax.linen as nn
@@ -33,7 +33,7 @@ class Pairs(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"pair_head": PairHead(config)}
 
-    def answer(self, model: Any, x: jax.Array, batch: Batch) -> jax.Array:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> jax.Array:
         return model.pair_head(x)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
@@ -44,7 +44,7 @@ class Pairs(Head):
             lack = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
             raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
 
-    def sums(self, output: jax.Array, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+    def sums(self, output: jax.Array, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
         labels = batch["pair_labels"]
         chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
         said = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]

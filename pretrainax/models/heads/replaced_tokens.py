@@ -1,6 +1,6 @@
-"""Which tokens of a text were replaced (ELECTRA's discriminator)."""
+"""The head that says which tokens of a text were replaced (ELECTRA's discriminator)."""
 
-from typing import Any, Optional
+from typing import Optional
 
 import chex
 import flax.linen as nn
@@ -40,13 +40,13 @@ class ReplacedTokens(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"replaced_token_head": ReplacedTokenHead(config)}
 
-    def answer(self, model: Any, x: jax.Array, batch: Batch) -> ReplacedTokensOutput:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> ReplacedTokensOutput:
         return ReplacedTokensOutput(model.replaced_token_head(x, batch["segment_ids"]))
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         return (batch["segment_ids"] > 0).sum() if "segment_ids" in batch else None
 
-    def sums(self, output: ReplacedTokensOutput, batch: Batch, **options: Any) -> tuple[jax.Array, Sums]:
+    def sums(self, output: ReplacedTokensOutput, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
         logits, truth = output.logits, output.replaced
         if truth is None and not has_replaced(batch):
             raise UserError(

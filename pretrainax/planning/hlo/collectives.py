@@ -1,4 +1,4 @@
-"""What the devices of a compiled step send each other."""
+"""Finds what the devices of a compiled step send each other."""
 
 import collections
 import dataclasses
