@@ -1,7 +1,9 @@
 """Compiles for accelerators that are not there: the attention backends and the loss, forward and backward."""
 
+import dataclasses
 import importlib.util
 import re
+from typing import Optional
 
 import jax
 import jax.numpy as jnp
@@ -46,59 +48,75 @@ def gpu_mesh():
     return mesh_of("h100:4")
 
 
-def compile_attention(
-    mesh, implementation, lengths, has_bias=False, causal=True, window=None, mixed=False, cap=None, prefix=False
-):
-    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids. Mixed: as in a scan over layers
-    of which some have the window and some have not."""
-    (t, s), (heads, key_heads, width) = lengths, (8, 4, 64)
+@dataclasses.dataclass(frozen=True)
+class Case:
+    lengths: tuple[int, int]  # of queries and keys
+    has_bias: bool = False
+    causal: bool = True
+    window: Optional[int] = None
+    mixed: bool = False  # as in a scan over layers of which some have the window and some have not
+    cap: Optional[float] = None
+    prefix: bool = False
+
+
+def compile_attention(mesh, implementation, case):
+    """8 rows a device, 8 heads of width 64 with 4 key heads, bfloat16, segment ids."""
+    (t, s), (heads, key_heads, width) = case.lengths, (8, 4, 64)
 
     def shape(sizes, dtype, *spec):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
     q = shape((16, t, heads, width), jnp.bfloat16, BATCH_AXES, None, "tensor")
     k = shape((16, s, key_heads, width), jnp.bfloat16, BATCH_AXES, None, "tensor")
-    bias = shape((1, heads, t, s), jnp.float32, None, "tensor") if has_bias else None
+    bias = shape((1, heads, t, s), jnp.float32, None, "tensor") if case.has_bias else None
     ids = shape((16, t), jnp.int32, BATCH_AXES), shape((16, s), jnp.int32, BATCH_AXES)
 
     def step(q, k, v, bias, mask):
         def out(q, k, v, bias):
-            return attention(q, k, v, mask=mask, bias=bias, scale=0.125, logit_cap=cap, implementation=implementation)
+            return attention(
+                q, k, v, mask=mask, bias=bias, scale=0.125, logit_cap=case.cap, implementation=implementation
+            )
 
         out, backward = jax.vjp(out, q, k, v, bias)
         return out, backward(out)
 
     with jax.set_mesh(mesh):
-        mask = Mask(causal, *ids, window, shape((), jnp.bool_) if mixed else None, ids[1] if prefix else None)
+        mask = Mask(
+            case.causal,
+            *ids,
+            case.window,
+            shape((), jnp.bool_) if case.mixed else None,
+            ids[1] if case.prefix else None,
+        )
         return jax.jit(step).lower(q, k, k, bias, mask).compile()
 
 
 # GPT's and LLaMA's; T5's encoder, decoder and cross-attention (114 is what 512 tokens leave for the spans)
 SHAPES = {
-    "causal": {"lengths": (1024, 1024), "has_bias": False, "causal": True},
-    "encoder with bias": {"lengths": (512, 512), "has_bias": True, "causal": False},
-    "decoder with bias": {"lengths": (114, 114), "has_bias": True, "causal": True},
-    "cross": {"lengths": (114, 512), "has_bias": False, "causal": False},
+    "causal": Case(lengths=(1024, 1024), has_bias=False, causal=True),
+    "encoder with bias": Case(lengths=(512, 512), has_bias=True, causal=False),
+    "decoder with bias": Case(lengths=(114, 114), has_bias=True, causal=True),
+    "cross": Case(lengths=(114, 512), has_bias=False, causal=False),
 }
 WITHOUT_BIAS = ("causal", "cross")
 # Mistral's; ModernBERT's; Gemma 2's, whose layers of both kinds are one scan
 WINDOWS = {
-    "window": {"lengths": (1024, 1024), "window": 256},
-    "two-sided window": {"lengths": (1024, 1024), "window": 256, "causal": False},
-    "mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True},
-    "mixed with a cap": {"lengths": (1024, 1024), "window": 256, "mixed": True, "cap": 50.0},
+    "window": Case(lengths=(1024, 1024), window=256),
+    "two-sided window": Case(lengths=(1024, 1024), window=256, causal=False),
+    "mixed": Case(lengths=(1024, 1024), window=256, mixed=True),
+    "mixed with a cap": Case(lengths=(1024, 1024), window=256, mixed=True, cap=50.0),
 }
 
 
 PREFIXES = {
-    "prefix": {"lengths": (1024, 1024), "prefix": True},
-    "prefix and mixed": {"lengths": (1024, 1024), "window": 256, "mixed": True, "prefix": True},
+    "prefix": Case(lengths=(1024, 1024), prefix=True),
+    "prefix and mixed": Case(lengths=(1024, 1024), window=256, mixed=True, prefix=True),
 }
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_xla_compiles_for_tpu(tpu_mesh, shape):
-    assert compile_attention(tpu_mesh, "xla", **SHAPES[shape])
+    assert compile_attention(tpu_mesh, "xla", SHAPES[shape])
 
 
 @pytest.mark.parametrize(
@@ -106,27 +124,27 @@ def test_xla_compiles_for_tpu(tpu_mesh, shape):
     [("tpu_splash", shape) for shape in WITHOUT_BIAS] + [("tpu_flash", shape) for shape in SHAPES],
 )
 def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
-    text = compile_attention(tpu_mesh, implementation, **SHAPES[shape]).as_text()
+    text = compile_attention(tpu_mesh, implementation, SHAPES[shape]).as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 3  # forward; gradients of q; gradients of k and v
 
 
 @pytest.mark.parametrize("shape", WINDOWS)
 def test_splash_compiles_with_windows(tpu_mesh, shape):
-    text = compile_attention(tpu_mesh, "tpu_splash", **WINDOWS[shape]).as_text()
+    text = compile_attention(tpu_mesh, "tpu_splash", WINDOWS[shape]).as_text()
     kinds = 2 if WINDOWS[shape].get("mixed") else 1
     assert text.count('custom_call_target="tpu_custom_call"') == 3 * kinds
 
 
 @pytest.mark.parametrize("shape", SHAPES | WINDOWS | PREFIXES)
 def test_xla_compiles_for_h100(gpu_mesh, shape):
-    assert compile_attention(gpu_mesh, "xla", **(SHAPES | WINDOWS | PREFIXES)[shape])
+    assert compile_attention(gpu_mesh, "xla", (SHAPES | WINDOWS | PREFIXES)[shape])
 
 
 @pytest.mark.parametrize("shape", [*SHAPES, "window", "mixed", *PREFIXES])
 def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     if not installed("nvidia.cudnn"):
         pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
-    text = compile_attention(gpu_mesh, "cudnn", **(SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
+    text = compile_attention(gpu_mesh, "cudnn", (SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
     kinds = 2 if "mixed" in shape else 1
     assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
 
