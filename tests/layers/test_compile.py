@@ -131,7 +131,7 @@ def test_tpu_kernels_compile_to_three_kernels(tpu_mesh, implementation, shape):
 @pytest.mark.parametrize("shape", WINDOWS)
 def test_splash_compiles_with_windows(tpu_mesh, shape):
     text = compile_attention(tpu_mesh, "tpu_splash", WINDOWS[shape]).as_text()
-    kinds = 2 if WINDOWS[shape].get("mixed") else 1
+    kinds = 2 if WINDOWS[shape].mixed else 1
     assert text.count('custom_call_target="tpu_custom_call"') == 3 * kinds
 
 
