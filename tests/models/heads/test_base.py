@@ -40,7 +40,7 @@ class Sentiment(Head):
         return jnp.asarray(batch["good"].size) if "good" in batch else None
 
     def sums(self, output, batch, **options):
-        loss = jax.nn.softplus(output) - batch["good"] * output
+        loss = jax.nn.softplus(output) - jnp.where(batch["good"] > 0, output, 0.0)
         return loss.sum(), mean_sums("sentiment", loss, (output > 0) == (batch["good"] > 0), jnp.ones_like(loss))
 
 
