@@ -1,4 +1,4 @@
-"""What a run will take, before it is paid for: `python -m pretrainax.plan --config=FILE --topology=v5p:4x4x8`.
+"""Says what a run will take, before it is paid for: `python -m pretrainax.plan --config=FILE --topology=v5p:4x4x8`.
 
 Says whether it fits, bytes by part, what goes over which axis of the mesh, FLOPs, time, hours and price; where it does
 not fit, what would. `--search` lists the best meshes. No accelerator is needed. With the extra `tpu` or `cuda` the real

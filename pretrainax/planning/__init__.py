@@ -1,1 +1,1 @@
-"""What a run will take, said before it is paid for: memory, traffic, time and price, without an accelerator."""
+"""Needs of a run, before it is paid for: memory, traffic, time and price, without an accelerator."""
