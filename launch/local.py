@@ -36,7 +36,7 @@ class Launcher:
             signal.signal(number, self.pass_on)
 
     def environment(self, index: int, port: int) -> dict[str, str]:
-        """What the process `index` finds beside what this one has."""
+        """Returns what the process `index` finds beside what this one has."""
         flags = os.environ.get("XLA_FLAGS", "")
         return {
             "JAX_PLATFORMS": "cpu",

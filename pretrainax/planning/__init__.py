@@ -1,1 +1,1 @@
-"""Says what a run will take before it is paid for: memory, traffic, time and price, without an accelerator."""
+"""Needs of a run, before it is paid for: memory, traffic, time and price, without an accelerator."""

@@ -1,4 +1,4 @@
-"""Counts what the devices of a step send each other, from the mesh and the model.
+"""The collectives of a step, estimated from the mesh and the model.
 
 NOTE libtpu (0.0.42) makes all-reduces around the whole torus of gathers and scatters that all chips of a slice take
 part in, where its wires wrap around (v5p 4x4x4 and larger; of small arrays on v5e too). They send twice the bytes and

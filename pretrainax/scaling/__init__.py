@@ -1,1 +1,1 @@
-"""Finds how large a model, on how much text: published laws, the best for a budget, the law of your own runs."""
+"""The best size of a model and of its text: published laws, the best for a budget, the law of your own runs."""

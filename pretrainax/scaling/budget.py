@@ -1,4 +1,4 @@
-"""Finds the size of a model, and of its text, for a budget: `python -m pretrainax.plan --flops=1e21`.
+"""The best model and the text to train it on for a budget: `python -m pretrainax.plan --flops=1e21`.
 
     --flops=1e21 | --hours=24 --topology=v5p:4x4x4 | --tokens=1e11     the budget
     --family=decoder|encoder|encoder_decoder --vocab_size=N --sequence_length=N
@@ -28,7 +28,7 @@ BUDGETS = ("flops", "hours", "tokens", "fit")  # fields of which one is given
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """Holds what is asked of `plan`: one of BUDGETS, and how to spend it."""
+    """A question to `plan`: one of BUDGETS, and how to spend it."""
 
     flops: Optional[float] = None  # of the whole training
     hours: Optional[float] = None  # on the topology

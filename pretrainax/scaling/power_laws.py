@@ -1,4 +1,4 @@
-"""Laws of how the loss of a Transformer falls with parameters N, tokens D and training FLOPs C, as papers measured it.
+"""The loss of a Transformer falls with parameters N, tokens D and training FLOPs C, as papers measured it.
 
 Sources: Kaplan et al. 2020 (arXiv 2001.08361), Hoffmann et al. 2022 (arXiv 2203.15556, "Chinchilla"), Besiroglu et al.
 2024 (arXiv 2404.10102), Bi et al. 2024 (arXiv 2401.02954, "DeepSeek LLM"). Losses are in nats a token. All were

@@ -24,7 +24,7 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 
 
 class Row(NamedTuple):
-    """Names the place of one of our parameters in a Hugging Face state dict."""
+    """The place of one of our parameters in a Hugging Face state dict."""
 
     path: str  # ours
     name: str  # theirs; "{layer}" where ours stacks all layers on its first axis

@@ -1,4 +1,4 @@
-"""What must have no effect on a run: clocks that jump, no network, no home directory, another user. And what must.
+"""Runs must not care for clocks that jump, no network, no home directory, another user; and must for another text.
 
     python -m tests.chaos.surroundings [--config=tests/support/tiny.py:gpt]
 
@@ -83,7 +83,7 @@ class Surroundings:
         self.is_the_same("all", args, runs.ENV | {"HOME": "/proc/none"})
 
     def another_text_under_a_run_that_resumes(self) -> None:
-        """Whether the tokenizer is learnt from the text or given: refused, and what the workdir holds stays."""
+        """Changes the text, with a learnt and a given tokenizer: it is refused, and what the workdir holds stays."""
         saved = f"--config.tokenizer.path={self.whole.run / 'tokenizer'}"
         for name, flags in (("learnt", ()), ("given", (saved,))):
             text = runs.write_text(self.folder / f"text-{name}")

@@ -29,7 +29,7 @@ _REACHES_OUT = ("socket.connect", "urllib.Request")
 
 
 def fuzz(only: list[str], count: int, first: int = 0, keep: str = "") -> tuple[dict[str, int], list[str]]:
-    """How many inputs of each format were read or refused, and a line for each that went wrong."""
+    """Counts the inputs of each format that were read or refused; returns a line for each that went wrong too."""
     counts, faults = {}, []
     for i, name in enumerate(only):
         share = count // len(only) + (i < count % len(only))

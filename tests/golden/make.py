@@ -1,4 +1,4 @@
-"""What transformers computes with tiny models of every family: logits, hidden states, gradients.
+"""Writes what transformers computes with tiny models of every family: logits, hidden states, gradients.
 
 `python -m tests.golden.make [NAME …]` (extra `parity`) writes the .npz files, which tests without torch compare with,
 and the largest differences, which `python -m pretrainax.zoo` prints.
@@ -98,7 +98,7 @@ def state_of(case: Case, model: Any, gradients: bool = False) -> Any:
 
 
 def reference(name: str) -> dict[str, np.ndarray]:
-    """Of transformers, live: "logits", …, "hidden …", "loss", and "gradient <path>" of each of our parameters."""
+    """Runs transformers: "logits", …, "hidden …", "loss", and "gradient <path>" of each of our parameters."""
     import jax
 
     from pretrainax.sharding.param_paths import parameter_names

@@ -1,4 +1,4 @@
-"""What our models compute with the weights and batches of tests/golden, and how far that is from transformers."""
+"""Our models on the weights and batches of tests/golden, and their distance from transformers."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Finds what the devices of a compiled step send each other."""
+"""The collectives of a compiled step, by axis of the mesh."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""Finds the module of the model that each result of a program belongs to."""
+"""The module of the model that each result of a program belongs to."""
 
 import os
 import re
