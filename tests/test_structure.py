@@ -23,7 +23,7 @@ ALL = FILES + SCRIPTS + TESTS
 
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
-    "config sharding checkpoints runtime reporting tokenization data layers models zoo optim interop training planning "
+    "config reporting sharding checkpoints runtime tokenization data layers models zoo optim interop training planning "
     "scaling"
 ).split()
 COMMANDS = "cli main prepare prepare_beam tokenizer inspect plan evaluate verify_resume huggingface".split()
@@ -33,7 +33,7 @@ CHAINS = {
     "data": {"config", "reporting", "tokenization"},
     "layers": {"config", "sharding", "data.batch"},
     "models": {"config", "layers", "sharding", "data.batch"},
-    "zoo": {"config", "sharding", "models", "layers"},
+    "zoo": {"config", "reporting", "sharding", "models", "layers"},
 }
 
 
