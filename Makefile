@@ -13,7 +13,7 @@ WORKERS := 2
 # What `make check` runs: much of the code in little time
 FAST := tests/config tests/test_structure.py tests/test_docs.py tests/sharding tests/optim tests/scaling \
 	$(addprefix tests/data/test_,packing.py permutation.py corpus.py files.py long_lines.py) \
-	$(addprefix tests/layers/test_,norm.py linear.py) $(addprefix tests/runtime/test_,goodput.py signals.py) \
+	$(addprefix tests/layers/test_,norm.py linear.py) \
 	$(addprefix tests/planning/test_,hlo.py roofline.py traffic.py shapes.py) tests/zoo/test_family.py
 
 .PHONY: quickstart check test lint format install constraints clean
