@@ -13,7 +13,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -120,8 +120,11 @@ def with_archives(*endings: str) -> tuple[str, ...]:
     return tuple(ending + archive for ending in endings for archive in ("", *ARCHIVES))
 
 
+Stream = Union[io.BufferedReader, gzip.GzipFile, lzma.LZMAFile]  # what `opened` gives
+
+
 @contextlib.contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
+def opened(path: str) -> Iterator[Stream]:
     """Opens a file to read, an archive as its content. Where that is broken, a UserError names file and line."""
     try:
         with _open(path) as f:
@@ -131,7 +134,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
         raise UserError(f"{path}:{_broken_line(path)}: the {kind} file is broken here ({e})") from e
 
 
-def _open(path: str) -> BinaryIO:
+def _open(path: str) -> Stream:
     if path.endswith(".gz"):
         return gzip.open(path, "rb")
     if path.endswith(".xz"):
@@ -241,7 +244,7 @@ def pieces(path: str, start: int, stop: Optional[int], longest_line: int) -> Ite
             start += len(piece)
 
 
-def _skip(f: BinaryIO, count: int) -> None:
+def _skip(f: Stream, count: int) -> None:
     if f.seekable():
         f.seek(count)
         return
@@ -249,7 +252,7 @@ def _skip(f: BinaryIO, count: int) -> None:
         count -= len(chunk)
 
 
-def _rest_of_line(f: BinaryIO, longest_line: int) -> bytes:
+def _rest_of_line(f: Stream, longest_line: int) -> bytes:
     rest = f.readline(longest_line)
     while (f.peek(1)[:1] or b"a")[0] & 0xC0 == 0x80:  # inside a character
         rest += f.read(1)

@@ -5,9 +5,10 @@ and the string in it would take 1.8 GB; here there are the line and the UTF-8 of
 """
 
 import codecs
+import io
 import json
 import re
-from typing import Any, BinaryIO, Union
+from typing import Any, Union
 
 LONG = 1 << 22  # bytes of a line that is treated so, and of its strings that stay UTF-8
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+("|\Z)', re.DOTALL)
@@ -15,7 +16,7 @@ _ESCAPE = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u\w{4}|\\.", re
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
-def read_line(f: BinaryIO) -> Union[bytes, bytearray]:
+def read_line(f: io.BufferedIOBase) -> Union[bytes, bytearray]:
     """Returns the next line with its end; a long one as a bytearray, which grows in place."""
     line = f.readline(LONG)
     if len(line) < LONG or line.endswith(b"\n"):
