@@ -1,13 +1,14 @@
 """Holds docs/design.md, CONTRIBUTING.md and CHANGELOG.md against the package that they describe."""
 
-import importlib.util
 import pathlib
+import pkgutil
 import re
 import runpy
 
 import pytest
 
 import pretrainax
+from pretrainax.data.batch import FIELDS
 from tests.test_structure import COMMANDS, PACKAGES
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -48,10 +49,6 @@ def test_the_picture_is_drawn_from_imports_without_a_circle():
 
 
 def test_the_table_of_a_batch_has_every_name():
-    if importlib.util.find_spec("pretrainax.data.batch") is None:
-        pytest.skip("no pretrainax.data.batch yet")
-    from pretrainax.data.batch import FIELDS
-
     rows = re.findall(r"^\| `(\w+)` \| ([BTSN, ]+) \|", DESIGN, re.MULTILINE)
     assert sorted(rows) == sorted((field.name, ", ".join(field.shape)) for field in FIELDS)
 
@@ -76,3 +73,14 @@ def test_every_make_target_that_is_named_exists():
 def test_the_changelog_begins_with_this_version():
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest[1] == pretrainax.__version__
+
+
+def test_what_the_changelog_says_to_import_is_there():
+    rows = re.findall(r"^\| .* \| (.*) \|$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    statements = re.findall(r"`(from [\w.]+ import [\w, ]+)`", " ".join(rows))
+    assert len(statements) >= 3
+    for statement in statements:
+        exec(statement, {})
+    for first, *others in [re.findall(r"`(\.?[\w.]+)`", row) for row in rows if "`pretrainax." in row]:
+        for name in [first, *(first.rsplit(".", 1)[0] + other for other in others if other.startswith("."))]:
+            pkgutil.resolve_name(name)
