@@ -21,6 +21,7 @@ BUILT_IN = (  # the modules that have the choices of this package
     "pretrainax.data.objectives",
     "pretrainax.data.packing",
     "pretrainax.data.preparation.filters",
+    "pretrainax.layers.positions",
     "pretrainax.optim",
 )
 ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other packages name theirs
