@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pretrainax.data.batch import Batch
+from pretrainax.data.batch import HostBatch
 
 
 def unigram_baseline(
-    train_batches: Iterable[Batch], valid_batches: Iterable[Batch], vocab_size: int
+    train_batches: Iterable[HostBatch], valid_batches: Iterable[HostBatch], vocab_size: int
 ) -> dict[str, float]:
     """Scores the frequencies of the training targets (add-one smoothed) on the validation targets.
 
@@ -24,7 +24,7 @@ def unigram_baseline(
     }
 
 
-def _counts(batches: Iterable[Batch], vocab_size: int) -> np.ndarray:
+def _counts(batches: Iterable[HostBatch], vocab_size: int) -> np.ndarray:
     """Sums the loss weights of each target, [V] float64."""
     counts = np.zeros(vocab_size)
     for batch in batches:

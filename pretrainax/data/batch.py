@@ -5,7 +5,7 @@ read them; both ask here what kind a batch is. Imports no JAX: loader workers ma
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Union
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,9 +14,9 @@ from pretrainax.config import ModelConfig, UserError
 if TYPE_CHECKING:
     import jax
 
-    Array = Union[np.ndarray, jax.Array]
-
-Batch = Mapping[str, "Array"]  # [B, …] each, under the names of FIELDS
+# [B, …] each, under the names of FIELDS
+HostBatch = Mapping[str, np.ndarray]  # as data makes it: this process's rows
+Batch = Mapping[str, "jax.Array"]  # as models and losses read it: the global batch on the mesh, or a part of it
 Example = dict[str, np.ndarray]  # one example under the same names, not padded, without the axis B
 
 
@@ -106,7 +106,7 @@ def tokens_read(batch: Mapping[str, Any]) -> int:
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
-def padding_fraction(batch: Batch) -> float:
+def padding_fraction(batch: HostBatch) -> float:
     """Returns the share of the tokens that enter the model which is padding."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
@@ -132,7 +132,7 @@ def _sizes(lengths: Lengths, two_sides: bool, gathered: bool) -> dict[str, int]:
 # --- the check ------------------------------------------------------------------------------------------------------
 
 
-def check_batch(batch: Mapping[str, np.ndarray], model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
+def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_size: int) -> None:
     """Raises UserError, naming key, expected and got, unless `batch` is what `model` takes, as FIELDS say.
 
     Args:

@@ -11,13 +11,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
 from absl import flags
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.data.batch import Batch, Example, Lengths
+from pretrainax.data.batch import Example, HostBatch, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
@@ -105,7 +105,7 @@ class Batches:
                 total[name] = max(total.get(name, 0), value) if name == "fill" else total.get(name, 0) + value
         return total
 
-    def __getitem__(self, step: int) -> Batch:
+    def __getitem__(self, step: int) -> HostBatch:
         first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
         rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
         return collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
@@ -146,7 +146,13 @@ def batches_of(
     )
 
 
-def iterate(batches: Batches, start: int, stop: int, workers: int = 0) -> Iterator[Batch]:
+class BatchOfStep(Protocol):
+    """Gives the batch of each step: `Batches`, or a view of them that counts otherwise."""
+
+    def __getitem__(self, step: int, /) -> HostBatch: ...
+
+
+def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> Iterator[HostBatch]:
     """Yields batches[start], ..., batches[stop - 1], made ahead of time: in a thread, or in `workers` processes.
 
     A Grain graph whose elements are whole batches, so that their order is that of the steps for any `workers`.
@@ -174,7 +180,9 @@ def _start_worker(number: int, count: int) -> None:
         signal.signal(each, signal.SIG_IGN)
 
     def end_with_parent():
-        multiprocessing.parent_process().join()
+        parent = multiprocessing.parent_process()
+        assert parent is not None  # which only the first process has not
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()

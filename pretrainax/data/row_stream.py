@@ -98,10 +98,7 @@ class RowStream:
         if unit == "sentences":
             first, last = corpus.part_ends.searchsorted((start, start + length - 1), "right")
             parts = np.minimum(corpus.part_ends[first : last + 1] - start, length)
-
-            def elsewhere(rng: np.random.Generator) -> Text:
-                return self._text(*self._another(start, rng), progress)
-
+            elsewhere = lambda rng: self._text(*self._another(start, rng), progress)  # noqa: E731
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
 
     def _pair(self, start: int, length: int, progress: float) -> Text:

@@ -5,12 +5,14 @@ params = model.init(key, batch, deterministic=True)["params"]
 outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key})
 """
 
+from typing import cast
+
 import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.layers.compute import Compute
-from pretrainax.models.base import Model
+from pretrainax.models.base import AnyModel, Model
 from pretrainax.models.decoder import Decoder
 from pretrainax.models.electra import Electra
 from pretrainax.models.encoder import Encoder
@@ -20,14 +22,15 @@ from pretrainax.sharding.param_paths import PyTree
 
 FAMILIES = {"encoder": Encoder, "encoder_decoder": EncoderDecoder, "decoder": Decoder}
 
-__all__ = ["FAMILIES", "Model", "Outputs", "abstract_params", "build"]
+__all__ = ["FAMILIES", "AnyModel", "Model", "Outputs", "abstract_params", "build"]
 
 
-def build(config: ModelConfig, compute: Compute) -> Model:
+def build(config: ModelConfig, compute: Compute) -> AnyModel:
     """Returns the model of `config.family`. It reads `config` at each call: do not change it afterwards."""
     if config.family not in FAMILIES:
         raise UserError(f"config.model.family is {config.family!r}, {nearest(config.family, FAMILIES)}")
-    return (FAMILIES[config.family] if config.generator is None else Electra)(config, compute)
+    model = (FAMILIES[config.family] if config.generator is None else Electra)(config, compute)
+    return cast(AnyModel, model)  # Flax types `apply` as if it might return a tuple
 
 
 def abstract_params(config: ModelConfig) -> PyTree:

@@ -1,7 +1,7 @@
 """The base of the three families: embeddings in, the answers of the heads out."""
 
 import math
-from typing import Optional
+from typing import Optional, Protocol
 
 import chex
 import flax.linen as nn
@@ -19,6 +19,24 @@ from pretrainax.layers.positions import positions_of
 from pretrainax.models.heads import heads_of
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.param_paths import PyTree
+
+
+class AnyModel(Protocol):
+    """Stands for what `models.build` returns: a `Model`, or the two of an `Electra`, which are used like one."""
+
+    config: ModelConfig
+    compute: Compute
+
+    def init(self, rngs: PyTree, batch: Batch, *, deterministic: bool) -> dict[str, PyTree]:
+        """Returns {"params": a fresh tree}."""
+        ...
+
+    def apply(
+        self, variables: dict[str, PyTree], batch: Batch, *, deterministic: bool, rngs: Optional[PyTree] = None
+    ) -> Outputs:
+        """Returns what the model of the parameters `variables["params"]` says of a batch."""
+        ...
 
 
 class Model(nn.Module):
@@ -78,6 +96,7 @@ class Model(nn.Module):
 
     def absolute(self, positions: jax.Array) -> jax.Array:
         """Returns what a mask decoder is told about where a token stands, [B, T] -> [B, T, D]."""
+        assert self.position_embedding is not None  # a mask decoder needs positions that have a table
         x = constrain(self.position_embedding(positions)).astype(self.compute.dtype)
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x

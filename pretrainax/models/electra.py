@@ -13,13 +13,13 @@ parameters through them too, so that what is exported is what was trained.
 
 import copy
 import dataclasses
-from typing import Optional
+from typing import Optional, cast
 
 import chex
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import Generator, ModelConfig, UserError
 from pretrainax.data.batch import Batch, has_loss, is_gathered
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.sums import added
@@ -48,7 +48,7 @@ def discriminator_config(config: ModelConfig) -> ModelConfig:
 def generator_config(config: ModelConfig) -> ModelConfig:
     """Returns the config of the masked LM. Its embeddings are as wide as the discriminator's, and projected where it is
     narrower."""
-    sizes, width = config.generator, config.embedding_width
+    sizes, width = _generator_of(config), config.embedding_width
     return dataclasses.replace(
         copy.deepcopy(config),
         num_layers=sizes.num_layers,
@@ -101,17 +101,23 @@ def join(config: ModelConfig, discriminator: PyTree, generator: PyTree) -> PyTre
         if not jax.tree.all(jax.tree.map(lambda a, b: bool((a == b).all()), discriminator[name], generator[name])):
             raise UserError(
                 f"generator and discriminator differ in {name}, which config.model.generator.share_embeddings="
-                f"{config.generator.share_embeddings!r} says they share: not pretrained together"
+                f"{_generator_of(config).share_embeddings!r} says they share: not pretrained together"
             )
     return joined
 
 
+def _generator_of(config: ModelConfig) -> Generator:
+    """Returns what `config` says of the generator, for a model that has one."""
+    assert config.generator is not None
+    return config.generator
+
+
 def _shared(config: ModelConfig) -> tuple[str, ...]:
-    return SHARED[config.generator.share_embeddings]
+    return SHARED[_generator_of(config).share_embeddings]
 
 
 def _disentangled(config: ModelConfig) -> bool:
-    return config.generator.share_embeddings == "gradient_disentangled"
+    return _generator_of(config).share_embeddings == "gradient_disentangled"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,17 +156,18 @@ class Electra:
         rngs = dict(rngs or {})
         sample = rngs.pop("sample", None)
 
-        def run(number, part, batch):
+        def run(number, part, batch) -> Outputs:
             config, params = part(self.config, variables["params"])
             encoder, keys = Encoder(config, self.compute), _folded(rngs, number)
-            return encoder.apply({"params": params}, batch, deterministic=deterministic, rngs=keys)
+            outputs = encoder.apply({"params": params}, batch, deterministic=deterministic, rngs=keys)
+            return cast(Outputs, outputs)  # a tuple, as Flax types it too, only with `mutable`
 
         generated = run(1, generator, batch)
         if not has_loss(batch):  # nobody asks for a loss: what the generator says
             return generated
         tokens, replaced = replace(generated.heads["lm"], batch, sample)
         found = run(0, discriminator, {**batch, "tokens": tokens})
-        told = found.heads["replaced"].replace(replaced=replaced, weight=self.config.generator.loss_weight)
+        told = found.heads["replaced"].replace(replaced=replaced, weight=_generator_of(self.config).loss_weight)
         heads = {**generated.heads, **found.heads, "replaced": told}
         return Outputs(heads, added(generated.sums, found.sums))
 
@@ -215,7 +222,8 @@ def _draw(generated: LanguageModelOutput, keys: jax.Array, places: jax.Array) ->
 
     def draw(column):
         features, places = column  # [B, E], [B]
-        logits = generated.replace(features=features[:, None], unembedding=matrix).logits()[:, 0]  # [B, V]
+        said = dataclasses.replace(generated, features=features[:, None], unembedding=matrix)
+        logits = said.logits()[:, 0]  # [B, V]
         noise = jax.vmap(lambda key, place: jax.random.gumbel(jax.random.fold_in(key, place), logits.shape[1:]))
         noisy = constrain(logits + noise(keys, places), logical_spec("batch", "vocab_size"))
         return jnp.argmax(noisy, axis=-1).astype(jnp.int32)

@@ -1,5 +1,7 @@
 """Encoder-decoder: a decoder that also reads an encoded text (Vaswani et al. 2017; T5)."""
 
+import dataclasses
+
 import jax
 
 from pretrainax.data.batch import Batch
@@ -44,7 +46,7 @@ class EncoderDecoder(Model):
             state=state,
             deterministic=deterministic,
         )
-        both = side.replace(sums=added(encoded.sums, side.sums))
+        both = dataclasses.replace(side, sums=added(encoded.sums, side.sums))
         return self.answer(self._drop(x, deterministic), both, batch)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:

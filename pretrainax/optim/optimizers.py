@@ -15,7 +15,16 @@ from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 
 
 class Optimizer(kinds.Optimizer):
-    """Base of the optimizers: dataclasses with a `learning_rate`, the peak of the schedule, and `build`."""
+    """Base of the optimizers. A subclass is a dataclass that has a `learning_rate` and gives `build`."""
+
+    learning_rate: float  # peak of the schedule
+
+    def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
+        """Returns what makes an update of a gradient, with the learning rate of `schedule`.
+
+        Its `update(gradients, state, params, step=…)` is given the step.
+        """
+        raise NotImplementedError
 
 
 @dataclasses.dataclass

@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
-from flax import linen as nn
 from jax.extend.core import Jaxpr, Literal, Var
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
@@ -155,7 +154,9 @@ def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
     return tuple(specs)
 
 
-def _carried(model: nn.Module, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]) -> Iterator[SavedResidual]:
+def _carried(
+    model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]
+) -> Iterator[SavedResidual]:
     params = train_step.abstract_params(model, shapes)
 
     def carried(params, batch, key):

@@ -1,12 +1,12 @@
 """Batches and activations on the mesh."""
 
 import math
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Mapping, Sequence
+from typing import Optional, Union
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Experiment, UserError
@@ -16,7 +16,7 @@ from pretrainax.sharding.mesh import axis_size
 ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
 
 
-def batch_sharding(mesh: Mesh, shape: Sequence[int]) -> NamedSharding:
+def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> NamedSharding:
     """Returns the sharding of an array [B, …] or [B, T, …]: rows over BATCH_AXES, and the length over LENGTH_AXIS; a
     length that it does not divide is whole."""
     parts = mesh.shape[LENGTH_AXIS]
@@ -36,7 +36,7 @@ def check_batch_divides(experiment: Experiment, mesh: Mesh) -> None:
         )
 
 
-def put_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
+def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Returns the arrays [B, …] of the global batch, of which this process gives its rows [b, …]; does not wait for the
     copy."""
     return {

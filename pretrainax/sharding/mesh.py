@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Optional, TypeAlias, Union
 
 import jax
 import numpy as np
@@ -13,8 +13,10 @@ from jax.sharding import AxisType, Mesh
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
 
+Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jax types it as a variable
 
-def make_mesh(config: MeshConfig, devices: Optional[Sequence[jax.Device]] = None) -> Mesh:
+
+def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) -> Mesh:
     """Returns the mesh of AXES over all devices.
 
     Raises:
@@ -52,7 +54,7 @@ def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, in
     return sizes
 
 
-def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[jax.Device]) -> np.ndarray:
+def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[Device]) -> np.ndarray:
     """Returns the devices as an array of `sizes`, slice after slice along the first axis, and as near to each other
     within a slice as its wires allow.
 
@@ -68,7 +70,7 @@ def _arrange(sizes: tuple[int, ...], slices: int, devices: Sequence[jax.Device])
     return np.concatenate(parts)
 
 
-def _devices_of_slices(devices: Sequence[jax.Device], count: int) -> list[list[jax.Device]]:
+def _devices_of_slices(devices: Sequence[Device], count: int) -> list[list[Device]]:
     """Returns the devices of each slice. TPUs know theirs; others are cut into equal ranges of processes."""
     found = {}
     for device in devices:

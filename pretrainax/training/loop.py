@@ -22,12 +22,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Optional
 
 import jax
-import numpy as np
 
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import Experiment, RunFailed
 from pretrainax.data.baseline import unigram_baseline
-from pretrainax.data.batch import Batch, check_batch, padding_fraction, tokens_read
+from pretrainax.data.batch import HostBatch, check_batch, padding_fraction, tokens_read
 from pretrainax.data.inspection import check
 from pretrainax.data.pipeline import batches_of, iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -44,7 +43,7 @@ from pretrainax.training.samples import samples
 from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
 
-Observer = Callable[[int, dict[str, np.ndarray]], None]  # (step, this process's rows of its batch)
+Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
 
 
 def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observe: Optional[Observer] = None) -> int:
@@ -86,7 +85,7 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
     return exit_code
 
 
-def to_device(batches: Iterator[dict[str, np.ndarray]], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:
+def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:
     """Yields the batches on the mesh, one ahead: the next one travels while the devices work on this one."""
     ahead = collections.deque()
     for batch in batches:
@@ -141,7 +140,7 @@ class Loop:
                 return self._train_steps(state)
             except loss_spikes.Spike as found:
                 spike = found.with_traceback(None)  # which would hold a state
-            state = None  # two do not fit
+            del state  # two do not fit
             state = self._roll_back(spike)
 
     def _train_steps(self, state: TrainState) -> tuple[TrainState, int]:
@@ -221,7 +220,7 @@ class Loop:
         self.waited += time.perf_counter() - before
         return batch
 
-    def _watch_batches(self, batches: Iterator[Batch], first: int) -> Iterator[Batch]:
+    def _watch_batches(self, batches: Iterator[HostBatch], first: int) -> Iterator[HostBatch]:
         """Yields the batches of step `first` on. That one is checked in full; of the others only the padding counts."""
         model, made = self.run.experiment.model, self.run.train_batches
         for step, batch in enumerate(batches, first):
@@ -283,6 +282,7 @@ class Loop:
     def _log(self) -> None:
         """Logs the metrics of the newest step, and the speed since the last line."""
         self._read_metrics()
+        assert self.newest is not None  # of the step just made
         loop_state = self.loop_state
         metrics = summarize(self.newest["sums"]) | {
             "learning_rate": float(self.newest["learning_rate"]),

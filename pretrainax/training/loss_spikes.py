@@ -15,9 +15,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Optional
 
-import numpy as np
-
 from pretrainax.config import RunFailed, TrainConfig
+from pretrainax.data.batch import HostBatch
 from pretrainax.data.pipeline import Batches
 from pretrainax.training.loop_state import Rollback
 
@@ -117,5 +116,5 @@ class Skipping:
         """Returns the number of the batch that the update after `step` updates takes."""
         return step + skipped(step, self.rollbacks)
 
-    def __getitem__(self, step: int) -> dict[str, np.ndarray]:
+    def __getitem__(self, step: int) -> HostBatch:
         return self.batches[self.index(step)]

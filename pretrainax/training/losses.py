@@ -1,7 +1,7 @@
 """Adds up what training minimises: the mean loss of each head that a model has, and of each that its blocks give."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from pretrainax.data.batch import Batch
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads import HEADS
+from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.models.outputs import Outputs
 
 
@@ -19,7 +20,7 @@ def counts(batch: Batch) -> dict[str, jax.Array]:
 
 
 def objective(
-    outputs: Outputs, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Any
+    outputs: Outputs, batch: Batch, total_counts: Mapping[str, jax.Array], **options: Unpack[LossOptions]
 ) -> tuple[jax.Array, Sums]:
     """Returns what training minimises, and the sums of each loss and accuracy.
 

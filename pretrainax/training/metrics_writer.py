@@ -9,7 +9,8 @@ import math
 import os
 import sys
 import time
-from typing import Any, Optional
+from collections.abc import Mapping
+from typing import Any, Optional, SupportsFloat
 
 from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
@@ -55,7 +56,7 @@ class MetricsWriter:
         elif self.primary:
             print(text, file=sys.stderr, flush=True)
 
-    def log(self, step: int, split: str, metrics: dict[str, Optional[float]]) -> None:
+    def log(self, step: int, split: str, metrics: Mapping[str, Optional[float]]) -> None:
         """Adds a line to metrics.jsonl, points to TensorBoard, and moves the progress on.
 
         Args:
@@ -149,7 +150,7 @@ class MetricsWriter:
             self.note(_join(f"step {step}/{self.total_steps}", *parts))
 
 
-def _number(value: object) -> Optional[float]:
+def _number(value: Optional[SupportsFloat]) -> Optional[float]:
     """Returns what JSON can hold, which has no NaN and no infinity, and knows no NumPy."""
     if value is None or isinstance(value, int):
         return value

@@ -3,19 +3,19 @@
 from collections.abc import Iterator
 from typing import Optional
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.data.batch import Batch, has_prefix, is_encoder_decoder, is_gathered
+from pretrainax.data.batch import HostBatch, has_prefix, is_encoder_decoder, is_gathered
+from pretrainax.models import AnyModel
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
 
 
-def samples(model: nn.Module, params: PyTree, batch: Batch, tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
+def samples(model: AnyModel, params: PyTree, batch: HostBatch, tokenizer: Tokenizer, count: int = 4) -> Iterator[str]:
     """Yields a text for each of the first `count` rows of a host batch, of a packed row its first example.
 
     The names of the batch decide what is asked.
@@ -28,7 +28,7 @@ def samples(model: nn.Module, params: PyTree, batch: Batch, tokenizer: Tokenizer
     return (_write if is_encoder_decoder(batch) else _continue)(model, params, batch, tokenizer)
 
 
-def _example(batch: Batch, row: int, *names: str) -> Iterator[np.ndarray]:
+def _example(batch: HostBatch, row: int, *names: str) -> Iterator[np.ndarray]:
     """Yields the arrays of a row, without the padding and without what is packed behind its first example."""
     for name in names:
         segments = batch.get("encoder_segment_ids" if name.startswith("encoder") else "segment_ids")
@@ -99,7 +99,7 @@ def _spans(ids: np.ndarray, vocabulary) -> dict[int, list[int]]:
     return spans
 
 
-def _interleave(tokens: np.ndarray, answers: dict[int, tuple], tokenizer: Tokenizer) -> str:
+def _interleave(tokens: np.ndarray, answers: dict[int, tuple[list[int], list[int]]], tokenizer: Tokenizer) -> str:
     """Returns the text of `tokens` with an answer (guess, truth) in place of the token at each key."""
     pieces, start = [], 0
     for place in [*sorted(answers), len(tokens)]:
@@ -124,7 +124,7 @@ def _continue(model, params, batch, tokenizer) -> Iterator[str]:
 
 
 def _decode(
-    model, params, batch: Batch, kept: np.ndarray, banned: Optional[np.ndarray] = None, temperature: float = 0.0
+    model, params, batch: HostBatch, kept: np.ndarray, banned: Optional[np.ndarray] = None, temperature: float = 0.0
 ) -> np.ndarray:
     """Returns batch["tokens"] [B, T] with the places that are not `kept` [B, T] filled in, each from those before it.
 

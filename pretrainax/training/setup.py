@@ -15,7 +15,7 @@ import optax
 
 from pretrainax import models
 from pretrainax.config import Experiment
-from pretrainax.data.batch import Batch, Lengths, tokens_read
+from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -41,7 +41,7 @@ class Run:
     prepared: Prepared
     peers: Watchdog  # the processes of the run
     mesh: jax.sharding.Mesh
-    model: models.Model
+    model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
     lengths: Lengths
     batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
@@ -91,7 +91,7 @@ class Run:
         rows = self.experiment.train.global_batch_size
         return flops.flops_per_step(self.experiment.model, rows, lengths.inputs, lengths.targets)
 
-    def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[Batch]:
+    def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
         batches = batches or self.valid_batches
         every = max(batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
@@ -137,7 +137,7 @@ class Run:
 class Steps(NamedTuple):
     """The part of a run that needs no data: model, optimizer and the jitted steps. The fields are those of Run."""
 
-    model: models.Model
+    model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
     step: jax.stages.Wrapped
     eval_step: jax.stages.Wrapped

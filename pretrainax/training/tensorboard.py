@@ -19,11 +19,14 @@ class EventsWriter:
         from tensorboardX import event_file_writer
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._event, self._summary, self._next_flush = event_pb2.Event, summary_pb2.Summary, 0.0
+        # Protobuf makes these classes when it is imported, where no type checker sees them.
+        self._event, log = event_pb2.Event, event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        self._summary = summary_pb2.Summary  # pyright: ignore[reportAttributeAccessIssue]
+        self._next_flush = 0.0
         os.makedirs(folder, exist_ok=True)
         # The name holds the second; the suffix: a rollback within a second of the start has a file of its own.
         self._writer = event_file_writer.EventsWriter(os.path.join(folder, "events"), f".{resume_step}")
-        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)  # what came after this step is not shown
+        start = log(status=log.START)  # what came after this step is not shown
         self._write(self._event(wall_time=time.time(), step=resume_step + 1, session_log=start))
 
     def add(self, step: int, values: dict[str, float]) -> None:

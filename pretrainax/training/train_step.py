@@ -4,9 +4,8 @@ Nothing here waits for the device, and nothing is ever whole on one: parameters 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
-import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -16,39 +15,42 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
-from pretrainax.data.batch import Batch
+from pretrainax.data.batch import Batch, HostBatch
+from pretrainax.models import AnyModel
+from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses
 
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
-_USES = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
+_USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
 
 
 @flax.struct.dataclass
 class TrainState:
-    """All that an update changes."""
+    """All that an update changes: arrays, or in their places their shapes or shardings."""
 
-    step: jax.Array  # int32: updates tried so far, those that were skipped included
+    step: PyTree  # int32: updates tried so far, those that were skipped included
     params: Params
     opt_state: optax.OptState
 
 
-def global_shapes(batch: Batch, global_batch_size: int) -> Shapes:
+def global_shapes(batch: HostBatch, global_batch_size: int) -> Shapes:
     """Returns the shapes [B, …] of the global batch that local rows [b, …] are a part of."""
     return {k: jax.ShapeDtypeStruct((global_batch_size, *v.shape[1:]), v.dtype) for k, v in batch.items()}
 
 
-def abstract_params(model: nn.Module, batch_shapes: Shapes) -> Params:
+def abstract_params(model: AnyModel, batch_shapes: Shapes) -> Params:
     """Returns the shapes and dtypes of the parameters."""
     return jax.eval_shape(lambda: _init_params(model, batch_shapes, seed=0))
 
 
 def abstract_state(
-    model: nn.Module, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh
+    model: AnyModel, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
     shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed=0))
@@ -65,7 +67,7 @@ def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformationExtraArgs
 
 
 def init_state(
-    model: nn.Module, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh, seed: int
+    model: AnyModel, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh, seed: int
 ) -> TrainState:
     """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
     shardings = state_shardings(mesh, optimizer, abstract_params(model, batch_shapes))
@@ -82,13 +84,13 @@ def state_from(params: Params, optimizer: optax.GradientTransformationExtraArgs,
 
 
 def _init(
-    model: nn.Module, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, seed: int
+    model: AnyModel, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, seed: int
 ) -> TrainState:
     params = _init_params(model, batch_shapes, seed)
     return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
 
 
-def _init_params(model: nn.Module, batch_shapes: Shapes, seed: int) -> Params:
+def _init_params(model: AnyModel, batch_shapes: Shapes, seed: int) -> Params:
     # one row is enough: no parameter depends on the batch size, and the compiler drops the forward pass
     row = {name: jnp.zeros((1, *x.shape[1:]), x.dtype) for name, x in batch_shapes.items()}
     return model.init({"params": _key(seed, "params")}, row, deterministic=True)["params"]
@@ -99,7 +101,7 @@ def _key(seed: int, use: str) -> jax.Array:
 
 
 def make_train_step(
-    model: nn.Module,
+    model: AnyModel,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: Rate,
     train: TrainConfig,
@@ -130,7 +132,8 @@ def make_train_step(
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
-            new = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            params = cast(Params, optax.apply_updates(state.params, updates))
+            new = TrainState(state.step + 1, params, opt_state)
             unchanged = state.replace(step=state.step + 1)
             new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, unchanged)
         metrics = {
@@ -146,7 +149,7 @@ def make_train_step(
 
 
 def _make_gradients(
-    model: nn.Module, train: TrainConfig, mesh: Mesh
+    model: AnyModel, train: TrainConfig, mesh: Mesh
 ) -> Callable[[Params, Batch, Keys], tuple[Params, tuple[jax.Array, losses.Sums]]]:
     """Returns `(params, batch, keys) -> (gradients, (objective, sums))` over all micro-batches.
 
@@ -184,7 +187,7 @@ def _make_gradients(
     return compute_gradients
 
 
-def make_eval_step(model: nn.Module, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
+def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
     """Returns the jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout."""
 
     def step(params, batch):
@@ -194,7 +197,7 @@ def make_eval_step(model: nn.Module, train: TrainConfig, mesh: Mesh) -> jax.stag
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 
 
-def loss_options(train: TrainConfig) -> dict[str, Any]:
+def loss_options(train: TrainConfig) -> LossOptions:
     """Returns the arguments of `losses.objective` that are fields of `config.train`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 

@@ -1,6 +1,6 @@
 """The base of all heads: a head is a question that a model answers from its last hidden state, and its score."""
 
-from typing import ClassVar, Optional
+from typing import ClassVar, Optional, Unpack
 
 import flax.linen as nn
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import add_partition_rules
 
@@ -43,7 +44,7 @@ class Head:
     def check(self, output: Optional[PyTree], batch: Batch) -> None:
         """Raises UserError where a model in training (`output` None: without this head) and its batch do not fit."""
 
-    def sums(self, output: PyTree, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
+    def sums(self, output: PyTree, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         """Returns the sum to minimise, which `count` divides, and the sums of the metrics.
 
         Args:

@@ -1,6 +1,6 @@
 """The head that says which token stands here: the output matrix over the vocabulary, and a masked LM's layer before."""
 
-from typing import Optional
+from typing import Optional, Unpack
 
 import chex
 import flax.linen as nn
@@ -15,7 +15,7 @@ from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, register_head
-from pretrainax.models.heads.vocabulary_loss import loss_sums
+from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
 
 
 @flax.struct.dataclass
@@ -70,7 +70,7 @@ class LanguageModel(Head):
     def count(self, batch: Batch) -> jax.Array:
         return batch["loss_weights"].sum()
 
-    def sums(self, output: LanguageModelOutput, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
+    def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         sums = loss_sums(output, batch["targets"], batch["loss_weights"], **options)
         return sums["objective"][0], {name: value for name, value in sums.items() if name != "objective"}
 

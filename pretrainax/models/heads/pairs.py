@@ -1,6 +1,6 @@
 """The head that says how two segments belong together, from the first token."""
 
-from typing import Optional
+from typing import Optional, Unpack
 
 import chex
 import flax.linen as nn
@@ -12,6 +12,7 @@ from pretrainax.data.batch import has_pairs
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 
@@ -44,7 +45,7 @@ class Pairs(Head):
             lack = "pair_labels have no head" if has_pairs(batch) else "the head has no pair_labels to learn from"
             raise UserError(f"config.model.pair_head and config.objective do not fit: {lack}")
 
-    def sums(self, output: jax.Array, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
+    def sums(self, output: jax.Array, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         labels = batch["pair_labels"]
         chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
         said = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]

@@ -1,6 +1,6 @@
 """The head that says which tokens of a text were replaced (ELECTRA's discriminator)."""
 
-from typing import Optional
+from typing import Optional, Unpack
 
 import chex
 import flax.linen as nn
@@ -15,6 +15,7 @@ from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+from pretrainax.models.heads.vocabulary_loss import LossOptions
 
 
 @flax.struct.dataclass
@@ -46,7 +47,9 @@ class ReplacedTokens(Head):
     def count(self, batch: Batch) -> Optional[jax.Array]:
         return (batch["segment_ids"] > 0).sum() if "segment_ids" in batch else None
 
-    def sums(self, output: ReplacedTokensOutput, batch: Batch, **options: float) -> tuple[jax.Array, Sums]:
+    def sums(
+        self, output: ReplacedTokensOutput, batch: Batch, **options: Unpack[LossOptions]
+    ) -> tuple[jax.Array, Sums]:
         logits, truth = output.logits, output.replaced
         if truth is None and not has_replaced(batch):
             raise UserError(

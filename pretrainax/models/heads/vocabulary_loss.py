@@ -7,7 +7,7 @@ matrix products in all, as many as with all logits kept, and no recomputation.
 
 import functools
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional, TypedDict, cast
 
 import chex
 import jax
@@ -24,6 +24,14 @@ class _Settings(NamedTuple):
     z_loss: float
     label_smoothing: float
     logit_cap: Optional[float]
+    chunk: int
+
+
+class LossOptions(TypedDict, total=False):
+    """The options of `loss_sums`, as heads are given them."""
+
+    z_loss: float
+    label_smoothing: float
     chunk: int
 
 
@@ -62,7 +70,8 @@ def loss_sums(
         chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
     settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
     features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
-    objective, reported = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
+    found = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
+    objective, reported = cast(tuple[jax.Array, dict[str, jax.Array]], found)  # partial hides the type of _sums
     count = loss_weights.sum()
     return {"objective": (objective, count)} | {
         name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
@@ -133,7 +142,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         totals = (
             sums,
             _constrain(d_matrix, logical_spec("tokens", None, "vocab_size")),
-            _constrain(d_bias, logical_spec("tokens", "vocab_size")),
+            None if d_bias is None else _constrain(d_bias, logical_spec("tokens", "vocab_size")),
         )
         return totals, d_x.reshape(shards, -1, step, width)
 
@@ -146,12 +155,12 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
     else:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
         totals, d_features = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
-        if with_gradients:
+        if d_features is not None:
             # [pieces, S, R, step, D] -> [S, R, N', D]
             d_features = jnp.moveaxis(d_features, 0, 2)
     sums, d_matrix, d_bias = totals[0], _summed(totals[1]), totals[2]
     sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
-    if with_gradients:
+    if d_features is not None:
         # [S, R, N', D] -> [B, N, D]
         d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
     return sums, (d_features, d_matrix, d_bias)
@@ -216,9 +225,9 @@ def _shards(rows: int, axes: tuple[str, ...]) -> int:
     return shards if rows % shards == 0 else 1
 
 
-def _constrain(x: Optional[jax.Array], spec: P) -> Optional[jax.Array]:
+def _constrain(x: jax.Array, spec: P) -> jax.Array:
     """Returns `x` sharded so under the mesh of `jax.set_mesh`, but for axes of size 1; unchanged without one."""
-    if x is None or jax.sharding.get_abstract_mesh().empty:
+    if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(
         x, P(*(axis if n > 1 else None for n, axis in zip(x.shape, spec, strict=True)))
