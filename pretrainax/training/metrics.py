@@ -24,7 +24,7 @@ def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None
         "loss_tokens": float(sums["loss"][1]),
     }
     for name in sums:
-        if name.startswith(("pair_", "replaced_")):  # losses and accuracies of further heads
+        if name not in ("loss", "accuracy", "z_loss"):  # of further heads, and of blocks
             metrics[name] = float(sums[name][0]) / max(float(sums[name][1]), 1e-9)
     if bytes_per_token:
         metrics["bits_per_byte"] = metrics["bits_per_token"] / bytes_per_token
