@@ -1,6 +1,8 @@
 """The partition rules: one table from the paths of parameters to their axes, and the shardings that follow from it."""
 
+import math
 from collections.abc import Iterable
+from typing import Union
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -58,14 +60,13 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     """
     problems = {}
     for path, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), _axes_of_leaves(params), strict=True):
-        for size, field, mesh_axis in zip(leaf.shape, axes, logical_spec(*axes), strict=True):
-            parts = mesh.shape[mesh_axis] if mesh_axis else 1
+        for size, field, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
+            parts = math.prod(mesh.shape[name] for name in splits)
             if size % parts:
+                by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
                 field = f"generator.{field}" if "generator/" in path and hasattr(Generator, field) else field
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
-                problems[field, mesh_axis] = (
-                    f"config.model.{field} {size} is not a multiple of config.mesh.{mesh_axis} {parts}{hint}"
-                )
+                problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
     if problems:
         raise UserError("; ".join(problems.values()))
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), param_specs(params))
@@ -79,10 +80,15 @@ def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
 def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
     """Returns the sharding without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a
     state that lies as before but says so differently, and the state it returns says it like this."""
-    axes = [axis if axis and mesh.shape[axis] > 1 else None for axis in spec]
-    while axes and axes[-1] is None:
+    axes = [tuple(name for name in _names(entry) if mesh.shape[name] > 1) for entry in spec]
+    while axes and not axes[-1]:
         axes.pop()
-    return NamedSharding(mesh, P(*axes))
+    return NamedSharding(mesh, P(*(names if len(names) > 1 else (*names, None)[0] for names in axes)))
+
+
+def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Returns the axes of the mesh in one entry of a PartitionSpec: none, one or several."""
+    return (entry,) if isinstance(entry, str) else entry or ()
 
 
 def _axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
