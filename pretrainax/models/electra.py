@@ -49,6 +49,7 @@ def generator_config(config: ModelConfig) -> ModelConfig:
     """Returns the config of the masked LM. Its embeddings are as wide as the discriminator's, and projected where it is
     narrower."""
     sizes, width = _generator_of(config), config.embedding_width
+    heads = {field.name: False for field in dataclasses.fields(config) if field.name.endswith("_head")}
     return dataclasses.replace(
         copy.deepcopy(config),
         num_layers=sizes.num_layers,
@@ -58,11 +59,9 @@ def generator_config(config: ModelConfig) -> ModelConfig:
         num_kv_heads=None,
         head_dim=None,
         embedding_dim=None if sizes.d_model == width else width,
-        masked_lm_head=True,
-        pair_head=False,
-        replaced_token_head=False,
         replaced_token_context=False,
         generator=None,
+        **{**heads, "masked_lm_head": True},  # the questions of the other heads are the discriminator's
     )
 
 
