@@ -27,7 +27,7 @@ from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_sp
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_batch_divides
-from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import losses, train_step
@@ -47,7 +47,7 @@ class SavedResidual(NamedTuple):
 def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[SavedResidual]:
     """Traces what one device keeps for the backward of one micro-batch; platform: "tpu", "gpu" or "cpu"."""
     rows = micro_rows(experiment, mesh_sizes)
-    part = local(experiment, mesh_sizes[TENSOR_AXIS])
+    part = local(experiment, mesh_sizes)
     part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
     key = _key(part)
     # Of each array a part is there once, and a part for each row: two traces give both.
@@ -63,17 +63,20 @@ def micro_rows(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
     return experiment.train.global_batch_size / (experiment.train.accumulate * parts)
 
 
-def local(experiment: Experiment, tensor: int) -> Experiment:
-    """Returns the experiment that one of `tensor` devices computes: its part of heads and widths.
+def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
+    """Returns the experiment that one device computes: its part of heads and widths, as AXIS_RULES splits them.
 
     NOTE A generator's own heads and width (ELECTRA) stay whole.
     """
     experiment = copy.deepcopy(experiment)
     model = experiment.model
-    if tensor > 1:
+    whole = {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
+    whole |= {"d_ff": model.d_ff, "vocab_size": model.vocab_size}
+    parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in whole}
+    if max(parts.values()) > 1:
         model.head_dim = model.dim_per_head
-        model.num_heads, model.num_kv_heads = model.num_heads // tensor, model.kv_heads // tensor
-        model.d_ff, model.vocab_size = model.d_ff // tensor, model.vocab_size // tensor
+        for name, size in whole.items():
+            setattr(model, name, size // parts[name])
     return experiment
 
 

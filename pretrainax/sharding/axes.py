@@ -41,3 +41,9 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
 def logical_spec(*names: Optional[str]) -> P:
     """Returns the PartitionSpec of an array whose axes have these names; None: not split here, whatever it is."""
     return P(*(None if name is None else AXIS_RULES[name] for name in names))
+
+
+def mesh_axes(name: str) -> tuple[str, ...]:
+    """Returns the axes of the mesh that split an axis of this name: none, one or several."""
+    axes = AXIS_RULES[name]
+    return (axes,) if isinstance(axes, str) else axes or ()

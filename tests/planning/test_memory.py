@@ -100,7 +100,7 @@ def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
     experiment = tiny.get_config(family)
     split = memory.estimate(experiment, ONE | {"tensor": 2})
-    alone = memory.estimate(local(experiment, 2), ONE)
+    alone = memory.estimate(local(experiment, {**ONE, "tensor": 2}), ONE)
     # The stack's are all of them. Of a masked LM's transform, 32 x 32 in float32, the table splits the columns too.
     assert split.parameters == alone.parameters - (4 * 32 * 32 // 2 if family == "bert" else 0)
 
