@@ -80,10 +80,13 @@ def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
 def named_sharding(mesh: Mesh, spec: P) -> NamedSharding:
     """Returns the sharding without mesh axes of size 1 and without trailing Nones. A step is compiled once more for a
     state that lies as before but says so differently, and the state it returns says it like this."""
-    axes = [tuple(name for name in _names(entry) if mesh.shape[name] > 1) for entry in spec]
-    while axes and not axes[-1]:
-        axes.pop()
-    return NamedSharding(mesh, P(*(names if len(names) > 1 else (*names, None)[0] for names in axes)))
+    entries = []
+    for entry in spec:
+        names = tuple(name for name in _names(entry) if mesh.shape[name] > 1)
+        entries.append(names[0] if len(names) == 1 else names or None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(mesh, P(*entries))
 
 
 def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:

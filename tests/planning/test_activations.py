@@ -3,7 +3,7 @@
 import pytest
 
 from pretrainax.config import LearnedPositions, UserError
-from pretrainax.planning.activations import kept
+from pretrainax.planning.activations import saved_residuals
 from pretrainax.sharding.mesh import AXES
 from tests.support import tiny
 
@@ -22,11 +22,11 @@ def windowed_t5(attention="auto"):
 
 @pytest.mark.parametrize("attention, logits", [("auto", False), ("xla", True)])
 def test_logits_of_attention_are_counted_where_no_layer_runs_cudnn(attention, logits):
-    shapes = [x.shape for x in kept(windowed_t5(attention), ONE, "gpu")]
+    shapes = [x.shape for x in saved_residuals(windowed_t5(attention), ONE, "gpu")]
     assert any(shape[-2:] == (512, 512) for shape in shapes) == logits
 
 
 @pytest.mark.parametrize("attention, reason", [("cudnn", "has causal windows only"), ("tpu_flash", "needs a TPU")])
 def test_a_plan_with_an_attention_that_cannot_run_is_refused(attention, reason):
     with pytest.raises(UserError, match=reason):
-        kept(windowed_t5(attention), ONE, "gpu")
+        saved_residuals(windowed_t5(attention), ONE, "gpu")
