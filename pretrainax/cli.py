@@ -26,6 +26,13 @@ class _ChoiceParser(flags.ArgumentParser):
         return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
 
 
+def _register_choices() -> None:
+    """Lets flags give a whole Choice, of each class that is imported so far."""
+    for kind in Choice.imported():
+        config_flags.register_flag_parser_for_type(kind, _ChoiceParser())
+
+
+_register_choices()
 config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())  # `validate` says what is allowed
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
@@ -107,8 +114,7 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
     logging.set_verbosity(logging.WARNING)
     try:
         _check_config_flags(argv)  # which imports the classes that the config file does
-        for kind in Choice.imported():
-            config_flags.register_flag_parser_for_type(kind, _ChoiceParser())
+        _register_choices()
         rest = flags.FLAGS(argv)
         if commands and rest[1:2] not in [[command] for command in commands]:
             raise UserError(f"say what to do first: {' or '.join(commands)}; got {' '.join(rest[1:2]) or 'nothing'!r}")

@@ -9,6 +9,7 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.multi_head import MultiHeadAttention
+from pretrainax.layers.positions import PositionTerms
 from tests.support.attending import assert_close, packed_ids
 
 CONFIG = ModelConfig(vocab_size=8, num_layers=1, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2)
@@ -19,11 +20,11 @@ LAYER = MultiHeadAttention(CONFIG, Compute())
 
 @pytest.fixture(scope="module")
 def params():
-    return LAYER.init(jax.random.key(0), X, SOURCE, Mask(False, *IDS))
+    return LAYER.init(jax.random.key(0), X, SOURCE, Mask(False, *IDS), PositionTerms())
 
 
 def test_what_is_read_may_have_another_length(params):
-    y = LAYER.apply(params, X, SOURCE, Mask(False, *IDS))
+    y = LAYER.apply(params, X, SOURCE, Mask(False, *IDS), PositionTerms())
     chex.assert_shape(y, (2, 24, 32))
     chex.assert_type(y, jnp.float32)
 
@@ -35,7 +36,7 @@ def test_key_heads_may_be_fewer(params):
 
 def test_jit_changes_nothing_of_output_and_gradients(params):
     def loss(params, x, source):
-        return jnp.sum(jnp.square(LAYER.apply(params, x, source, Mask(False, *IDS))))
+        return jnp.sum(jnp.square(LAYER.apply(params, x, source, Mask(False, *IDS), PositionTerms())))
 
     both = jax.value_and_grad(loss, (0, 1, 2))
     got, expected = jax.jit(both)(params, X, SOURCE), both(params, X, SOURCE)
@@ -54,4 +55,4 @@ def test_jit_changes_nothing_of_output_and_gradients(params):
 )
 def test_a_source_that_would_broadcast_is_refused_by_its_axis(params, x, source, said):
     with pytest.raises(AssertionError, match=said):
-        LAYER.apply(params, x, source, Mask(False, *IDS))
+        LAYER.apply(params, x, source, Mask(False, *IDS), PositionTerms())
