@@ -49,7 +49,7 @@ def objective(
     return total, sums
 
 
-def check_labels(outputs: Outputs, batch: Mapping[str, jax.Array]) -> None:
+def check_labels(outputs: Outputs, batch: Batch) -> None:
     """Raises UserError for a head that would not be trained, or labels that nothing would learn from."""
     for name, head in HEADS.items():
         head.check(outputs.heads.get(name), batch)
