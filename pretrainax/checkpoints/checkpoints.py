@@ -3,14 +3,14 @@
 A step of a run is the folder `checkpoints/<step>/`: what Orbax wrote (`params/`, `optimizer/`), `run.json` (shapes,
 metrics and what the loop remembers) and `manifest.sha256`, the SHA-256 of every file in the format of `sha256sum -c`.
 Orbax has no checksums of array data: a flipped bit would come back as a wrong weight, without a word.
-A folder gets its name only once it is complete, hashed and flushed to disk, so a kill at any moment leaves whole steps.
+A folder gets its name only once its arrays were found in it again and all is hashed and flushed to disk: a kill at any
+moment leaves whole steps.
 """
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import os
-import re
 import shutil
 from typing import Optional
 
@@ -22,13 +22,12 @@ from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.errors import save_errors, silence_orbax
-from pretrainax.checkpoints.params import load_parts
+from pretrainax.checkpoints.params import check_readable, load_parts
+from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, write_run_json
-from pretrainax.checkpoints.steps import list_steps, newest_valid_step
+from pretrainax.checkpoints.steps import UNFINISHED, list_steps, newest_valid_step, not_used
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree
-
-_UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
 
 
 class Checkpoints:
@@ -40,7 +39,7 @@ class Checkpoints:
 
     def __init__(self, directory: str, keep: int, best_metric: str = "loss"):
         """Clears what a killed process left half-done. `best_metric`: lower is better."""
-        self.directory = os.path.abspath(directory)
+        self.directory = os.fspath(exact_path(directory))
         self.keep, self.best_metric = keep, best_metric
         self.warnings: list[str] = []  # one line for each step that `restore_newest` had to pass over
         self._distrusted: set[int] = (
@@ -70,7 +69,7 @@ class Checkpoints:
             if jax.process_index() == 0:
                 # Before the caller changes `extra`, and before Orbax, which waits 300 s for a folder it cannot make.
                 write_run_json(self._path(step, ".saving.json"), step, parts, extra, metrics)
-            response = ocp.save_checkpointables_async(staging, parts)
+            response = ocp.save_checkpointables_async(exact_path(staging), parts)
         self._pending = step, self._writer.submit(self._finish, step, staging, response)
 
     def wait(self) -> None:
@@ -112,7 +111,7 @@ class Checkpoints:
         found = -1
         if jax.process_index() == 0:
             step, damaged = newest_valid_step(self.directory, up_to)
-            self.warnings = [f"checkpoint {s} is not used: {faults}" for s, faults in damaged.items()]
+            self.warnings = not_used(self.directory, damaged)
             self._distrusted |= set(damaged)
             for line in self.warnings:
                 logging.warning(line)
@@ -135,11 +134,12 @@ class Checkpoints:
         return os.path.join(self.directory, f"{step}{suffix}")
 
     def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:
-        """Waits for Orbax, adds run.json and manifest, names the folder, deletes older steps; in the background."""
+        """Waits for Orbax, adds run.json, reads back, adds the manifest, names the folder, deletes older steps."""
         try:
             response.result()
             if jax.process_index() == 0:
                 os.rename(self._path(step, ".saving.json"), os.path.join(staging, RUN_JSON))
+                check_readable(staging)
                 manifest.seal(staging)
                 if os.path.exists(self._path(step)):
                     os.rename(self._path(step), self._path(step, ".replaced"))
@@ -165,11 +165,11 @@ class Checkpoints:
     def _clear_unfinished(self) -> None:
         """Deletes what a save or a deletion has left half-done, or gives it its name back."""
         for name in os.listdir(self.directory) if jax.process_index() == 0 else ():
-            if match := _UNFINISHED.fullmatch(name):
+            if match := UNFINISHED.fullmatch(name):
                 path, whole = os.path.join(self.directory, name), self._path(int(match[1]))
                 if match[2] == "replaced" and not os.path.exists(whole):
                     os.rename(path, whole)  # killed before its successor took the name
-                elif os.path.isdir(path):
+                elif os.path.isdir(path) and not os.path.islink(path):
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     with contextlib.suppress(OSError):

@@ -8,6 +8,7 @@ import re
 from pretrainax.config.atomic_files import write_atomically
 
 MANIFEST = "manifest.sha256"
+_STRANGERS = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers leave these in any folder they show
 
 
 def seal(directory: str) -> None:
@@ -26,7 +27,10 @@ def seal(directory: str) -> None:
 
 
 def faults(directory: str) -> list[str]:
-    """Lists what differs between a folder and its manifest; nothing for a valid one."""
+    """Lists what differs between a folder and its manifest; nothing for a valid one.
+
+    A link counts as what it leads to, and no link is one too many.
+    """
     try:
         with open(os.path.join(directory, MANIFEST), encoding="utf-8") as f:
             lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)\n", line) for line in f]
@@ -37,22 +41,23 @@ def faults(directory: str) -> list[str]:
     if not lines or None in lines:
         return [f"{MANIFEST} broken"]
     expected = {match[2]: match[1] for match in lines}
-    files = _files(directory)
-    both = sorted(expected.keys() & set(files))
+    both = sorted(name for name in expected if os.path.isfile(os.path.join(directory, name)))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         digests = pool.map(_digest_or_reason, (os.path.join(directory, name) for name in both))
     changed = [
         f"{n} {'changed' if len(d) == 64 else d}" for n, d in zip(both, digests, strict=True) if d != expected[n]
     ]
-    missing = [f"{name} missing" for name in sorted(expected.keys() - set(files))]
-    return changed + missing + [f"{name} not in {MANIFEST}" for name in sorted(set(files) - expected.keys())]
+    missing = [f"{name} missing" for name in sorted(expected.keys() - set(both))]
+    return changed + missing + [f"{name} not in {MANIFEST}" for name in _files(directory) if name not in expected]
 
 
 def _files(directory: str) -> list[str]:
-    """Lists relative paths; the manifest and hidden files (file managers, NFS) are no part of them."""
+    """Lists relative paths, without the manifest, links, what is hidden (NFS, snapshots) and file managers' own."""
     found = []
-    for folder, _, names in os.walk(directory):
-        found += [os.path.relpath(os.path.join(folder, n), directory) for n in names if not n.startswith(".")]
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [os.path.join(folder, name) for name in names if not name.startswith(".") and name not in _STRANGERS]
+        found += [os.path.relpath(path, directory) for path in paths if not os.path.islink(path)]
     return sorted(name for name in found if name != MANIFEST)
 
 

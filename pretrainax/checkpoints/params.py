@@ -1,5 +1,6 @@
 """Parameters of a checkpoint: restored into their shardings, or written and read block by block."""
 
+import errno
 import itertools
 import math
 import os
@@ -13,7 +14,8 @@ from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.errors import save_errors
-from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signatures, write_run_json
+from pretrainax.checkpoints.paths import exact_path
+from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signature_of, signatures, write_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
@@ -53,7 +55,7 @@ def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[s
             f"checkpoint {step_directory} is of another model or optimizer ({'; '.join(problems)}); "
             f"its config.json, two folders up, has the fields of config.model and config.optimizer that fit"
         )
-    return ocp.load_checkpointables(step_directory, abstract_parts)
+    return ocp.load_checkpointables(exact_path(step_directory), abstract_parts)
 
 
 # --- block by block ------------------------------------------------------------------------------------------------
@@ -70,7 +72,7 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
       read: gives the block of the parameter of this path at this index; asked for each block once.
       extra: anything JSON can hold.
     """
-    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
+    directory = os.fspath(exact_path(os.path.join(workdir, "checkpoints")))
     os.makedirs(directory, exist_ok=True)
     staging, target = (os.path.join(directory, name) for name in ("0.saving", "0"))
     if os.path.exists(target):
@@ -78,7 +80,9 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
     shutil.rmtree(staging, ignore_errors=True)
     try:
         with save_errors(0):
-            ocp.save_checkpointables(staging, {"params": jax.tree.map(lambda x: np.zeros(1, x.dtype), abstract_params)})
+            ocp.save_checkpointables(
+                exact_path(staging), {"params": jax.tree.map(lambda x: np.zeros(1, x.dtype), abstract_params)}
+            )
         store = _store(staging)
         ts.KvStore.open(store).result().delete_range(ts.KvStore.KeyRange()).result()
         for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True):
@@ -98,6 +102,8 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
                 with save_errors(0):
                     array[index].write(block).result()
         write_run_json(os.path.join(staging, RUN_JSON), 0, {"params": abstract_params}, extra)
+        with save_errors(0):
+            check_readable(staging)
         manifest.seal(staging)
         os.rename(staging, target)
         manifest.sync(directory)
@@ -117,8 +123,20 @@ def read_params(step_directory: str) -> Iterator[tuple[str, int, np.ndarray]]:
                 yield path, start, array[start : min(start + rows, array.shape[0])].read().result()
 
 
-def _store(step_directory: str) -> dict:
-    return {"driver": "ocdbt", "base": f"file://{step_directory}/params/"}
+def check_readable(step_directory: str) -> None:
+    """Opens each array of a step that was just written, as a restore will; OSError where one is not there as it was."""
+    for name, signature in read_run_json(step_directory)["arrays"].items():
+        part, _, path = name.partition("/")
+        try:
+            array = ts.open(_array(_store(step_directory, part), path), open=True).result()
+        except ValueError as e:  # TensorStore's for whatever is missing
+            raise OSError(errno.EIO, f"{name} cannot be read back ({' '.join(str(e).split())[:200]})") from e
+        if (found := signature_of(array.shape, array.dtype.numpy_dtype)) != signature:
+            raise OSError(errno.EIO, f"{name} was written as {signature} and reads as {found}")
+
+
+def _store(step_directory: str, part: str = "params") -> dict:
+    return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{exact_path(step_directory)}/{part}/"}}
 
 
 def _array(store: dict, path: str) -> dict:

@@ -33,8 +33,13 @@ def read_run_json(step_directory: str) -> dict:
 
 def signatures(tree: PyTree) -> dict[str, str]:
     """Returns dtype and shape of each array: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
-    texts = [f"{np.dtype(x.dtype).name}[{','.join(map(str, x.shape))}]" for x in jax.tree.leaves(tree)]
+    texts = [signature_of(x.shape, x.dtype) for x in jax.tree.leaves(tree)]
     return dict(zip(parameter_names(tree), texts, strict=True))
+
+
+def signature_of(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> str:
+    """Returns dtype and shape of one array: "float32[4,256,8,32]"."""
+    return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
 def _finite(metrics: dict) -> dict:

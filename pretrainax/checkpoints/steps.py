@@ -1,17 +1,43 @@
 """The folders of a run's checkpoints: which steps there are, and the newest that can be trusted."""
 
 import os
+import re
 from typing import Optional
 
 from absl import logging
 
 from pretrainax.checkpoints import manifest
+from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import UserError
+
+UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
 
 
 def list_steps(directory: str) -> list[int]:
     """Returns the steps in a folder of checkpoints, in their order, whether they can be trusted or not."""
-    return sorted(int(name) for name in os.listdir(directory) if name.isdecimal())
+    return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
+
+
+def misnamed(directory: str) -> list[str]:
+    """Returns the folders that hold a checkpoint and whose names are no step: `0038`, `38 (copy)`, `step_38`."""
+    names = [name for name in os.listdir(directory) if not _is_step(name) and not UNFINISHED.fullmatch(name)]
+    paths = {name: os.path.join(directory, name) for name in names if not name.startswith(".")}
+    return sorted(
+        n for n, p in paths.items() if os.path.exists(os.path.join(p, manifest.MANIFEST)) and not os.path.islink(p)
+    )
+
+
+def faults(directory: str, step: int) -> list[str]:
+    """Lists what is wrong with the folder of a step: its files, or that it was made as another step."""
+    path = os.path.join(directory, str(step))
+    if found := manifest.faults(path):
+        return found
+    made = read_run_json(path).get("step")
+    return [] if made == step else [f"it was saved as step {made}: name its folder {made} again"]
+
+
+def _is_step(name: str) -> bool:
+    return name.isdecimal() and name == str(int(name))  # not 0038, and no digits of other scripts
 
 
 def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Optional[int], dict[int, str]]:
@@ -26,16 +52,29 @@ def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Opti
     if up_to is not None:
         steps.sort(key=lambda step: (step > up_to, abs(step - up_to)))
     for step in steps:
-        faults = manifest.faults(os.path.join(directory, str(step)))
-        if not faults:
+        found = faults(directory, step)
+        if not found:
             return step, damaged
-        damaged[step] = ", ".join(faults)
+        damaged[step] = ", ".join(found)
     if damaged:
-        lines = "; ".join(f"step {step}: {faults}" for step, faults in damaged.items())
+        lines = "; ".join(f"step {step}: {found}" for step, found in damaged.items())
         raise UserError(
             f"every checkpoint in {directory} is damaged ({lines}); none was deleted: repair or move that folder away"
         )
+    if strange := misnamed(directory):
+        raise UserError(
+            f"no checkpoint in {directory} is named by its step and nothing else: rename "
+            f"{', '.join(map(repr, strange))} to go on from there, or move away what is there"
+        )
     return None, {}
+
+
+def not_used(directory: str, damaged: dict[int, str]) -> list[str]:
+    """Returns a line for each checkpoint that is passed over: those of `newest_valid_step`, and those misnamed."""
+    return [f"checkpoint {step} is not used: {found}" for step, found in damaged.items()] + [
+        f"checkpoint {name!r} is not used: a folder's name must be its step and nothing else"
+        for name in misnamed(directory)
+    ]
 
 
 def find_checkpoint(workdir: str, step: Optional[int] = None) -> str:
@@ -43,13 +82,13 @@ def find_checkpoint(workdir: str, step: Optional[int] = None) -> str:
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     if step is not None:
         path = os.path.join(directory, str(step))
-        faults = manifest.faults(path) if os.path.isdir(path) else ["it is not there"]
-        if faults:
-            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(faults)}")
+        found = faults(directory, step) if os.path.isdir(path) else ["it is not there"]
+        if found:
+            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(found)}")
         return path
     step, damaged = newest_valid_step(directory) if os.path.isdir(directory) else (None, {})
     if step is None:
         raise UserError(f"{workdir} holds no checkpoint; it must be the --workdir of a run that has saved one")
-    for other, faults in damaged.items():
-        logging.warning("checkpoint %d of %s is not used: %s", other, workdir, faults)
+    for line in not_used(directory, damaged):
+        logging.warning("%s: %s", workdir, line)
     return os.path.join(directory, str(step))

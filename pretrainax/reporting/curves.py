@@ -69,7 +69,7 @@ def draw(
             panel.set_xlim(0, 1.01 * last)
         rate.set_xlabel("step")
         norm.set_xlabel("step")
-        picture.text(LEFT, 0.945, _shorten(title, 48), fontsize=16, fontweight="bold", va="center")
+        picture.text(LEFT, 0.945, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
         picture.text(LEFT, 0.9, _shorten(subtitle, 85), color=FAINT, va="center")
         _final_losses(picture, train[1], valid[1], baseline_loss)
         picture.savefig(path, facecolor="white")

@@ -34,3 +34,9 @@ def test_the_trend_follows_a_straight_line_and_skips_gaps():
     values = np.full(60, 2.0)
     values[20] = np.nan
     np.testing.assert_allclose(curves._trend(values), 2.0, rtol=1e-12)  # rounding of a weighted mean
+
+
+@pytest.mark.parametrize("name", ["dollar$x_{$", "back\\slash", "100%", "new\nline"])
+def test_a_workdir_of_any_name_is_a_title(tmp_path, name):
+    curves.draw(str(tmp_path / "curves.png"), points(3), title=name)
+    assert (tmp_path / "curves.png").exists()
