@@ -14,6 +14,7 @@ import numpy as np
 from pretrainax import config, models
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import read_params, write_params
+from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import (
@@ -42,6 +43,7 @@ from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
+from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -56,6 +58,12 @@ DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.f
 
 def import_directory(directory: str, workdir: str) -> str:
     """Makes a workdir of a Hugging Face directory; returns a line about it."""
+    exact_path(workdir)
+    with WorkdirLock(workdir):
+        return _import_directory(directory, workdir)
+
+
+def _import_directory(directory: str, workdir: str) -> str:
     started = time.perf_counter()
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(f"--workdir={workdir} holds a run already: take another one")

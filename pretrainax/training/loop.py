@@ -24,6 +24,7 @@ from typing import Optional
 import jax
 
 from pretrainax.checkpoints.checkpoints import Checkpoints
+from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed
 from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.batch import HostBatch, check_batch, padding_fraction, tokens_read
@@ -32,6 +33,7 @@ from pretrainax.data.pipeline import batches_of, iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
+from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.training import loss_spikes
@@ -53,15 +55,19 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
     """
+    exact_path(workdir)  # refused before anything is prepared
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
         with goodput.on("preparing"):
+            if jax.process_index() == 0:
+                held.enter_context(WorkdirLock(workdir))
             prepared = prepare(experiment)
             claim_workdir(workdir, experiment, prepared)
         return prepared
 
-    with open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
+    held = contextlib.ExitStack()  # what outlasts everything else
+    with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
         checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=experiment.checkpoint.keep)
         stack.callback(checkpoints.close)
@@ -71,6 +77,10 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         measured = check.measure(run.train_batches)
+        if goodput.damaged:
+            writer.note(
+                f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
+            )
         writer.header([("workdir", workdir + resumed), *run.describe(), ("measured", check.one_line(measured))])
         check.check(measured, experiment.objective)
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, observe)
