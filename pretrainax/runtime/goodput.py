@@ -8,9 +8,11 @@ replaced as a whole at each log, so a kill costs what came after the last one, w
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
+from typing import Any, Optional
 
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.tables import text_table
@@ -37,7 +39,7 @@ class Goodput:
     def __init__(self, workdir: str, age: float = 0.0, primary: bool = True):
         """age: seconds that the start is old already; primary: only that process reads and writes the file."""
         self.path, self.primary = os.path.join(workdir, "goodput.json"), primary
-        self._before = _read(self.path) if primary else []  # the starts before this one
+        self._before, self.damaged = _read(self.path) if primary else ([], 0)  # the starts before; entries left out
         self.furthest = max((start["step"] for start in self._before), default=0)  # step that was reached by any
         self._seconds = dict.fromkeys(PARTS, 0.0) | {"starting": age}
         self._began, self._part, self._since = time.time() - age, "starting", time.perf_counter()
@@ -115,10 +117,27 @@ def process_age() -> float:
         return 0.0
 
 
-def _read(path: str) -> list[dict]:
-    """Returns the starts so far; none where the file is missing or is not ours to read."""
+def _read(path: str) -> tuple[list[dict], int]:
+    """Returns the starts so far, and how many entries are damaged: the clock of a run is no reason not to train."""
     try:
         with open(path, encoding="utf-8") as f:
-            return [{**start, "seconds": dict.fromkeys(PARTS, 0.0) | start["seconds"]} for start in json.load(f)]
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
+            entries = json.load(f)
+    except FileNotFoundError:
+        return [], 0
+    except (OSError, ValueError, RecursionError):
+        return [], 1
+    entries = entries if isinstance(entries, list) else [entries]
+    starts = [start for entry in entries if (start := _start(entry)) is not None]
+    return starts, len(entries) - len(starts)
+
+
+def _start(entry: Any) -> Optional[dict]:
+    """Returns an entry of the file with all parts of the time; None where it is not what `Goodput.save` has written."""
+    try:
+        found = {name: entry[name] for name in ("began", "step", "done", "seconds")}
+        found["seconds"] = dict.fromkeys(PARTS, 0.0) | found["seconds"]
+        numbers = [found["began"], found["step"], *found["seconds"].values()]
+    except (TypeError, KeyError):
+        return None
+    good = all(isinstance(x, int | float) and math.isfinite(x) for x in numbers) and isinstance(found["done"], bool)
+    return found if good else None

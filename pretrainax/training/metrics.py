@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Mapping
 from typing import Optional
 
@@ -40,17 +41,35 @@ def perplexity(loss: float) -> float:
 
 
 def read_metrics(path: str) -> list[dict]:
-    """Returns the lines of a metrics.jsonl, without the last one if a kill cut it short."""
-    with open(path, encoding="utf-8") as f:
-        return [json.loads(line) for line in f if line.endswith("\n")]
+    """Returns the lines of a metrics.jsonl that are whole: not the last one if a kill cut it short, no damaged one."""
+    with open(path, "rb") as f:
+        return [found for line in f if (found := _whole(line)) is not None]
 
 
-def cut_after(path: str, step: int) -> None:
-    """Keeps the lines of steps up to `step`, byte for byte; the steps after it are about to be run again."""
+def cut_after(path: str, step: int) -> int:
+    """Keeps the lines of steps up to `step`, byte for byte; the steps after it are about to be run again.
+
+    Returns how many lines are damaged. They are left out, and the file as it was is kept as `path`.damaged.
+    """
     if not os.path.exists(path):
-        return
-    with open(path, encoding="utf-8") as f:
-        lines = f.readlines()
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        return 0
+    with open(path, "rb") as f:
+        lines = [(line, _whole(line)) for line in f]
+    kept = [line for line, found in lines if found is not None and found["step"] <= step]
+    damaged = sum(found is None and line.endswith(b"\n") for line, found in lines)
+    if damaged:
+        shutil.copyfile(path, f"{path}.damaged")
     if len(kept) < len(lines):
-        write_atomically(path, "".join(kept))
+        write_atomically(path, b"".join(kept))
+    return damaged
+
+
+def _whole(line: bytes) -> Optional[dict]:
+    """Returns what a line of metrics.jsonl holds; None where it is not what `MetricsWriter.log` has written."""
+    try:
+        found = json.loads(line)
+        known = type(found["step"]) is int and isinstance(found["split"], str)
+        loss = found["loss"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return found if known and line.endswith(b"\n") and (loss is None or isinstance(loss, int | float)) else None

@@ -32,11 +32,14 @@ class MetricsWriter:
             self._open(resume_step)
 
     def _open(self, step: int) -> None:
-        cut_after(self.path, step)
+        damaged = cut_after(self.path, step)
         self._file = open(self.path, "a", encoding="utf-8")
         self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
         self._first = None  # (step, time) of the first log: what the remaining time is reckoned from
         self.resume_step = step
+        if damaged:
+            lines = "line is" if damaged == 1 else "lines are"
+            self.note(f"{damaged} {lines} damaged in {self.path} and left out; as it was: {self.path}.damaged")
 
     def rewind(self, step: int) -> None:
         """Takes back what was logged of the steps after `step`, which are about to be run again."""

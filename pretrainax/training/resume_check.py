@@ -100,7 +100,9 @@ class Trial:
         found: dict[tuple[int, int], set[str]] = {}
         for name in os.listdir(self.record):
             if name.endswith(".jsonl"):
-                for line in read_metrics(os.path.join(self.record, name)):
+                with open(os.path.join(self.record, name), encoding="utf-8") as f:
+                    lines = [json.loads(line) for line in f if line.endswith("\n")]  # without one that a kill cut short
+                for line in lines:
                     for row, digest in enumerate(line["rows"], line["first_row"]):
                         found.setdefault((line["step"], row), set()).add(digest)
         return found

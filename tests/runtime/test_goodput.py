@@ -107,6 +107,33 @@ def test_a_file_that_is_damaged_is_begun_anew(tmp_path):
     assert len(json.loads((tmp_path / "goodput.json").read_text())) == 1
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *(7, None, [], {}, {"began": 1.0}, {"began": "1", "step": 2, "done": False, "seconds": {}}),
+        {"began": 1.0, "step": 2, "done": False, "seconds": [1.0]},
+        {"began": 1.0, "step": 2, "done": False, "seconds": {"steps": "3"}},
+        {"began": float("nan"), "step": 2, "done": False, "seconds": {}},
+    ],
+)
+def test_a_damaged_entry_is_left_out_and_counted(entry, tmp_path):
+    Goodput(str(tmp_path), age=1.0).save()
+    path = tmp_path / "goodput.json"
+    path.write_text(json.dumps([entry, *json.loads(path.read_text())]))
+    again = Goodput(str(tmp_path), age=2.0)
+    assert again.damaged == 1
+    again.save()
+    again.table()
+    assert len(json.loads(path.read_text())) == 2
+    assert Goodput(str(tmp_path)).damaged == 0
+
+
+@pytest.mark.parametrize("content", [b"[{", b"\xff", b"7", b"[" * 100_000, b""])
+def test_a_file_that_cannot_be_read_is_counted_once(content, tmp_path):
+    (tmp_path / "goodput.json").write_bytes(content)
+    assert Goodput(str(tmp_path)).damaged == 1
+
+
 def test_the_table_counts_the_starts_and_shows_the_parts_that_took_time(tmp_path, clock):
     Goodput(str(tmp_path), age=60.0).save()
     clock.sleep(40)

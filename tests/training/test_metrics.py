@@ -88,6 +88,39 @@ def test_a_line_that_a_kill_cut_short_is_dropped(tmp_path):
     assert (tmp_path / "metrics.jsonl").read_bytes() == whole
 
 
+DAMAGES = {
+    "no JSON": b'{"step": 2, "split"\n',
+    "zeros": bytes(40) + b"\n",
+    "no UTF-8": b'{"step": 2, "split": "tr\xe1in", "loss": 1.0}\n',
+    "nested": b"[" * 100_000 + b"\n",
+    "a number": b"7\n",
+    "a list": b"[2]\n",
+    "empty": b"\n",
+    "another step": b'{"step": "2", "split": "train", "loss": 1.0}\n',
+    "another loss": b'{"step": 2, "split": "train", "loss": [1.0]}\n',
+    "another name": b'{"step": 2, "split": "train", "losr": 1.0}\n',
+    "no split": b'{"step": 2, "loss": 1.0}\n',
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_line_is_left_out_counted_and_kept_aside(damage, tmp_path, capsys):
+    log_steps(tmp_path, range(1, 5))
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    damaged = [*lines[:2], DAMAGES[damage], *lines[2:]]
+    path.write_bytes(b"".join(damaged))
+    capsys.readouterr()
+    assert len(read_metrics(str(path))) == len(lines)
+    run = MetricsWriter(str(tmp_path), total_steps=4, resume_step=4)
+    assert capsys.readouterr().err == f"1 line is damaged in {path} and left out; as it was: {path}.damaged\n"
+    run.close()
+    assert path.read_bytes() == b"".join(lines)
+    assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == b"".join(damaged)
+    MetricsWriter(str(tmp_path), total_steps=4, resume_step=4).close()
+    assert capsys.readouterr().err == ""  # said once
+
+
 def test_a_fresh_start_in_the_same_folder_leaves_nothing_of_the_old_run(tmp_path):
     log_steps(tmp_path, range(1, 4))
     log_steps(tmp_path, [], resume_step=0)
