@@ -17,6 +17,7 @@ from ml_collections import config_flags
 
 from pretrainax.config import Choice, Experiment, RunFailed, UserError, nearest
 from pretrainax.config.validation import validate
+from pretrainax.reporting.streams import keep_streams
 
 
 class _ChoiceParser(flags.ArgumentParser):
@@ -64,6 +65,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
             where = e.filename or "a file that cannot be read or written"
             return complain(RunFailed(f"{where}: {e.strerror}; when that is mended, run the same command again"))
 
+    keep_streams()
     own = flags.FLAGS.get_flags_for_module(main.__module__)
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
@@ -80,6 +82,16 @@ def experiment(files: bool = True) -> Experiment:
         raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
     validate(CONFIG.value, files)
     return CONFIG.value
+
+
+def workdir() -> str:
+    """Returns --workdir, `~` as the home; "" where it is not given. UserError for a path that is no text."""
+    path = os.path.expanduser(WORKDIR.value or "")
+    try:
+        path.encode()
+    except UnicodeEncodeError as e:
+        raise UserError(f"--workdir={os.fsencode(path)!r} is no UTF-8: rename the folder, or take another one") from e
+    return path
 
 
 def folder(flag: str, path: str) -> str:

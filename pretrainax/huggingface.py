@@ -34,7 +34,7 @@ def main() -> None:
                 raise UserError(f"{command} needs --{name}=DIR")
             return os.path.expanduser(value)
 
-        workdir = flag("workdir", cli.WORKDIR.value)
+        workdir = flag("workdir", cli.workdir())
         if command == "import":
             print(import_directory(flag("from", source.value), workdir))
         else:

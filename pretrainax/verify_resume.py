@@ -32,7 +32,7 @@ _RECORD = flags.DEFINE_string("record", None, "A run as of pretrainax.main, with
 def main() -> int:
     experiment = cli.experiment()
     if _RECORD.value:
-        return record(experiment, cli.WORKDIR.value, _RECORD.value)
+        return record(experiment, cli.workdir(), _RECORD.value)
     devices = _devices(experiment.mesh, _PROCESSES.value)
     steps = min(_STEPS.value, experiment.train.steps)
     arguments = [*_config_arguments(sys.argv[1:]), *_overrides(experiment, steps)]

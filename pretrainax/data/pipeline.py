@@ -176,7 +176,7 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
 
 def _start_worker(number: int, count: int) -> None:
     """Leaves signals to the process that trains, and ends with that one, however it ends."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # a terminal, and SLURM, send them to all processes of a job
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # terminals and SLURM send them to all of a job
         signal.signal(each, signal.SIG_IGN)
 
     def end_with_parent():

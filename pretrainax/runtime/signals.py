@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT, which end a run before its time."""
+"""SIGTERM, SIGINT and SIGHUP, which end a run before its time."""
 
 import os
 import signal
@@ -6,10 +6,14 @@ import sys
 import threading
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class PreemptionHandler:
-    """Catches SIGTERM and SIGINT: the first asks the loop to save and leave, a second one leaves at once.
+    """Catches `ENDING`: the first signal asks the loop to save and leave, a second one leaves at once.
+
+    A terminal that is closed may send SIGHUP twice, or after another one: it is never the second. Under `nohup`, which
+    has it ignored, it stays so.
 
     A handler of Python's waits until the main thread is back in Python, which one that waits for a device may never be.
     So the signals go through a pipe to a thread.
@@ -20,7 +24,9 @@ class PreemptionHandler:
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._listen, args=(reading,), name="signals", daemon=True).start()
-        self._previous = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGTERM, signal.SIGINT)}
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        caught = [s for s in ENDING if not (s == signal.SIGHUP and ignored)]
+        self._previous = {s: signal.signal(s, lambda *_: None) for s in caught}
         self._previous_pipe = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
         return self
 
@@ -33,9 +39,11 @@ class PreemptionHandler:
     def _listen(self, reading: int) -> None:
         with open(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
-                if number[0] in self._previous and self.requested:
+                if number[0] not in self._previous:
+                    continue
+                if self.requested and number[0] != signal.SIGHUP:
                     os._exit(128 + number[0])
-                elif number[0] in self._previous:
+                if not self.requested:
                     self.requested = True
                     name = signal.Signals(number[0]).name
                     print(f"\n{name}: saving after this step; once more to leave at once", file=sys.stderr, flush=True)

@@ -42,6 +42,46 @@ def test_a_second_signal_quits_at_once(where):
         child.kill()
 
 
+def start_busy() -> subprocess.Popen:
+    child = subprocess.Popen(
+        [sys.executable, "-c", BUSY, "in Python"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout.readline() == b"ready\n"
+    return child
+
+
+@pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
+def test_a_terminal_that_is_closed_is_never_the_second_signal(first):
+    """Its SIGHUP may come twice, or after the SIGTERM of whoever closes it."""
+    child = start_busy()
+    try:
+        child.send_signal(first)
+        assert child.stderr.readline() == b"\n"
+        assert child.stderr.readline().startswith(first.name.encode())
+        child.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(timeout=0.3)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(timeout=5) == 128 + signal.SIGTERM
+    finally:
+        child.kill()
+
+
+def test_a_run_under_nohup_does_not_hear_that_the_terminal_is_closed():
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a child inherits
+    try:
+        child = start_busy()
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    try:
+        child.send_signal(signal.SIGHUP)
+        child.send_signal(signal.SIGTERM)
+        assert child.stderr.readline() == b"\n"
+        assert child.stderr.readline().startswith(b"SIGTERM")
+    finally:
+        child.kill()
+
+
 def test_a_signal_saves_and_exits_75_within_10_seconds(tmp_path, text, cache):
     flags = ["--config.train.steps=100000", "--config.checkpoint.every=100000", "--config.evaluate.every=100000"]
     args = command("tests/support/tiny.py:gpt", tmp_path, text, cache, *flags)

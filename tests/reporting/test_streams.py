@@ -1,0 +1,48 @@
+"""A command goes on, whoever has stopped reading what it says."""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.runs import ROOT
+
+SPEAKING = """
+import os, sys
+from pretrainax.reporting.streams import keep_streams
+keep_streams()
+with open(sys.argv[1], "w") as f:
+    for i in range(20000):
+        print("out", i, flush=i % 2 == 0)
+        print("err", i, file=sys.stderr)
+    os.write(2, b"a library's words\\n")
+    f.write("done")
+"""
+
+
+def speak(path, shell: str) -> int:
+    """Runs the program as `shell` says, with $SPEAK for it; returns its exit code, which `shell` prints last."""
+    words = shlex.join([sys.executable, "-c", SPEAKING, str(path)])
+    script = f"speak() {{ {words}; }}\n{shell}"
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60).returncode
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        "speak | head -1; exit ${PIPESTATUS[0]}",
+        "speak 2>&1 | head -1; exit ${PIPESTATUS[0]}",
+        "speak 2>&-",
+        "speak >&-",
+        "speak <&- >&- 2>&-",
+        "speak 2>&- | head -1; exit ${PIPESTATUS[0]}",
+    ],
+)
+def test_output_that_nobody_reads_is_dropped(shell, tmp_path):
+    assert speak(tmp_path / "done", shell) == 0
+    assert (tmp_path / "done").read_text() == "done"  # and nothing that was meant for stderr
+
+
+def test_a_full_disk_is_still_an_error(tmp_path):
+    assert speak(tmp_path / "done", "speak > /dev/full") == 1
