@@ -10,6 +10,8 @@ The exit code is that of the run: 0 done, 1 failed, 2 bad config or input, 75 pr
 """
 
 import argparse
+import contextlib
+import ctypes
 import os
 import pathlib
 import shlex
@@ -22,6 +24,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATIENCE = 30.0  # seconds for the others to end by themselves
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
 class Launcher:
@@ -32,13 +35,15 @@ class Launcher:
         self.command = [sys.executable, "-m", "pretrainax.main", *arguments]
         self.children: list[subprocess.Popen] = []
         self.told_to_stop = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self.pass_on)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
+                signal.signal(number, self.pass_on)
 
     def environment(self, index: int, port: int) -> dict[str, str]:
         """Returns what the process `index` finds beside what this one has."""
         flags = os.environ.get("XLA_FLAGS", "")
         return {
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={self.devices}".strip(),
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
@@ -74,8 +79,14 @@ class Launcher:
 
     def start(self, index: int, port: int) -> subprocess.Popen:
         env = os.environ | self.environment(index, port)
+        launcher = os.getpid()
         return subprocess.Popen(
-            self.command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            self.command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: end_with(launcher),
         )
 
     def first_end(self) -> int:
@@ -104,12 +115,20 @@ class Launcher:
                 child.send_signal(number)
 
 
+def end_with(launcher: int) -> None:
+    """Has this process, a child of the launcher, get SIGTERM when that one dies without passing it on."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != launcher:  # it has died already
+            os._exit(1)
+
+
 def prefix(index: int, child: subprocess.Popen) -> None:
+    """Prints the lines of a child, to the last: it would wait for us to read them."""
     for line in child.stdout:
         if b"[Gloo] Rank" in line:  # it counts its connections
             continue
-        sys.stdout.buffer.write(f"[{index}] ".encode() + line)
-        sys.stdout.buffer.flush()
+        write(1, f"[{index}] ".encode() + line)
 
 
 def free_port() -> int:
@@ -119,7 +138,13 @@ def free_port() -> int:
 
 
 def say(line: str) -> None:
-    print(f"local.py: {line}", file=sys.stderr, flush=True)
+    write(2, f"local.py: {line}\n".encode())
+
+
+def write(number: int, line: bytes) -> None:
+    """Writes to stdout or stderr; what nobody reads any more (`| head`, a closed terminal) is dropped."""
+    with contextlib.suppress(OSError):
+        os.write(number, line)
 
 
 def main() -> int:
@@ -135,6 +160,9 @@ def main() -> int:
         parser.error("--processes and --devices are at least 1, --restarts at least 0")
     if not any(a.startswith("--config=") for a in arguments) or not any(a.startswith("--workdir=") for a in arguments):
         parser.error("after -- come the arguments of pretrainax.main, among them --config= and --workdir=")
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # the number of a closed stdout would go to a child's pipe
+        pass
+    os.close(spare)
     launcher = Launcher(flags.processes, flags.devices, arguments)
     if flags.dry_run:
         for i in range(flags.processes):

@@ -113,6 +113,10 @@ def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text
     )
     wait_for(killed / "checkpoints" / "5", launcher)
     children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    environment = pathlib.Path(f"/proc/{children[0]}/environ").read_text().split("\0")
+    (port,) = (int(line.rpartition(":")[2]) for line in environment if line.startswith("JAX_COORDINATOR_ADDRESS="))
+    (address,) = listening(port)
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F")  # 127.0.0.1, and as one of IPv6
     os.kill(int(children[0]), signal.SIGKILL)  # of process 0 the other hears at once, of another only after 20 s
     said, _ = launcher.communicate(timeout=400)
     assert launcher.returncode == 0, said[-3000:]
@@ -120,6 +124,12 @@ def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text
     assert "local.py: process 0 of 2 was ended by SIGKILL" in said
     assert "local.py: starting again" in said
     assert losses(killed) == losses(whole)
+
+
+def listening(port: int) -> list[str]:
+    """The addresses at which somebody on this machine waits for connections to a port, in words of the kernel."""
+    rows = [line.split() for file in ("tcp", "tcp6") for line in open(f"/proc/net/{file}").readlines()[1:]]
+    return [row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port]
 
 
 def local(workdir, text, cache, *flags: str) -> list[str]:
@@ -141,3 +151,93 @@ def wait_for(path: pathlib.Path, process: subprocess.Popen) -> None:
 def losses(workdir: pathlib.Path) -> list[tuple]:
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line["split"], line["loss"]) for line in lines]
+
+
+# In place of pretrainax.main: it says where it stands, and which signal has ended it.
+STUB = """
+import os, pathlib, signal, sys, time
+
+me = pathlib.Path(os.environ["STOPPED"], os.environ["JAX_PROCESS_ID"])
+
+
+def stop(number, frame):
+    me.write_text(signal.Signals(number).name)
+    sys.exit(75)
+
+
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) != signal.SIG_IGN:
+        signal.signal(number, stop)
+print("stands in", os.getcwd(), flush=True)
+for i in range(5000 if "--talk" in sys.argv else 0):
+    print(i, flush=True)
+while "--talk" not in sys.argv:
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def stubs(tmp_path):
+    """Starts local.py in a folder of its own, by bash with $LOCAL for it; what ended a child comes into `ends`."""
+    (tmp_path / "pretrainax").mkdir()
+    (tmp_path / "pretrainax" / "__init__.py").touch()
+    (tmp_path / "pretrainax" / "main.py").write_text(STUB)
+    (tmp_path / "ends").mkdir()
+    started = []
+
+    def start(shell: str, *arguments: str) -> subprocess.Popen:
+        launcher = [sys.executable, str(LAUNCH / "local.py"), "--processes=2", "--", "--config=c", "--workdir=w"]
+        env = os.environ | {"LOCAL": shlex.join([*launcher, *arguments]), "STOPPED": str(tmp_path / "ends")}
+        process = subprocess.Popen(
+            ["bash", "-c", shell], cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ends(folder: pathlib.Path) -> list[str]:
+    """What has ended each child, once all have."""
+    deadline = time.monotonic() + 30
+    while len(os.listdir(folder)) < 2 or not all(path.read_text() for path in folder.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [path.read_text() for path in sorted(folder.iterdir())]
+
+
+def test_local_starts_its_processes_where_the_user_stands(stubs, tmp_path):
+    process = stubs("exec $LOCAL")
+    lines = sorted(process.stdout.readline() for _ in range(2))
+    assert lines == [f"[{i}] stands in {tmp_path}\n" for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    "number, passed", [(signal.SIGHUP, "SIGHUP"), (signal.SIGTERM, "SIGTERM"), (signal.SIGKILL, "SIGTERM")]
+)
+def test_local_takes_its_processes_along(number, passed, stubs, tmp_path):
+    process = stubs("exec $LOCAL")
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(number)
+    assert ends(tmp_path / "ends") == [passed] * 2
+    assert process.wait(timeout=30) == (-number if number == signal.SIGKILL else 75)
+
+
+def test_local_under_nohup_does_not_hear_that_the_terminal_is_closed(stubs, tmp_path):
+    process = stubs("exec nohup $LOCAL")
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert ends(tmp_path / "ends") == ["SIGTERM"] * 2
+
+
+@pytest.mark.parametrize("shell", ["$LOCAL | head -1; exit ${PIPESTATUS[0]}", "$LOCAL >&-", "$LOCAL <&- >&- 2>&-"])
+def test_local_goes_on_when_nobody_reads_it(shell, stubs):
+    process = stubs(shell, "--talk")
+    process.communicate(timeout=60)
+    assert process.returncode == 0

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+from typing import Optional
 
 import jax
 
@@ -52,7 +53,12 @@ def _join_processes() -> None:
         if any(name in os.environ for name in OWN_NUMBERS):
             # "deactivate": under SLURM, JAX would show each process one GPU of its node
             count, index = (int(os.environ.get(name, "")) for name in OWN_NUMBERS)
-            jax.distributed.initialize(num_processes=count, process_id=index, cluster_detection_method="deactivate")
+            jax.distributed.initialize(
+                num_processes=count,
+                process_id=index,
+                coordinator_bind_address=_bind_address(os.environ.get("JAX_COORDINATOR_ADDRESS", "")),
+                cluster_detection_method="deactivate",
+            )
         else:
             jax.distributed.initialize()
     except ValueError as e:
@@ -60,3 +66,9 @@ def _join_processes() -> None:
         raise UserError(f"a run of several processes needs {names} in the environment: {e}") from e
     except RuntimeError as e:
         raise RunFailed(f"the processes of the run did not find each other: {e}") from e
+
+
+def _bind_address(address: str) -> Optional[str]:
+    """Returns where process 0 listens for the others: where all are on this machine, nowhere else; None: JAX says."""
+    host = address.rpartition(":")[0].strip("[]")
+    return address if host == "localhost" or host.startswith("127.") or host == "::1" else None
