@@ -184,10 +184,10 @@ def parser(documentation: str) -> argparse.ArgumentParser:
 
 
 class Report:
-    """Prints a line for each thing tried, and counts what did not hold."""
+    """Prints a line for each thing tried, and counts them and what did not hold."""
 
     def __init__(self) -> None:
-        self.failed = 0
+        self.tried, self.failed = 0, 0
 
     @contextlib.contextmanager
     def trying(self, what: str) -> Iterator[None]:
@@ -198,8 +198,15 @@ class Report:
         except Exception as e:
             self.failed += 1
             print(f"FAIL  {what}: {' '.join(f'{type(e).__name__}: {e}'.split())[-1500:]}", flush=True)
+            self.tried += 1
         else:
             print(f"ok    {what}", flush=True)
+            self.tried += 1
+
+    def sum_up(self) -> int:
+        """Prints the counts; returns the exit code."""
+        print(f"{self.tried} tried, {self.tried - self.failed} survived")
+        return int(self.failed > 0)
 
 
 class Skipped(Exception):
