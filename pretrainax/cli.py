@@ -39,7 +39,9 @@ CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(v
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
+_FILES = (errno.EMFILE, errno.ENFILE)
 _LINE = 4000  # characters of an error
+_LAST = 20  # seconds in which a command that has failed may tidy up
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
@@ -59,9 +61,15 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
         except KeyboardInterrupt:  # where no `PreemptionHandler` is at work: while a run prepares, in other commands
             print("\npretrainax: interrupted", file=sys.stderr)
             return 128 + signal.SIGINT
-        except OSError as e:
-            if DEBUG.value or e.errno not in _DISK:
+        except RuntimeError as e:
+            if DEBUG.value or "can't start new thread" not in str(e):
                 raise
+            return complain(RunFailed("no further thread can be started: raise `ulimit -u`, or the container's limit"))
+        except OSError as e:
+            if DEBUG.value or e.errno not in (*_DISK, *_FILES):
+                raise
+            if e.errno in _FILES:
+                return complain(RunFailed(f"{e.strerror}: raise `ulimit -n`, the limit on them"))
             where = e.filename or "a file that cannot be read or written"
             return complain(RunFailed(f"{where}: {e.strerror}; when that is mended, run the same command again"))
 
@@ -110,9 +118,13 @@ def config_name() -> str:
 
 
 def complain(error: Exception) -> int:
-    """Prints an error as one line; returns the exit code."""
+    """Prints an error as one line; returns the exit code, with which the process ends soon whatever threads it has."""
     print(f"pretrainax: {one_line(error)}", file=sys.stderr, flush=True)
-    return getattr(error, "exit_code", UserError.exit_code)
+    code = getattr(error, "exit_code", UserError.exit_code)
+    # Python waits for the threads of libraries, of which one may wait forever for another that never was.
+    signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
+    signal.alarm(_LAST)
+    return code
 
 
 def one_line(error: Exception) -> str:

@@ -21,6 +21,7 @@ from pretrainax.data.batch import Example, HostBatch, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
+from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream
 from pretrainax.data.sources.base import WeightStages
@@ -165,6 +166,7 @@ def iterate(batches: BatchOfStep, start: int, stop: int, workers: int = 0) -> It
     dataset = grain.MapDataset.range(start, stop).map(batches.__getitem__)
     dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=2))
     if workers:
+        check_shared_memory("workers", workers, alone=0)
         options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=2)
         dataset = dataset.mp_prefetch(options, worker_init_fn=_start_worker)
     iterator = iter(dataset)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import sys
 from typing import Optional
 
@@ -10,6 +11,7 @@ import jax
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
 
+_FEW_FILES, _MANY_FILES = 128, 1 << 16  # what a small run needs; more than any does, though some systems allow no end
 # <malloc.h>: parameters of mallopt(3)
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
@@ -30,8 +32,19 @@ def tune_malloc() -> None:
         mallopt(_M_TOP_PAD, 1 << 28)  # bytes asked for beyond what is needed
 
 
+def allow_files() -> None:
+    """Raises the limit on open files as far as the system lets this user; UserError where that is too few for a run."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, _MANY_FILES)
+    if most < _FEW_FILES:
+        raise UserError(f"{most} files may be open at a time, and a run needs {_FEW_FILES}: raise `ulimit -n`")
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def start_jax(experiment: Experiment) -> None:
     """Turns the persistent compilation cache on and, in a run of several processes, joins them."""
+    allow_files()
     cache = os.path.join(os.path.expanduser(experiment.data.cache_dir), "xla")
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

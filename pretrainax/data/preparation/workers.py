@@ -43,6 +43,7 @@ class Workers:
             yield from itertools.starmap(function, tasks)
             return
         if self._pool is None:
+            check_shared_memory("prepare_workers", self._count, alone=1)
             self._stop = self._context.Event()
             self._pool = ProcessPoolExecutor(self._count, self._context, _start_worker, (self._stop, "false"))
         try:
@@ -59,6 +60,7 @@ class Workers:
         self.worked = True
         if self._count == 1:
             return function(*arguments)
+        check_shared_memory("prepare_workers", self._count, alone=1)
         interrupted = self._context.Event()
         with ProcessPoolExecutor(1, self._context, _start_apart, (interrupted,)) as pool:
             try:
@@ -95,6 +97,22 @@ def _end_after(wait: Callable) -> None:
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
+
+
+def check_shared_memory(field: str, count: int, alone: int) -> None:
+    """Raises UserError where processes can share nothing: a container without /dev/shm.
+
+    Args:
+      field: of the config, which asks for `count` processes.
+      alone: its value for work without them.
+    """
+    try:
+        multiprocessing.get_context("spawn").Lock()
+    except OSError as e:
+        raise UserError(
+            f"config.data.{field} is {count}, and processes cannot share memory here (/dev/shm: {e.strerror}): "
+            f"set config.data.{field}={alone}, or mount /dev/shm (docker run --shm-size=1g)"
+        ) from e
 
 
 def until_stopped(items: Iterator) -> Iterator:

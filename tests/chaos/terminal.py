@@ -1,0 +1,179 @@
+"""Terminals that go away, and machines that have too little of something: a run goes on, saves, or ends in one line.
+
+    python -m tests.chaos.terminal [--config=tests/support/tiny.py:gpt]
+
+Nobody reads the output, stdout or stderr is closed from the start, the terminal hangs up (a real one, with and without
+nohup), the launcher of a run of two processes is killed or hung up. Too few files or threads (the next one cannot be
+started, from a random one on), no shared memory, a workdir that is a file or no text.
+"""
+
+import fcntl
+import os
+import pathlib
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+
+from tests.chaos.workdirs import wait_for
+from tests.support import runs
+
+# Runs a command that can start so many threads and no more.
+FEW_THREADS = """
+import itertools, runpy, sys, threading
+
+real, count, most = threading._start_new_thread, itertools.count(), int(sys.argv[1])
+
+
+def start(*args):
+    if next(count) >= most:
+        raise RuntimeError("can't start new thread")
+    return real(*args)
+
+
+threading._start_new_thread = start
+sys.argv = sys.argv[2:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+class Terminal:
+    def __init__(self, whole: runs.Whole, folder: pathlib.Path):
+        self.whole, self.folder = whole, folder
+
+    def in_shell(self, name: str, form: str) -> None:
+        """The run ends as if it had been read; `form` has $RUN for the command."""
+        script = f"RUN() {{ {shlex.join(self.whole.training(self.folder / name))}; }}\n{form}"
+        done = runs.run(["bash", "-c", script])
+        assert done.returncode == 0, done.stderr
+        runs.assert_same_run(self.folder / name, self.whole.run)
+
+    def nobody_reads(self) -> None:
+        self.in_shell("head", "RUN 2>&1 | head -1; exit ${PIPESTATUS[0]}")
+
+    def stderr_is_closed(self) -> None:
+        self.in_shell("no_stderr", "RUN 2>&-")
+
+    def all_is_closed(self) -> None:
+        self.in_shell("nothing", "RUN <&- >&- 2>&-")
+
+    def on_a_terminal(self, name: str, *before: str) -> int:
+        """Closes the terminal that a run is on, once it trains; returns its exit code."""
+        ours, theirs = os.openpty()
+        process = subprocess.Popen(
+            [*before, *self.whole.training(self.folder / name)],
+            cwd=runs.ROOT,
+            env=runs.ENV,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(theirs)
+        wait_for(self.folder / name / "metrics.jsonl", process)
+        os.close(ours)
+        return process.wait(timeout=200)
+
+    def the_terminal_hangs_up(self) -> None:
+        assert self.on_a_terminal("hung_up") == 75
+        assert runs.valid_steps(self.folder / "hung_up") == runs.steps(self.folder / "hung_up") != []
+        self.whole.ends_the_same(self.folder / "hung_up")
+
+    def the_terminal_hangs_up_under_nohup(self) -> None:
+        assert self.on_a_terminal("nohup", "nohup") == 0
+        runs.assert_same_run(self.folder / "nohup", self.whole.run)
+
+    def launcher_ends_by(self, number: signal.Signals) -> None:
+        workdir = self.folder / f"launched_{number.name}"
+        command = [sys.executable, "launch/local.py", "--processes=2", "--devices=1", "--"]
+        launcher = runs.start([*command, *self.whole.training(workdir)[3:]])
+        wait_for(workdir / "metrics.jsonl", launcher)
+        children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+        launcher.send_signal(number)
+        assert launcher.wait() == (-number if number == signal.SIGKILL else 75)
+        deadline = time.monotonic() + 100
+        while any(os.path.exists(f"/proc/{child}") for child in children):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert runs.valid_steps(workdir) == runs.steps(workdir) != []  # saved, not just ended
+        assert not (workdir / "run.lock").exists()
+
+    def the_launcher_is_killed(self) -> None:
+        self.launcher_ends_by(signal.SIGKILL)
+
+    def the_launcher_is_hung_up(self) -> None:
+        self.launcher_ends_by(signal.SIGHUP)
+
+    # --- too little --------------------------------------------------------------------------------------------------
+
+    def is_one_line(self, args: list[str], expected: str, codes: tuple[int, ...] = (1, 2)) -> None:
+        failed = runs.run(args)
+        assert failed.returncode in codes and expected in runs.last_line(failed), failed.stderr
+
+    def few_files(self) -> None:
+        command = shlex.join(self.whole.training(self.folder / "files"))
+        self.is_one_line(["bash", "-c", f"ulimit -n 24; {command}"], "raise `ulimit -n`")
+
+    def few_threads(self, times: int = 6) -> None:
+        rng = random.Random(0)
+        for i in range(times):
+            program, _, *rest = self.whole.training(self.folder / f"threads-{i}", "--config.train.steps=6")
+            args = [program, "-c", FEW_THREADS, str(most := rng.randint(0, 40)), *rest]
+            failed = runs.run(args, timeout=200)
+            last = runs.last_line(failed)
+            assert failed.returncode == 1 and "thread" in last, f"after {most}: {failed.stderr[-2000:]}"
+
+    def no_shared_memory(self) -> None:
+        command = shlex.join(self.whole.training(self.folder / "shared", "--config.data.workers=2"))
+        unshare = ["unshare", "--mount", "bash", "-c"]
+        mount = "mount -t tmpfs -o ro none /dev/shm"
+        if subprocess.run([*unshare, mount], capture_output=True).returncode:
+            raise runs.Skipped("this machine lets nobody mount (unshare --mount)")
+        self.is_one_line([*unshare, f"{mount} && {command}"], "set config.data.workers=0, or mount /dev/shm", (2,))
+
+    def a_workdir_that_is_a_file(self) -> None:
+        (self.folder / "file").touch()
+        self.is_one_line(self.whole.training(self.folder / "file"), "cannot be made a folder", (2,))
+
+    def a_workdir_that_is_no_text(self) -> None:
+        self.is_one_line(self.whole.training(self.folder / os.fsdecode(b"\xff\xfe")), "is no UTF-8", (2,))
+
+    def a_workdir_that_a_library_misreads(self) -> None:
+        self.is_one_line(self.whole.training(self.folder / "back\\slash"), "no checkpoint can be saved in", (2,))
+        assert not (self.folder / "back\\slash").exists()
+
+
+TRIALS = (
+    *(
+        "nobody_reads",
+        "stderr_is_closed",
+        "all_is_closed",
+        "the_terminal_hangs_up",
+        "the_terminal_hangs_up_under_nohup",
+    ),
+    *("the_launcher_is_killed", "the_launcher_is_hung_up", "few_files", "few_threads", "no_shared_memory"),
+    *("a_workdir_that_is_a_file", "a_workdir_that_is_no_text", "a_workdir_that_a_library_misreads"),
+)
+
+
+def main() -> int:
+    parser = runs.parser(__doc__)
+    parser.add_argument("--only", default=",".join(TRIALS))
+    given = parser.parse_args()
+    report = runs.Report()
+    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
+        whole = runs.Whole(given.config, pathlib.Path(given.whole or f"{scratch}/whole"))
+        terminal = Terminal(whole, pathlib.Path(scratch))
+        for name in given.only.split(","):
+            with report.trying(name.replace("_", " ")):
+                getattr(terminal, name)()
+    return report.sum_up()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
