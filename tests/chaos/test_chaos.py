@@ -10,6 +10,8 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from tests.chaos import checkpoint_files, kill
 from tests.chaos.surroundings import Surroundings
+from tests.chaos.terminal import Terminal
+from tests.chaos.workdirs import Workdirs
 from tests.support import runs, tiny
 
 
@@ -77,3 +79,24 @@ def test_a_text_that_changes_while_it_is_tokenized_is_refused_and_prepared_anew(
         prepare(experiment, report=change)
     again = prepare(experiment, report=lambda line: None)
     assert again.train[0].num_bytes + again.valid[0].num_bytes == sum(p.stat().st_size for p in text.iterdir())
+
+
+def test_a_second_start_while_the_first_lives_is_refused_and_changes_nothing(undisturbed, tmp_path):
+    Workdirs(undisturbed, tmp_path, runs.Report()).second_start("at a save")(tmp_path / "run")
+
+
+def test_a_run_whose_records_are_damaged_resumes(undisturbed, tmp_path):
+    """A damaged line in both: the run ends with the lines that it would have, but for that one."""
+    Workdirs(undisturbed, tmp_path, runs.Report()).damaged_records(["metrics.jsonl", "goodput.json"], "a line of zeros")
+
+
+def test_a_run_whose_terminal_hangs_up_saves_and_resumes(undisturbed, tmp_path):
+    Terminal(undisturbed, tmp_path).the_terminal_hangs_up()
+
+
+def test_a_run_that_nobody_reads_goes_on(undisturbed, tmp_path):
+    Terminal(undisturbed, tmp_path).all_is_closed()
+
+
+def test_a_run_that_can_start_too_few_threads_ends_in_a_line(undisturbed, tmp_path):
+    Terminal(undisturbed, tmp_path).few_threads(times=1)

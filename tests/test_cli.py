@@ -1,0 +1,49 @@
+"""What all commands share: an error is one line and the process ends, whatever its threads do; --workdir."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tests.support.runs import ROOT
+
+
+def run(program: str, *arguments) -> subprocess.CompletedProcess:
+    """A command whose main is the body given."""
+    imports = "from pretrainax import cli\nfrom pretrainax.config import RunFailed\n"
+    code = f"{imports}{textwrap.dedent(program)}\ncli.run(main)"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, timeout=60)
+
+
+def test_a_command_that_has_failed_ends_though_a_thread_of_a_library_does_not():
+    program = """
+        import threading
+        cli._LAST = 1
+        def main():
+            threading.Thread(target=threading.Event().wait).start()
+            raise RunFailed("it failed")
+    """
+    ended = run(program)
+    assert ended.returncode == 1 and ended.stderr == b"pretrainax: it failed\n"
+
+
+@pytest.mark.parametrize(
+    "error, line",
+    [
+        ('RuntimeError("can\'t start new thread")', b"no further thread can be started: raise `ulimit -u`"),
+        ("OSError(24, 'Too many open files')", b"Too many open files: raise `ulimit -n`"),
+    ],
+)
+def test_a_machine_that_has_too_little_is_one_line(error, line):
+    ended = run(f"def main():\n    raise {error}")
+    assert ended.returncode == 1 and ended.stderr.startswith(b"pretrainax: " + line) and ended.stderr.count(b"\n") == 1
+
+
+def test_a_workdir_is_at_home_and_utf_8():
+    program = "def main():\n    print(cli.workdir())"
+    assert run(program, "--workdir=~/run").stdout.decode().startswith("/")
+    assert run(program, "--workdir=~/run").stdout.endswith(b"/run\n")
+    ended = run(program, b"--workdir=/tmp/\xff")
+    assert ended.returncode == 2 and b"is no UTF-8: rename the folder" in ended.stderr
+    assert ended.stderr.count(b"\n") == 1
