@@ -38,6 +38,19 @@ def start_jax(experiment: Experiment) -> None:
     _join_processes()
 
 
+def start_devices() -> None:
+    """Starts the devices of this process, as JAX_PLATFORMS says or of the fastest kind; UserError for one it lacks."""
+    try:
+        jax.devices()
+    except RuntimeError as e:
+        asked = os.environ.get("JAX_PLATFORMS")
+        if not asked:
+            raise
+        raise UserError(
+            f"JAX_PLATFORMS is {asked!r}, which JAX cannot start on this machine: unset it, or set it to cpu ({e})"
+        ) from e
+
+
 def _join_processes() -> None:
     """Joins the other processes, in a run of several, by `jax.distributed`.
 
