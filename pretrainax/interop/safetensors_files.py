@@ -173,7 +173,7 @@ def _header(path: str) -> dict[str, _Place]:
         with open(path, "rb") as f:
             length = int.from_bytes(f.read(8), "little")
             header: dict[str, dict] = json.loads(f.read(length))
-    except (SafetensorError, OSError, ValueError) as e:
+    except (SafetensorError, OSError, ValueError, MemoryError) as e:  # the last: too large to be mapped
         raise UserError(f"{path} is no whole safetensors file ({e}): fetch it again") from e
     places = {}
     for name, entry in header.items():

@@ -9,12 +9,12 @@ import itertools
 import os
 import pathlib
 import runpy
-import signal
 import sys
 import tempfile
 import time
-import traceback
 from typing import NamedTuple
+
+from tests.fuzz.forked import run_forked
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 60  # of one command
@@ -213,46 +213,20 @@ def _of_config_files(folder: pathlib.Path):
 def fault(mistake: Mistake, folder: pathlib.Path) -> str:
     """Runs a command in a new folder below `folder`; returns what is wrong with its answer, or an empty text."""
     place = pathlib.Path(tempfile.mkdtemp(dir=folder))
-    said = folder / f"{place.name}.txt"
-    pid = os.fork()
-    if pid == 0:
-        _become(mistake, place, said)
-    deadline = time.monotonic() + SECONDS
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return f"no end in {SECONDS} s"
-        time.sleep(0.005)
-    text, code = said.read_text(errors="replace"), os.waitstatus_to_exitcode(ended[1])
-    lines = text.splitlines()
-    if code != 2 or len(lines) != 1:
-        return f"exit code {code}, {len(lines)} lines: {text[-1500:]}"
-    if mistake.said not in text:
-        return f"{mistake.said!r} is not in {text[:600]!r}"
-    return f"it left {left}" if (left := os.listdir(place)) else ""
+    (place / "configs").symlink_to(ROOT / "configs")
 
-
-def _become(mistake: Mistake, place: pathlib.Path, said: pathlib.Path) -> None:
-    """Turns this process into the command; never returns."""
-    code = 1
-    try:
-        descriptor = os.open(said, os.O_WRONLY | os.O_CREAT)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
+    def run() -> None:
         os.chdir(place)
-        os.symlink(ROOT / "configs", place / "configs")
         sys.argv = [f"{mistake.command}.py", *mistake.words]
         runpy.run_module(f"pretrainax.{mistake.command}", run_name="__main__", alter_sys=True)
-    except SystemExit as e:
-        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.remove(place / "configs")
-        os._exit(code)
+
+    code, text = run_forked(run, folder / f"{place.name}.txt", SECONDS)
+    if code != 2 or len(text.splitlines()) != 1:
+        return f"exit code {code}: {text[-1500:]}"
+    if mistake.said not in text:
+        return f"{mistake.said!r} is not in {text[:600]!r}"
+    left = set(os.listdir(place)) - {"configs"}
+    return f"it left {left}" if left else ""
 
 
 def answer_all(only: str = "") -> tuple[int, list[str]]:
