@@ -10,7 +10,7 @@ from pretrainax.config.choice import fits, misfit
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.paths import path_problem
 
-_PATHS = ("path", "valid_path", "cache_dir", "init_from", "word_list", "similar_words")  # names of fields
+PATHS = ("path", "valid_path", "cache_dir", "init_from", "word_list", "similar_words")  # names of fields
 _RANGES = {  # lowest and highest; of others what 64 bits hold
     "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
@@ -49,7 +49,7 @@ def range_problems(experiment: Experiment) -> Iterator[str]:
                 yield f"{path} is {_shown(value)}, it must be from {lowest} to {highest}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{path} is {value}, it must be a finite number"
-        elif isinstance(value, str) and path.rpartition(".")[2] in _PATHS and (problem := path_problem(value)):
+        elif isinstance(value, str) and path.rpartition(".")[2] in PATHS and (problem := path_problem(value)):
             yield f"{path} is {value!r}: {problem}"
 
 
