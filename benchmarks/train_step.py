@@ -20,6 +20,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
+from pretrainax.config.paths import define_path  # noqa: E402
 from pretrainax.reporting.tables import text_table  # noqa: E402
 from pretrainax.tokenization.base import Vocabulary  # noqa: E402
 
@@ -27,7 +28,7 @@ STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
 )
 COLD = flags.DEFINE_bool("cold", False, "Compile with an empty compilation cache")
-JSON = flags.DEFINE_string("json", None, "File to write the results to")
+JSON = define_path("json", None, "File to write the results to")
 GROUPS = 5
 
 

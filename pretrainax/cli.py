@@ -6,42 +6,42 @@ Imports no JAX: loader workers import the command's module again and must stay l
 import errno
 import functools
 import os
-import runpy
+import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import Literal
+from typing import Optional
 
 from absl import app, flags, logging
-from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, RunFailed, UserError, nearest
+from pretrainax.config import Experiment, RunFailed, UserError, nearest
+from pretrainax.config.config_file import read_config_file
+from pretrainax.config.overrides import fields_named, set_field
+from pretrainax.config.paths import define_path
 from pretrainax.config.validation import validate
 from pretrainax.reporting.streams import keep_streams
 
 
-class _ChoiceParser(flags.ArgumentParser):
-    """Reads a whole Choice from a flag: --config.data.source="TextFiles(path='my/books')"."""
+class _ConfigParser(flags.ArgumentParser):
+    """Reads the file of --config; `_parse` sets the fields of what it returns."""
 
-    def parse(self, argument: str | Choice) -> Choice:
-        return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
+    given = ""
 
-
-def _register_choices() -> None:
-    """Lets flags give a whole Choice, of each class that is imported so far."""
-    for kind in Choice.imported():
-        config_flags.register_flag_parser_for_type(kind, _ChoiceParser())
+    def parse(self, argument: str) -> Experiment:
+        self.given = argument
+        return read_config_file(argument)
 
 
-_register_choices()
-config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())  # `validate` says what is allowed
-CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
-WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
+_CONFIG_PARSER = _ConfigParser()
+CONFIG = flags.DEFINE(_CONFIG_PARSER, "config", None, "File with get_config(variant), as configs/t5_base.py:large")
+WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
 _FILES = (errno.EMFILE, errno.ENFILE)
 _LINE = 4000  # characters of an error
 _LAST = 20  # seconds in which a command that has failed may tidy up
+_FLAG = re.compile(r"--?[a-zA-Z]")  # and no negative number
+_OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
@@ -92,16 +92,6 @@ def experiment(files: bool = True) -> Experiment:
     return CONFIG.value
 
 
-def workdir() -> str:
-    """Returns --workdir, `~` as the home; "" where it is not given. UserError for a path that is no text."""
-    path = os.path.expanduser(WORKDIR.value or "")
-    try:
-        path.encode()
-    except UnicodeEncodeError as e:
-        raise UserError(f"--workdir={os.fsencode(path)!r} is no UTF-8: rename the folder, or take another one") from e
-    return path
-
-
 def folder(flag: str, path: str) -> str:
     """Makes the folder that a flag names, before the work whose results it is for."""
     try:
@@ -113,7 +103,7 @@ def folder(flag: str, path: str) -> str:
 
 def config_name() -> str:
     """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
-    file, _, variant = flags.FLAGS["config"].config_filename.partition(":")
+    file, _, variant = _CONFIG_PARSER.given.partition(":")
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
@@ -137,9 +127,16 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
-        _check_config_flags(argv)  # which imports the classes that the config file does
-        _register_choices()
-        rest = flags.FLAGS(argv)
+        _check_text(argv)
+        words, overrides = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
+        rest = flags.FLAGS(words, known_only=True)
+        if overrides and CONFIG.value is None:
+            raise UserError(f"--config is missing, of which --{overrides[0][0]} sets a field")
+        for path, text in overrides:
+            set_field(CONFIG.value, path, text)
+        rest = [word for word in rest if word != "--"]
+        for word in rest[1:]:
+            _check_word(word)
         if commands and rest[1:2] not in [[command] for command in commands]:
             raise UserError(f"say what to do first: {' or '.join(commands)}; got {' '.join(rest[1:2]) or 'nothing'!r}")
         if len(rest) > 1 + bool(commands):
@@ -151,24 +148,42 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
         sys.exit(complain(e))
 
 
-def _check_config_flags(argv: list[str]) -> None:
-    """Finds a missing file, a bad variant or an unknown field, which ml_collections reports with a traceback."""
-    pairs = zip(argv, [*argv[1:], ""], strict=True)  # --config=FILE or --config FILE
-    values = [a.partition("=")[2] or after for a, after in pairs if a.lstrip("-").split("=")[0] == "config"]
-    for value in values:
-        file, _, variant = value.partition(":")
-        if not os.path.isfile(file):
-            folder = os.path.dirname(file) or "."
-            there = [os.path.join(folder, f) for f in os.listdir(folder)] if os.path.isdir(folder) else []
-            there = [f for f in there if f.endswith(".py")]
-            raise UserError(
-                f"no config file {file!r}, {nearest(file, there) if there else 'nor another in its folder'}"
-            )
-        experiment = runpy.run_path(file)["get_config"](variant)
-        for path in (a.split("=")[0].partition("config.")[2] for a in argv if a.lstrip("-").startswith("config.")):
-            node, done = experiment, "config"
-            for name in path.split("."):
-                fields = getattr(node, "__dataclass_fields__", ())
-                if name not in fields:
-                    raise UserError(f"{done} has no field {name!r}, {nearest(name, fields)}")
-                node, done = getattr(node, name), f"{done}.{name}"
+def _check_text(argv: list[str]) -> None:
+    for word in argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError as e:
+            raise UserError(f"{word}: not UTF-8; give the file or folder that it names another name") from e
+
+
+def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
+    """Parts a command line into words for absl and what sets fields: ("config.train.steps", "5") of --config.…=5."""
+    words, overrides, rest = [], [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        match = _OVERRIDE.fullmatch(word)
+        if match is None:
+            words.append(word)
+            continue
+        off, path, text = match.groups()
+        if off and text is not None:
+            raise UserError(f"{word} takes no value: write --{path}={text}")
+        if text is None and not off and rest and not _FLAG.match(rest[0]):
+            text = rest.pop(0)
+        overrides.append((path, "false" if off else text))
+    return words, overrides
+
+
+def _check_word(word: str) -> None:
+    """Raises UserError for a flag that there is not; --train.steps and steps=5 lack the beginning of the field."""
+    name, equals, value = word.lstrip("-").partition("=")
+    if not (_FLAG.match(word) or equals):
+        return
+    places = fields_named(name, CONFIG.value) if CONFIG.value else []
+    if not places and name.partition(".")[0] in Experiment.__dataclass_fields__:
+        places = [f"config.{name}"]
+    if places:
+        raise UserError(f"{word}: the flag of this field is --{places[0]}={value or '…'}")
+    if _FLAG.match(word):
+        known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
+        raise UserError(f"unknown flag --{name}, {nearest(name, known)}")

@@ -15,7 +15,7 @@ from pretrainax.training.setup import open_run
 
 
 def main() -> int:
-    workdir = cli.workdir()
+    workdir = cli.WORKDIR.value
     if not workdir or not os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     experiment = config.load(os.path.join(workdir, "config.json"))

@@ -9,10 +9,10 @@ exports, and starts runs: `--config.checkpoint.init_from` takes it, or the direc
 tensors is exact, and so is their export; an export has a manifest.sha256, which an import checks where it is there.
 """
 
-import os
 from typing import Optional
 
 from pretrainax.config import UserError
+from pretrainax.config.paths import define_path
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
 
 
@@ -21,8 +21,8 @@ def main() -> None:
 
     from pretrainax import cli
 
-    source = flags.DEFINE_string("from", None, "import: the Hugging Face directory")
-    target = flags.DEFINE_string("to", None, "export: the directory to make")
+    source = define_path("from", None, "import: the Hugging Face directory")
+    target = define_path("to", None, "export: the directory to make")
     step = flags.DEFINE_integer("step", None, "export: the checkpoint; the newest where not given")
     dtype = flags.DEFINE_enum("dtype", None, list(DTYPES), "export: as they were imported, else float32")
     part = flags.DEFINE_enum("part", "discriminator", ["discriminator", "generator"], "export: of a model that has two")
@@ -32,9 +32,9 @@ def main() -> None:
         def flag(name: str, value: Optional[str]) -> str:
             if not value:
                 raise UserError(f"{command} needs --{name}=DIR")
-            return os.path.expanduser(value)
+            return value
 
-        workdir = flag("workdir", cli.workdir())
+        workdir = flag("workdir", cli.WORKDIR.value)
         if command == "import":
             print(import_directory(flag("from", source.value), workdir))
         else:

@@ -12,13 +12,14 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import UserError
+from pretrainax.config.paths import define_path
 from pretrainax.data.inspection import check, page, terminal
 from pretrainax.data.inspection.row_view import Words, views_of
 from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 
 _COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)
-_HTML = flags.DEFINE_string("html", None, "File of a page that shows them, to write")
+_HTML = define_path("html", None, "File of a page that shows them, to write")
 
 
 def main() -> int:

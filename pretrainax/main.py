@@ -15,13 +15,13 @@ from pretrainax.config import UserError
 
 def main() -> int:
     experiment = cli.experiment()
-    workdir = cli.workdir() or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
+    workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     # after the flags are known to be good; loader workers must not import JAX
     from pretrainax.runtime import cluster, goodput, host
     from pretrainax.training import loop
 
-    if not cli.workdir() and cluster.is_one_of_many():
+    if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)

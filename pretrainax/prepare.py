@@ -11,6 +11,7 @@ it with Apache Beam. However many they are, the files come out the same, byte fo
 """
 
 from pretrainax.config import UserError
+from pretrainax.config.paths import define_path
 from pretrainax.data.inspection.corpus_files import write_report
 from pretrainax.data.preparation.prepare import prepare, prepare_share
 
@@ -21,7 +22,7 @@ def main() -> None:
     from pretrainax import cli  # defines flags: not in the workers, which import this module too
 
     shard = flags.DEFINE_string("shard", None, "i/n: only every n-th shard, from number i (0 to n - 1) on")
-    folder = flags.DEFINE_string("report", None, "Folder for a report of the corpus: a table, its figures, a picture")
+    folder = define_path("report", None, "Folder for a report of the corpus: a table, its figures, a picture")
 
     def run() -> int:
         experiment = cli.experiment()

@@ -11,13 +11,13 @@ gets report.md, report.json and report.png. `encode` shows how a text is split: 
 
 import dataclasses
 import functools
-import os
 import sys
 import time
 from collections.abc import Sequence
 from typing import Optional
 
 from pretrainax.config import Experiment, UserError, nearest
+from pretrainax.config.paths import define_path
 from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.compare import KINDS, compare, measure, table, write_report
@@ -79,14 +79,14 @@ def main() -> None:
 
     from pretrainax import cli
 
-    target = flags.DEFINE_string("to", None, "train, report: the directory to write")
+    target = define_path("to", None, "train, report: the directory to write")
     sizes = flags.DEFINE_list("sizes", ["4000", "8000", "16000", "32000", "50000"], "report: values of vocab_size")
     kinds = flags.DEFINE_list("kinds", list(KINDS), "report: of tokenizers")
-    directory = flags.DEFINE_string("tokenizer", None, "encode: a saved tokenizer, or a Hugging Face directory")
+    directory = define_path("tokenizer", None, "encode: a saved tokenizer, or a Hugging Face directory")
     text = flags.DEFINE_string("text", None, "encode: the text; from stdin where not given")
 
     def run(command: str) -> int:
-        to = target.value and cli.folder("to", os.path.expanduser(target.value))
+        to = target.value and cli.folder("to", target.value)
         if command == "train":
             print(train(cli.experiment(), to))
         elif command == "report":
@@ -100,7 +100,7 @@ def main() -> None:
             raise UserError("encode needs --tokenizer=DIR")
         else:
             said = sys.stdin.read() if text.value is None else text.value
-            print(describe_segmentation(read_tokenizer(os.path.expanduser(directory.value)), said))
+            print(describe_segmentation(read_tokenizer(directory.value), said))
         return 0
 
     cli.run(run, commands=("train", "report", "encode"))

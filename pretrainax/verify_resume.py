@@ -20,19 +20,20 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.config.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.training.resume_check import Trial, compare, record
 
 _STEPS = flags.DEFINE_integer("steps", 20, "Steps of each run", lower_bound=2)
 _KILLS = flags.DEFINE_integer("kills", 3, "SIGKILLs at random moments", lower_bound=1)
 _PROCESSES = flags.DEFINE_integer("processes", 2, "Of the other process count; 1: leave that run out", lower_bound=1)
-_RECORD = flags.DEFINE_string("record", None, "A run as of pretrainax.main, with digests of its batches in this folder")
+_RECORD = define_path("record", None, "A run as of pretrainax.main, with digests of its batches in this folder")
 
 
 def main() -> int:
     experiment = cli.experiment()
     if _RECORD.value:
-        return record(experiment, cli.workdir(), _RECORD.value)
+        return record(experiment, cli.WORKDIR.value, _RECORD.value)
     devices = _devices(experiment.mesh, _PROCESSES.value)
     steps = min(_STEPS.value, experiment.train.steps)
     arguments = [*_config_arguments(sys.argv[1:]), *_overrides(experiment, steps)]

@@ -2,10 +2,13 @@
 
 import concurrent.futures
 import hashlib
+import io
 import os
 import re
 
+from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.regular_files import check_regular, read_bytes
 
 MANIFEST = "manifest.sha256"
 _STRANGERS = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers leave these in any folder they show
@@ -32,11 +35,11 @@ def faults(directory: str) -> list[str]:
     A link counts as what it leads to, and no link is one too many.
     """
     try:
-        with open(os.path.join(directory, MANIFEST), encoding="utf-8") as f:
-            lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)\n", line) for line in f]
+        content = read_bytes(os.path.join(directory, MANIFEST)).decode("utf-8")
+        lines = [re.fullmatch(r"([0-9a-f]{64})  (.+)\n", line) for line in io.StringIO(content, newline=None)]
     except FileNotFoundError:
         return [f"{MANIFEST} missing"]
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, UserError) as error:
         return [f"{MANIFEST}: {_reason(error)}"]
     if not lines or None in lines:
         return [f"{MANIFEST} broken"]
@@ -62,6 +65,7 @@ def _files(directory: str) -> list[str]:
 
 
 def _digest(path: str) -> str:
+    check_regular(path)
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
@@ -69,7 +73,7 @@ def _digest(path: str) -> str:
 def _digest_or_reason(path: str) -> str:
     try:
         return _digest(path)
-    except OSError as error:
+    except (OSError, UserError) as error:
         return f"unreadable ({_reason(error)})"
 
 

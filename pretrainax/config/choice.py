@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from pretrainax.config.errors import UserError, nearest
+from pretrainax.config.errors import UserError, nearest, shortened
 
 if typing.TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -59,9 +59,9 @@ class Choice:
         """Returns what JSON calls the class: `AdamW`, or of another package `mypackage.optim:MyOptimizer`."""
         return cls.__name__ if _is_built_in(cls) else f"{cls.__module__}:{cls.__qualname__}"
 
-    @staticmethod
-    def named(name: str) -> type["Choice"]:
-        """Returns the choice that `type_name` calls so, or whose class has this name; built-in ones come first.
+    @classmethod
+    def named(cls, name: str) -> type["Choice"]:
+        """Returns the choice of this kind that `type_name` calls so, or whose class has this name; built-in ones first.
 
         A name may come from anybody's config.json, so it never decides what is imported: only the modules of this
         package are, and entry points of installed ones.
@@ -69,11 +69,10 @@ class Choice:
         Raises:
           UserError: there is none, with the nearest names.
         """
-        for module in BUILT_IN:
-            importlib.import_module(module)  # which registers its choices
+        _import_built_in()
         if name not in _choices_by_name():
             _import_entry_points(name.rpartition(":")[2])
-        choices = _choices_by_name()
+        choices = {n: choice for n, choice in _choices_by_name().items() if issubclass(choice, cls)}
         if name in choices:
             return choices[name]
         module, _, class_name = name.rpartition(":")
@@ -82,18 +81,25 @@ class Choice:
                 f"choice {name!r} is of another package, which is not imported: import {module} in the config file, or "
                 f"install the package with the entry point {class_name} = {name} of the group {ENTRY_POINTS}"
             )
-        raise UserError(f"unknown choice {name!r}, {nearest(name, (n for n in choices if ':' not in n))}")
+        kind = "choice" if cls is Choice else cls.__name__
+        raise UserError(f"unknown {kind} {shortened(name)!r}, {nearest(name, (n for n in choices if ':' not in n))}")
 
-    @staticmethod
-    def parse(text: str) -> "Choice":
+    @classmethod
+    def parse(cls, text: str) -> "Choice":
         """Reads `"TextFiles(path='my/books', valid_fraction=0.05)"`, as a flag gives it for a whole field.
 
         Values are literals, choices and tuples of them. Nothing is evaluated.
         """
         try:
-            return _choice(ast.parse(text, mode="eval").body)
-        except (SyntaxError, ValueError):
-            raise UserError(f"cannot read {text!r}; write Name or Name(field=value, ...)") from None
+            return _choice(ast.parse(text, mode="eval").body, cls)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
+            raise UserError(f"cannot read {shortened(text)!r}; write Name or Name(field=value, ...)") from None
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Returns the names of what can be chosen of this kind, sorted."""
+        _import_built_in()
+        return sorted(name for name, choice in _choices_by_name().items() if issubclass(choice, cls))
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         """Yields a line for each thing that cannot work: value got, what is allowed, field to set."""
@@ -110,6 +116,11 @@ def _choices_by_name() -> dict[str, type[Choice]]:
     return {cls.__name__: cls for cls in classes} | {cls.type_name(): cls for cls in classes}
 
 
+def _import_built_in() -> None:
+    for module in BUILT_IN:
+        importlib.import_module(module)  # which registers its choices
+
+
 def _import_entry_points(class_name: str) -> None:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=class_name):
         try:
@@ -118,8 +129,8 @@ def _import_entry_points(class_name: str) -> None:
             raise UserError(f"entry point {entry.name} = {entry.value} cannot be imported ({e})") from e
 
 
-def _choice(node: ast.expr) -> Choice:
-    """Makes the choice of a name or a call; SyntaxError or ValueError where it is neither."""
+def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
+    """Makes the choice, of this kind, of a name or a call; SyntaxError or ValueError where it is neither."""
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.args:
         raise SyntaxError
@@ -129,7 +140,7 @@ def _choice(node: ast.expr) -> Choice:
             raise SyntaxError
         values[keyword.arg] = _value(keyword.value)
     name = call.func.id
-    cls = Choice.named(name)
+    cls = kind.named(name)
     fields = {f.name: f for f in dataclasses.fields(cls)}
     for field in values.keys() - fields:
         raise UserError(f"{name} has no field {field!r}, {nearest(field, fields)}")
@@ -139,7 +150,7 @@ def _choice(node: ast.expr) -> Choice:
     hints = typing.get_type_hints(cls)
     for field, value in values.items():
         if not fits(value, hints[field]):
-            raise UserError(f"{name}.{field} is {value!r}, it must be {spelled(hints[field])}")
+            raise UserError(misfit(f"{name}.{field}", value, hints[field]))
     return cls(**values)
 
 
@@ -159,11 +170,23 @@ def fits(value: object, hint: object) -> bool:
     return not isinstance(hint, type) or isinstance(value, hint)
 
 
+def misfit(path: str, value: object, hint: object) -> str:
+    """Writes the error line of a value that does not fit its field."""
+    return f"{path} is {value!r}, it must be {spelled(hint)}"
+
+
 def spelled(hint: object) -> str:
-    """Returns a type as error lines have it: "of type int", "'stop' or 'skip'"."""
-    if typing.get_origin(hint) is typing.Literal:
-        return " or ".join(map(repr, typing.get_args(hint)))
-    return f"of type {hint.__name__ if isinstance(hint, type) else hint}"
+    """Returns a type as error lines have it: "of type int", "'stop' or 'skip'", "of kind Packing (FirstFit, …)"."""
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return " or ".join(map(repr, kinds))
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join("None" if kind is type(None) else spelled(kind) for kind in kinds)
+    if origin is tuple and kinds[-1] is ...:
+        return f"a tuple, each {spelled(kinds[0])}"
+    if isinstance(hint, type) and issubclass(hint, Choice):
+        return f"of kind {hint.__name__} ({', '.join(hint.names())})"
+    return f"of type {hint.__name__ if isinstance(hint, type) and not origin else hint}"
 
 
 def _value(node: ast.expr) -> object:

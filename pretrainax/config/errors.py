@@ -16,6 +16,11 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+def shortened(text: str) -> str:
+    """Returns what an error line has of a text that a user gave: all of it, or the beginning of a very long one."""
+    return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"
+
+
 def nearest(name: str, allowed: typing.Iterable[str]) -> str:
     """The end of an error line: what is allowed, nearest names first; `nearest("stpes", ["steps"])`."""
     allowed = sorted(allowed)

@@ -3,16 +3,20 @@
 import json
 from typing import Any, TypeAlias
 
-from pretrainax.config import UserError
+from pretrainax.config.errors import UserError
+from pretrainax.config.regular_files import read_bytes
 
 JsonObject: TypeAlias = dict[str, Any]  # of values that JSON can hold
 
 
 def read_object(path: str) -> JsonObject:
-    """The object that a file holds; UserError where it is missing, not UTF-8, no JSON, nested too deep, no object."""
+    """Returns the object that a file holds.
+
+    Raises:
+      UserError: it is missing, no regular file, too large, not UTF-8, no JSON, nested too deep, or no object.
+    """
     try:
-        with open(path, encoding="utf-8") as f:
-            value = json.load(f)
+        value = json.loads(read_bytes(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"{path} is no JSON file ({getattr(e, 'strerror', None) or e})") from e
     if not isinstance(value, dict):

@@ -1,15 +1,20 @@
 """The configuration of an architecture: its fields and its generator."""
 
 import dataclasses
-from typing import Literal, Optional
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, Optional
 
+from pretrainax.config.choice import Choice
 from pretrainax.config.positions import LearnedPositions, Position
+
+if TYPE_CHECKING:
+    from pretrainax.config.experiment import Experiment
 
 LayerKind = Literal["global", "local"]  # a token attends to all others, or to a window
 
 
 @dataclasses.dataclass
-class Generator:
+class Generator(Choice):
     """ELECTRA's generator: a masked LM that proposes replacements, built as the model but for these sizes."""
 
     num_layers: int = 12
@@ -19,6 +24,16 @@ class Generator:
     # all (ELECTRA); gradient_disentangled: plus a trained difference (DeBERTa v3)
     share_embeddings: Literal["all", "gradient_disentangled"] = "all"
     loss_weight: float = 50.0  # of the discriminator's loss (Clark et al. 2020, section 2)
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        path = "config.model.generator"
+        for name in ("num_layers", "d_model", "d_ff", "num_heads"):
+            if getattr(self, name) < 1:
+                yield f"{path}.{name} is {getattr(self, name)}, it must be at least 1"
+        if self.num_heads > 0 and self.d_model % self.num_heads:
+            yield f"{path}.d_model {self.d_model} is not a multiple of {path}.num_heads {self.num_heads}"
+        if self.loss_weight <= 0:
+            yield f"{path}.loss_weight is {self.loss_weight}, it must be greater than 0"
 
 
 @dataclasses.dataclass

@@ -7,9 +7,11 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config.choice import Choice, fits, spelled
+from pretrainax.config.choice import Choice, fits, misfit
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
+from pretrainax.config.json_files import read_object
+from pretrainax.config.values import range_problems, type_problems
 
 
 def to_json(config: object) -> Any:
@@ -32,7 +34,7 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
         items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}
         if wrong := [k for k, item in items.items() if not fits(item, hints[k])]:
-            raise UserError("; ".join(f"{path}.{k} is {items[k]!r}, it must be {spelled(hints[k])}" for k in wrong))
+            raise UserError("; ".join(misfit(f"{path}.{k}", items[k], hints[k]) for k in wrong))
         return cls(**items)
     return tuple(from_json(object, v, path) for v in value) if isinstance(value, list) else value
 
@@ -51,12 +53,16 @@ def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, obj
 
 
 def load(path: str) -> Experiment:
-    """Reads a run's config.json."""
+    """Reads a run's config.json; UserError for one whose values no run can have."""
     try:
-        with open(path, encoding="utf-8") as f:
-            return from_json(Experiment, dict(json.load(f)))
-    except (OSError, ValueError, TypeError, RecursionError) as e:
+        experiment = from_json(Experiment, read_object(path))
+    except (ValueError, TypeError, RecursionError) as e:
         raise UserError(f"{path} is no config of a run ({e})") from e
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"{path} is no config of a run: it is a {type(experiment).__name__}")
+    if problems := [*type_problems(experiment), *range_problems(experiment)]:
+        raise UserError(f"{path}: {'; '.join(problems)}")
+    return experiment
 
 
 def dump(experiment: Experiment) -> str:

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from pretrainax.config.choice import Choice
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
-from pretrainax.config.model import Generator, LayerKind, ModelConfig
+from pretrainax.config.model import LayerKind, ModelConfig
+from pretrainax.config.values import fields, range_problems, type_problems
 
 _READ = ("tokenizer", "data.source")  # files, as these name them
 _POSITIVE = (
@@ -41,6 +42,12 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
+    wrong = list(type_problems(e))
+    yield from wrong or _problems_of_values(e, files)
+
+
+def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
+    yield from range_problems(e)
     yield from _word_problems(e)
     yield from _number_problems(e)
     yield from _attention_problems(e.model)
@@ -51,34 +58,26 @@ def _problems(e: Experiment, files: bool) -> Iterator[str]:
     yield from _choice_problems(e, files)
 
 
-def _fields(config: Any, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yields path ("data.source"), type and value of each field of a config and its parts that is not None."""
-    for field in dataclasses.fields(config):
-        where, hint, value = f"{path}{field.name}", field.type, getattr(config, field.name)
-        if typing.get_origin(hint) is typing.Union:  # Optional
-            if value is None:
-                continue
-            (hint,) = (kind for kind in typing.get_args(hint) if kind is not type(None))
-        if dataclasses.is_dataclass(hint) and not issubclass(hint, Choice):
-            yield from _fields(value, f"{where}.")
-        else:
-            yield where, hint, value
-
-
 def _word_problems(e: Experiment) -> Iterator[str]:
-    for path, hint, value in _fields(e):
+    for path, hint, value in fields(e):
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
-            yield f"config.{path} is {value!r}, {nearest(str(value), typing.get_args(hint))}"
+            yield f"{path} is {value!r}, {nearest(str(value), typing.get_args(hint))}"
+
+
+def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
+    """Yields path ("data.source") and value of each choice of a config and its parts."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if isinstance(value, Choice):
+            yield f"{path}{field.name}", value
+        elif dataclasses.is_dataclass(value):
+            yield from _choices(value, f"{path}{field.name}.")
 
 
 def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
-    for path, hint, value in _fields(e):
-        if not (isinstance(hint, type) and issubclass(hint, Choice)):
-            continue
-        if not isinstance(value, hint):
-            yield f"config.{path} is {type(value).__name__}, it must be of kind {hint.__name__}"
-        elif files or path not in _READ:
-            yield from value.problems(e)
+    for path, choice in _choices(e):
+        if files or path not in _READ:
+            yield from choice.problems(e)
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:
@@ -127,8 +126,6 @@ def _head_problems(m: ModelConfig) -> Iterator[str]:
         yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_head != (m.generator is not None):
         yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
-    if m.generator is not None:
-        yield from _generator_problems(m.generator)
 
 
 def _spike_problems(e: Experiment) -> Iterator[str]:
@@ -156,14 +153,3 @@ def _brick_problems(m: ModelConfig) -> Iterator[str]:
         yield f"config.model.input_convolution is for an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_context and not m.replaced_token_head:
         yield "config.model.replaced_token_context is of a replaced_token_head, which this model does not have"
-
-
-def _generator_problems(generator: Generator) -> Iterator[str]:
-    path = "config.model.generator"
-    for name in ("num_layers", "d_model", "d_ff", "num_heads"):
-        if getattr(generator, name) < 1:
-            yield f"{path}.{name} is {getattr(generator, name)}, it must be at least 1"
-    if generator.num_heads > 0 and generator.d_model % generator.num_heads:
-        yield f"{path}.d_model {generator.d_model} is not a multiple of {path}.num_heads {generator.num_heads}"
-    if generator.loss_weight <= 0:
-        yield f"{path}.loss_weight is {generator.loss_weight}, it must be greater than 0"

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Optional, Union
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.config.regular_files import check_regular
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
@@ -92,6 +93,7 @@ def hashes_of(paths: list[str]) -> list[str]:
 
 
 def _hash_file(path: str) -> str:
+    check_regular(path)
     with open(path, "rb") as f:
         return hashlib.file_digest(f, "blake2b").hexdigest()
 
@@ -135,6 +137,7 @@ def opened(path: str) -> Iterator[Stream]:
 
 
 def _open(path: str) -> Stream:
+    check_regular(path)
     if path.endswith(".gz"):
         return gzip.open(path, "rb")
     if path.endswith(".xz"):

@@ -1,6 +1,6 @@
 """Words in a row of tokens: where they begin, those of a list, and those of similar meaning."""
 
-import json
+import io
 import os
 from collections.abc import Iterator
 from typing import Optional
@@ -8,6 +8,8 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.config.json_files import read_object
+from pretrainax.config.regular_files import read_bytes
 from pretrainax.tokenization.base import Tokenizer
 
 
@@ -95,25 +97,21 @@ def spellings(tokenizer: Tokenizer, word: str) -> list[tuple[int, ...]]:
 
 
 def _lines(path: str, field: str) -> Iterator[str]:
-    with open(os.path.expanduser(path), "rb") as f:
-        for number, line in enumerate(f, start=1):
-            try:
-                text = line.decode("utf-8-sig")
-            except UnicodeDecodeError as e:
-                raise UserError(f"{field}: {path}:{number}: not UTF-8 ({e.reason})") from e
-            if not text.isspace():
-                yield text
+    for number, line in enumerate(io.BytesIO(read_bytes(os.path.expanduser(path))), start=1):
+        try:
+            text = line.decode("utf-8-sig")
+        except UnicodeDecodeError as e:
+            raise UserError(f"{field}: {path}:{number}: not UTF-8 ({e.reason})") from e
+        if not text.isspace():
+            yield text
 
 
 def _table(path: str) -> dict[str, list[str]]:
     field = "config.objective.similar_words"
     try:
-        with open(os.path.expanduser(path), encoding="utf-8") as f:
-            table = json.load(f)
-    except (ValueError, RecursionError) as e:  # broken JSON and broken UTF-8 are ValueErrors
-        raise UserError(f"{field}: {path} is no JSON ({e})") from e
-    if not isinstance(table, dict):
-        raise UserError(f"{field}: {path} holds {type(table).__name__}, it must be an object, word -> similar words")
+        table = read_object(os.path.expanduser(path))
+    except UserError as e:
+        raise UserError(f"{field} must be a JSON object, word -> similar words: {e}") from e
     for word, others in table.items():
         if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
             raise UserError(f"{field}: {path} has {others!r} for {word!r}, it must be a list of words")

@@ -1,6 +1,5 @@
 """The architectures of transformers: which one a config.json describes, and which one computes a model of ours."""
 
-import json
 import os
 
 from pretrainax import models, zoo
@@ -68,8 +67,7 @@ def describe_model(model: ModelConfig, imported: str) -> tuple[HuggingFace, Conf
     """
     first = None
     if os.path.exists(imported):
-        with open(imported, encoding="utf-8") as f:
-            first = json.load(f).get("model_type")
+        first = read_object(imported).get("model_type")
     reasons = []
     for family in sorted(families(), key=lambda family: family.model_type != first):
         try:

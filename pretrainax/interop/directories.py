@@ -28,6 +28,7 @@ from pretrainax.config import (
     UserError,
 )
 from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.json_files import read_object
 from pretrainax.data.objectives import (
     CausalLM,
     MaskedLM,
@@ -216,11 +217,8 @@ def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dty
     """Returns the dtype of each tensor by its name: `dtype`, else that of the import, else float32."""
     if dtype is not None:
         return lambda name: np.dtype(DTYPES[dtype])
-    try:
-        with open(os.path.join(workdir, ORIGINAL, "dtypes.json"), encoding="utf-8") as f:
-            imported = json.load(f)
-    except FileNotFoundError:
-        imported = {}
+    path = os.path.join(workdir, ORIGINAL, "dtypes.json")
+    imported = read_object(path) if os.path.exists(path) else {}
     return lambda name: np.dtype(DTYPES.get(imported.get(name), np.float32))
 
 

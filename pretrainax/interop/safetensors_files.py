@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from pretrainax.config import UserError
 from pretrainax.config.json_files import read_object
+from pretrainax.config.regular_files import check_regular
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -166,12 +167,13 @@ def _no_weights(directory: str) -> str:
 def _header(path: str) -> dict[str, _Place]:
     """Finds each tensor of a file. The library checks that they cover the file without gaps or overlaps."""
     try:
+        check_regular(path)
         with safe_open(path, framework="np"):
             pass
         with open(path, "rb") as f:
             length = int.from_bytes(f.read(8), "little")
             header: dict[str, dict] = json.loads(f.read(length))
-    except (SafetensorError, OSError, ValueError) as e:
+    except (SafetensorError, OSError, ValueError, MemoryError) as e:  # the last: too large to be mapped
         raise UserError(f"{path} is no whole safetensors file ({e}): fetch it again") from e
     places = {}
     for name, entry in header.items():

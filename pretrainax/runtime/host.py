@@ -1,6 +1,7 @@
 """The process before the first array: the allocator, JAX's compilation cache, the other processes of the run."""
 
 import ctypes
+import logging
 import os
 import resource
 import sys
@@ -50,6 +51,32 @@ def start_jax(experiment: Experiment) -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     _join_processes()
+
+
+def start_devices() -> None:
+    """Starts the devices of this process, as JAX_PLATFORMS says or of the fastest kind; UserError for one it lacks."""
+    asked, log, reasons = os.environ.get("JAX_PLATFORMS"), logging.getLogger("jax._src.xla_bridge"), []
+
+    def keep(record: logging.LogRecord) -> bool:
+        """Keeps why a plugin failed for the error, instead of its traceback on the terminal."""
+        failed = record.exc_info and record.exc_info[1]
+        reasons.extend([str(failed)] if failed else [])
+        return not failed
+
+    log.addFilter(keep)
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as e:  # the latter where the plugin of the only platform failed
+        if not asked:
+            raise
+        reason = "; ".join(filter(None, (*reasons, str(e)))) or "it does not say why"
+        raise UserError(
+            f"JAX_PLATFORMS is {asked!r}, which JAX cannot start on this machine: unset it, or set it to cpu ({reason})"
+        ) from e
+    finally:
+        log.removeFilter(keep)
+    for reason in reasons:
+        log.error("a plugin of JAX failed: %s", reason)
 
 
 def _join_processes() -> None:

@@ -17,6 +17,7 @@ from typing import Optional
 from absl import flags
 
 from pretrainax.config import UserError
+from pretrainax.config.paths import define_path
 from pretrainax.planning.topologies import Topology
 from pretrainax.scaling.compute_optimal import RECIPES, Space, make_plan
 from pretrainax.scaling.fit import fit_report
@@ -90,10 +91,10 @@ def define_flags() -> dict[str, flags.FlagHolder]:
         "flops": flags.DEFINE_float("flops", None, "Budget: training FLOPs"),
         "hours": flags.DEFINE_float("hours", None, "Budget: hours on the --topology"),
         "tokens": flags.DEFINE_float("tokens", None, "Budget: tokens of text"),
-        "fit": flags.DEFINE_string("fit", None, "Workdirs, as runs/*: fit the law to their validation losses"),
-        "to": flags.DEFINE_string("to", Budget.to, "--fit: folder to write"),
+        "fit": define_path("fit", None, "Workdirs, as runs/*: fit the law to their validation losses"),
+        "to": define_path("to", Budget.to, "--fit: folder to write"),
         "family": flags.DEFINE_enum("family", Budget.family, list(RECIPES), "Family of the model"),
-        "law": flags.DEFINE_string("law", Budget.law, "Constants of the loss: besiroglu, hoffmann, a file of --fit"),
+        "law": define_path("law", Budget.law, "Constants of the loss: besiroglu, hoffmann, a file of --fit"),
         "mfu": flags.DEFINE_float("mfu", Budget.mfu, "Share of the peak FLOP/s that the run is assumed to reach"),
         "vocab_size": flags.DEFINE_integer("vocab_size", None, "Rows of the embedding; the family's where not given"),
         "sequence_length": flags.DEFINE_integer("sequence_length", None, "Tokens of an example's input"),

@@ -6,13 +6,13 @@ measured on causal decoders, each on its own text and tokenizer: across papers, 
 """
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from pretrainax.config import UserError, nearest
+from pretrainax.config.json_files import read_object
 
 PF_DAY = 8.64e19  # FLOPs of a petaflop/s-day
 
@@ -93,11 +93,10 @@ def law_of(name: str) -> LossLaw:
     if not name.endswith(".json"):
         raise UserError(f"--law={name}: {nearest(name, known)}; or the .json that --fit writes")
     try:
-        with open(name, encoding="utf-8") as f:
-            return _law(json.load(f))
-    except OSError as e:
-        raise UserError(f"--law={name} cannot be read: {e.strerror}") from e
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        return _law(read_object(name))
+    except UserError as e:
+        raise UserError(f"--law={name} cannot be read: {e}") from e
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise UserError(f"--law={name} is no law that --fit writes: {type(e).__name__}: {e}") from e
 
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.config.json_files import read_object
+from pretrainax.config.regular_files import read_bytes
 
 DESCRIPTION = "vocabulary.json"  # beside the model's own file in a saved tokenizer
 
@@ -183,8 +184,8 @@ def load_tokenizer(directory: str) -> Tokenizer:
         kind = {kind.__name__: kind for kind in Tokenizer.__subclasses__()}[description["kind"]]
         fields = description["vocabulary"]
         vocabulary = Vocabulary(**fields | {"sentinels": tuple(fields["sentinels"])})
-        with open(os.path.join(directory, kind.file), "rb") as f:
-            return kind(f.read(), vocabulary, {int(i): str(p) for i, p in description["special_pieces"].items()})
+        model = read_bytes(os.path.join(directory, kind.file))
+        return kind(model, vocabulary, {int(i): str(p) for i, p in description["special_pieces"].items()})
     except FileNotFoundError as e:
         raise UserError(f"{directory} holds no tokenizer: {e.filename} is missing") from e
     except Exception as e:  # what the libraries raise, and what follows from a value of a wrong type

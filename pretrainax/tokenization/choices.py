@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
 from pretrainax.config import Experiment, UserError, kinds, nearest
+from pretrainax.config.regular_files import read_bytes
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
 
@@ -42,8 +43,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
             return tokenizer
         file = os.path.join(path, self.kind.file) if os.path.isdir(path) else path
         try:
-            with open(file, "rb") as f:
-                return self._read(f.read())
+            return self._read(read_bytes(file))
         except OSError as e:
             raise UserError(f"config.tokenizer.path={self.path}: cannot read {file} ({e.strerror})") from e
         except UserError:

@@ -5,6 +5,7 @@ fingerprint. Only JSON, text and SentencePiece models are read; a repository's o
 """
 
 import dataclasses
+import io
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.config.regular_files import read_bytes
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -93,8 +95,7 @@ def read_tokenizer(directory: str) -> Tokenizer:
 def _is_decisive(tokenizer: Tokenizer, directory: str) -> bool:
     """Tells if a saved `tokenizer` is what the other files of `directory` speak of, too: they may be newer."""
     try:
-        with open(os.path.join(directory, "tokenizer.json"), "rb") as f:
-            there = f.read()
+        there = read_bytes(os.path.join(directory, "tokenizer.json"))
     except FileNotFoundError:
         return True
     if isinstance(tokenizer, SubwordTokenizer):
@@ -266,12 +267,10 @@ class _Files:
         return number
 
     def _read(self, name: str) -> bytes:
-        with open(os.path.join(self._directory, name), "rb") as f:
-            return f.read()
+        return read_bytes(os.path.join(self._directory, name))
 
     def _lines(self, name: str) -> list[str]:
-        with open(os.path.join(self._directory, name), encoding="utf-8") as f:
-            return [line.removesuffix("\n") for line in f]
+        return [line.removesuffix("\n") for line in io.StringIO(self._read(name).decode("utf-8"), newline=None)]
 
     def _json(self, name: str) -> JsonObject:
         return _json(self._directory, name)

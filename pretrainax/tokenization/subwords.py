@@ -1,6 +1,7 @@
 """Models of the library tokenizers, each a tokenizer.json: encoding with one, learning WordPiece or byte-level BPE."""
 
 import collections
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -29,11 +30,13 @@ class SubwordTokenizer(Tokenizer):
         self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
         self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)
-        self._tokenizer.encode(_RARE)  # raises where it has no piece for what it does not know
+        with _explained_panics():
+            self._tokenizer.encode(_RARE)  # raises where it has no piece for what it does not know
         self._between = " " if isinstance(self._tokenizer.model, models.WordPiece) else ""
 
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _explained_panics():
+            encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in encoded]
 
     def _encode_part(self, part: str) -> list[int]:
@@ -52,6 +55,24 @@ class SubwordTokenizer(Tokenizer):
             byte_of = {byte_character(byte): byte for byte in range(256)}
             return [bytes(byte_of[c] for c in p if c in byte_of) for p in pieces]
         return [piece_bytes(piece) for piece in pieces]
+
+
+@contextlib.contextmanager
+def _explained_panics() -> Iterator[None]:
+    """Turns a panic of the library, which is no Exception, into a UserError.
+
+    A tokenizer.json may have a regular expression that tries 2^n ways through n characters, as (a+)+$ does. No pattern
+    shows that beforehand; the library gives up a match after ten million steps, half a second, and panics.
+    """
+    try:
+        yield
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"tokenizer.json cannot split this text ({e}): where that is a limit of a regular expression, change the "
+            "patterns of its normalizer and pre_tokenizer, or take another tokenizer"
+        ) from None
 
 
 def decisive_part(model: bytes, vocabulary: Vocabulary) -> str:

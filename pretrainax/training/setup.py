@@ -23,6 +23,7 @@ from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.models import flops
+from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
@@ -210,7 +211,7 @@ def open_run(
     """
     with contextlib.ExitStack() as stack:
         peers = stack.enter_context(Watchdog())
-        jax.devices()  # all processes start their devices together: within `zero_first` they would wait for each other
+        host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
         with peers.zero_first():
             prepared = prepare_data(experiment)
         mesh = make_mesh(experiment.mesh)

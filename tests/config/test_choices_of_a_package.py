@@ -112,5 +112,5 @@ def test_a_class_of_the_same_name_does_not_take_the_place_of_a_built_in_one():
 def test_a_choice_of_another_kind_is_refused_with_the_field():
     value = config_lib.to_json(tiny.get_config("gpt"))
     value["optimizer"] = {"type": "WarmupLinear"}
-    with pytest.raises(UserError, match=r"config\.optimizer is WarmupLinear\(.*\), it must be of type Optimizer"):
+    with pytest.raises(UserError, match=r"config\.optimizer is WarmupLinear\(.*\), it must be of kind Optimizer"):
         config_lib.from_json(config_lib.Experiment, value)

@@ -68,7 +68,7 @@ def test_a_flag_gives_choices_within_a_choice():
         ("TextFiles(path=3)", "TextFiles.path is 3, it must be of type str"),
         ("MaskedLM(rate='0.15')", "MaskedLM.rate is '0.15', it must be of type"),
         ("NearDuplicates(ngram=True)", "NearDuplicates.ngram is True, it must be of type int"),
-        ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be of type tuple\[int, ...\]"),
+        ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be a tuple, each of type int"),
     ],
 )
 def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
@@ -89,7 +89,7 @@ def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
         ({"data.sequence_length": 65}, "65"),  # LearnedPositions(64)
         ({"model.family": "decoder"}, "encoder_decoder"),  # span corruption's only family
         ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding
-        ({"schedule": config_lib.MeshConfig()}, "config.schedule is MeshConfig, it must be of kind Schedule"),
+        ({"schedule": config_lib.MeshConfig()}, r"config.schedule is MeshConfig\(.*\), it must be of kind Schedule \("),
     ],
 )
 def test_validate_names_the_value_and_the_field(change, message):

@@ -1,11 +1,17 @@
-"""The process before the first array: where it listens for the others of its run, and how many files it may open."""
+"""The process before the first array: its devices, where it listens for the others, how many files it may open."""
 
+import os
 import resource
+import subprocess
+import sys
 
 import pytest
 
 from pretrainax.config import UserError
 from pretrainax.runtime.host import _bind_address, allow_files
+from tests.support.runs import ROOT
+
+START = "from pretrainax import cli\nfrom pretrainax.runtime import host\ncli.run(lambda: host.start_devices() or 0)"
 
 
 @pytest.fixture
@@ -46,3 +52,31 @@ def test_processes_of_one_machine_listen_to_nothing_else(address):
 @pytest.mark.parametrize("address", ["host17:1234", "10.0.0.1:1234", "[2001:db8::1]:1234", ""])
 def test_processes_of_several_machines_listen_as_jax_has_it(address):
     assert _bind_address(address) is None
+
+
+@pytest.mark.parametrize("platform, code", [("cpu", 0), ("gpux", 2), ("rocm", 2)])
+def test_a_platform_that_jax_cannot_start_is_one_line(platform, code):
+    env = os.environ | {"JAX_PLATFORMS": platform}
+    done = subprocess.run([sys.executable, "-c", START], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    if code:
+        assert f"JAX_PLATFORMS is {platform!r}, which JAX cannot start" in done.stderr.splitlines()[-1]
+
+
+def test_a_plugin_that_fails_is_named_without_its_traceback():
+    breaks = (
+        "import jax._src.xla_bridge as bridge\n"
+        "def fail():\n"
+        "    try:\n"
+        "        raise RuntimeError('Unable to load cuFFT')\n"
+        "    except RuntimeError:\n"
+        "        bridge.logger.exception('Jax plugin configuration error')\n"
+        "    raise AssertionError\n"
+        "import jax\n"
+        "jax.devices = fail\n"
+    )
+    env = os.environ | {"JAX_PLATFORMS": "cuda"}
+    done = subprocess.run([sys.executable, "-c", breaks + START], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "cpu (Unable to load cuFFT)" in done.stderr

@@ -11,7 +11,7 @@ from pretrainax.config import Choice, DataConfig, Experiment, ModelConfig, UserE
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
-from pretrainax.tokenization import PretrainedTokenizer, WordPiece
+from pretrainax.tokenization import ByteBPE, PretrainedTokenizer, WordPiece
 from pretrainax.tokenization.huggingface import read_tokenizer
 from tests.support.huggingface_directories import (
     FIELDS,
@@ -253,3 +253,18 @@ def test_bad_input_gives_one_line(name, tmp_path):
     with pytest.raises(UserError, match=line) as caught:
         read_tokenizer(directory(tmp_path / "bad", **files))
     assert re.search(r"/bad\b", str(caught.value))
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
+def test_a_regular_expression_that_explodes_is_one_line(part, tmp_path):
+    ByteBPE(vocab_size=440).build(iter(lines())).save(str(tmp_path))
+    (tmp_path / "vocabulary.json").unlink()  # what says which tokenizer it is; now it is anybody's directory
+    described = json.loads((tmp_path / "tokenizer.json").read_text())
+    pattern = {"pattern": {"Regex": "(a+)+$"}}
+    described[part] = {
+        "normalizer": {"type": "Replace", "content": "b", **pattern},
+        "pre_tokenizer": {"type": "Split", "behavior": "Isolated", "invert": False, **pattern},
+    }[part]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match="cannot split this text .*retry-limit.*regular expression"):
+        read_tokenizer(str(tmp_path)).encode("a" * 40 + "!")

@@ -1,0 +1,86 @@
+"""Reads the file that --config names: `configs/t5_base.py:large` is what its get_config("large") returns."""
+
+import glob
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from types import ModuleType
+
+from pretrainax.config.errors import UserError, nearest
+from pretrainax.config.experiment import Experiment
+from pretrainax.config.paths import path_problem
+
+_MODULE = "config_config"  # what a config file is imported as: its own choices have this name in config.json
+
+
+def read_config_file(given: str) -> Experiment:
+    """Returns the config; UserError where the file is none, or fails, with its line."""
+    file, colon, variant = given.partition(":")
+    if problem := path_problem(given):
+        raise UserError(f"--config={given}: {problem}")
+    if os.path.isdir(file):
+        raise UserError(_folder(file))
+    if file.endswith(".json") and os.path.exists(file):
+        raise UserError(
+            f"--config={file} is JSON, it must be a Python file as configs/t5_base.py; to go on with a run, give the "
+            "command that started it, with the same --config and --workdir"
+        )
+    if not os.path.isfile(file):
+        raise UserError(_missing(file))
+    try:
+        module = _import(file)
+        if not hasattr(module, "get_config"):
+            raise UserError(f"{file} has no function get_config(variant), which returns the config of a run")
+        experiment = module.get_config(*([variant] if colon else []))
+    except UserError:
+        raise
+    except Exception as e:
+        raise UserError(f"{_place(file, e)}: {type(e).__name__}: {e} (--debug shows where)") from e
+    if not isinstance(experiment, Experiment):
+        raise UserError(f"{file}: get_config returned {type(experiment).__name__}, it must return an Experiment")
+    return experiment
+
+
+def configs_like(name: str) -> list[str]:
+    """Returns the files in configs/ that begin with the first word of a name: configs/t5_base.py of "t5_small"."""
+    word = re.split("[-_.:/]", name)[0]
+    return sorted(glob.glob(os.path.join("configs", f"{glob.escape(word)}*.py")))
+
+
+def _import(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_loader(_MODULE, importlib.machinery.SourceFileLoader(_MODULE, file))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module  # so that what it defines can be sent to other processes
+    spec.loader.exec_module(module)
+    return module
+
+
+def _folder(path: str) -> str:
+    if os.path.exists(os.path.join(path, "config.json")):
+        return (
+            f"--config={path} is the folder of a run, it must be a Python file: to go on with the run, give the "
+            f"command that started it, with its --config=FILE.py and --workdir={path}"
+        )
+    there = sorted(os.path.basename(f) for f in glob.glob(os.path.join(glob.escape(path), "*.py")))
+    named = f", as --config={os.path.join(path, there[0])}" if there else ""
+    return f"--config={path} is a folder, it must be a Python file{named}"
+
+
+def _missing(file: str) -> str:
+    folder, name = os.path.split(file)
+    for place in (folder, "configs"):  # as t5_base, or configs/t5_base
+        if os.path.isfile(path := os.path.join(place, f"{name}.py")):
+            return f"no config file {file!r}, did you mean {path!r}?"
+    there = glob.glob(os.path.join(glob.escape(folder), "*.py"))
+    return f"no config file {file!r}, {nearest(file, there) if there else 'nor another in its folder'}"
+
+
+def _place(file: str, error: Exception) -> str:
+    """Returns "file:line" of an error: where it is no syntax, the last line of this file on its way."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if os.path.abspath(frame.filename) == os.path.abspath(file)]
+    line = error.lineno if isinstance(error, SyntaxError) else next(reversed(lines), None)
+    return file if line is None else f"{file}:{line}"

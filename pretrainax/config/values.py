@@ -1,0 +1,58 @@
+"""Finds the values of a config that no run can have: of another type than their field, too large, or no path."""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pretrainax.config.choice import fits, misfit
+from pretrainax.config.experiment import Experiment
+from pretrainax.config.paths import path_problem
+
+PATHS = ("path", "valid_path", "cache_dir", "init_from", "word_list", "similar_words")  # names of fields
+_RANGES = {  # lowest and highest; of others what 64 bits hold
+    "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
+    "config.train.global_batch_size": (-(2**31), 2**31 - 1),
+    "config.data.sequence_length": (-(2**31), 2**31 - 1),
+    "config.train.seed": (-(2**31), 2**32 - 1),  # JAX's keys forget what is beyond
+}
+
+
+def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
+    """Yields path ("config.data.source"), type and value of each field of a config, of its parts and their choices."""
+    hints = typing.get_type_hints(type(config))
+    for field in dataclasses.fields(config):
+        where, value = f"{path}.{field.name}", getattr(config, field.name)
+        yield where, hints[field.name], value
+        if dataclasses.is_dataclass(value):
+            yield from fields(value, where)
+        elif isinstance(value, tuple):
+            for i, part in enumerate(value):
+                if dataclasses.is_dataclass(part):
+                    yield from fields(part, f"{where}[{i}]")
+
+
+def type_problems(experiment: Experiment) -> Iterator[str]:
+    """Yields a line for each value that is not of the type of its field; of a wrong word `validate` says more."""
+    for path, hint, value in fields(experiment):
+        if typing.get_origin(hint) is not typing.Literal and not fits(value, hint):
+            yield misfit(path, value, hint)
+
+
+def range_problems(experiment: Experiment) -> Iterator[str]:
+    """Yields a line for each number that is too large for the machine or not finite, and each impossible path."""
+    for path, _, value in fields(experiment):
+        if isinstance(value, int):
+            lowest, highest = _RANGES.get(path, (-(2**63), 2**63 - 1))
+            if not lowest <= value <= highest:
+                yield f"{path} is {_shown(value)}, it must be from {lowest} to {highest}"
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield f"{path} is {value}, it must be a finite number"
+        elif isinstance(value, str) and path.rpartition(".")[2] in PATHS and (problem := path_problem(value)):
+            yield f"{path} is {value!r}: {problem}"
+
+
+def _shown(number: int) -> str:
+    """Writes a number; Python refuses to write one of thousands of digits."""
+    return str(number) if number.bit_length() < 300 else f"of {number.bit_length():,} bits"

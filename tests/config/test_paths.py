@@ -1,0 +1,67 @@
+"""Paths that no machine has are refused, wherever a path is given."""
+
+import dataclasses
+import os
+import typing
+
+import pytest
+from absl import flags
+
+from pretrainax.config import Choice, UserError, values
+from pretrainax.config.overrides import set_field
+from pretrainax.config.paths import define_path, path_problem
+from pretrainax.config.validation import validate
+from tests.support import tiny
+
+# Fields that hold text and name no file of this machine; what datasets and TFDS are given, they look up themselves.
+NO_PATHS = {
+    *("text_field", "target_field", "prefix", "on_error", "language", "special_pieces", "mode", "name"),
+    *("data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
+}
+
+
+@pytest.mark.parametrize("path", ["gs://b/a", "s3://b", "hdfs://h/a", "https://h", "file:///a", "abfs+x://a", "GS://b"])
+def test_a_scheme_is_no_folder(path):
+    assert path_problem(path).startswith(f"{path.split(':')[0]}:// paths are not supported yet")
+
+
+@pytest.mark.parametrize("path", ["", "/a/b", "a:b", "runs/a://b", "C:/x", "~/runs", "wiki/20231101.en", "é漢"])
+def test_what_can_be_a_path_is_none_of_the_problems(path):
+    assert path_problem(path) == ""
+
+
+@pytest.mark.parametrize("path, said", [("a\0b", "zero byte"), (os.fsdecode(b"caf\xe9"), "not UTF-8")])
+def test_bytes_that_no_path_has_are_named(path, said):
+    assert said in path_problem(path)
+
+
+def test_every_field_of_text_is_a_path_or_known_to_be_none():
+    Choice.names()  # imports them
+    experiment = tiny.get_config("gpt")
+    kinds = {type(getattr(experiment, f.name)) for f in dataclasses.fields(experiment)} | set(Choice.imported())
+    unknown = {
+        f"{kind.__name__}.{name}"
+        for kind in kinds
+        if dataclasses.is_dataclass(kind) and kind.__module__.startswith("pretrainax.")
+        for name in (field.name for field in dataclasses.fields(kind))
+        if "str" in str(hint := typing.get_type_hints(kind)[name]) and "Literal" not in str(hint)
+        if name not in NO_PATHS and name not in values.PATHS
+    }
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("field", ["data.cache_dir", "data.source.path", "checkpoint.init_from", "tokenizer.path"])
+def test_a_field_that_is_a_path_is_refused_with_its_name(field):
+    experiment = tiny.get_config("gpt")
+    set_field(experiment, f"config.{field}", "gs://bucket/a")
+    with pytest.raises(UserError, match=f"config.{field} is 'gs://bucket/a': gs:// paths are not supported yet"):
+        validate(experiment, files=False)
+
+
+def test_a_flag_that_is_a_path_knows_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    path = define_path("test_paths_folder", None, "")
+    flags.FLAGS(["program", "--test_paths_folder=~/runs"], known_only=True)
+    assert path.value == "/home/me/runs"
+    with pytest.raises(flags.IllegalFlagValueError, match="s3:// paths are not supported yet"):
+        flags.FLAGS(["program", "--test_paths_folder=s3://b"], known_only=True)

@@ -1,0 +1,264 @@
+"""Gives commands what newcomers and attackers give them: `python -m tests.fuzz.mistakes [--only=WORD]`.
+
+Each command line of the table must end with exit code 2 and one line, which holds the words beside it, and leave
+nothing in the folder where it was started. A process that has imported what the commands do is forked for each.
+"""
+
+import argparse
+import itertools
+import os
+import pathlib
+import runpy
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+from tests.fuzz.forked import run_forked
+
+ROOT = pathlib.Path(__file__).parents[2]
+SECONDS = 60  # of one command
+TINY = f"--config={ROOT}/tests/support/tiny.py:gpt"
+T5 = f"--config={ROOT}/tests/support/tiny.py:t5"
+HUGE = ("9" * 19, "9" * 400, "9" * 5000, "1e400", "-" + "9" * 19)
+DEEP = ("-" * 5000 + "1", "(" * 5000, "[" * 90_000 + "]" * 90_000, "not " * 9000 + "1", "A(b=" * 2000 + ")" * 2000)
+NOT_UTF8 = os.fsdecode(b"caf\xe9")
+
+
+class Mistake(NamedTuple):
+    command: str  # pretrainax.NAME
+    words: tuple[str, ...]
+    said: str  # a part of the line
+
+
+def mistakes(folder: pathlib.Path) -> list[Mistake]:
+    """Returns the table; the files that it speaks of are written to `folder`."""
+    return [
+        *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
+        *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
+        *(Mistake(command, tuple(words), said) for command, words, said in _of_paths()),
+        *(Mistake("main", (f"--config={given}",), said) for given, said in _of_config_files(folder)),
+    ]
+
+
+def _of_names():
+    """Fields and flags under a wrong name."""
+    steps = "--config.train.steps"
+    return [
+        ("main", ["--train.steps=5"], f"{steps}=5"),
+        ("main", [TINY, "--train.steps=5"], f"{steps}=5"),
+        ("main", [TINY, "--train.steps", "5"], f"{steps}=…"),
+        ("main", [TINY, "--steps=5"], f"{steps}=5"),
+        ("main", [TINY, "-steps=5"], f"{steps}=5"),
+        ("main", [TINY, "train.steps=5"], f"{steps}=5"),
+        ("main", [TINY, "steps=5"], f"{steps}=5"),
+        ("main", [TINY, "--config.steps=5"], f"did you mean {steps}?"),
+        ("main", [TINY, "--config.train.stpes=5"], "did you mean 'steps'"),
+        ("main", [TINY, "--config.data.learning_rate=1"], "did you mean --config.optimizer.learning_rate?"),
+        ("main", [TINY, "--config.train.steps.x=5"], "config.train.steps has no field 'x'"),
+        ("main", [TINY, "--config.=5"], "config has no field ''"),
+        ("main", [TINY, "--config.train..steps=5"], "config.train has no field ''"),
+        ("main", [TINY, "--config.data.source[0]=5"], "no field 'source[0]'"),
+        ("main", [TINY, "--config.model.generator.d_model=5"], "config.model.generator is None; give it first"),
+        ("main", [TINY, "--noconfig.model.usebias"], "did you mean 'use_bias'"),
+        ("main", [TINY, steps], "needs a value"),
+        ("main", [steps + "=5"], "--config is missing"),
+        ("main", [TINY, "--wrkdir=x"], "did you mean 'workdir'"),
+        ("main", [TINY, "--wokers", "3"], "unknown flag --wokers"),
+        ("main", [TINY, "runs/one"], "unexpected argument 'runs/one'"),
+        ("main", [], "--config is missing"),
+        ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
+        ("prepare", ["--data.source=x"], "--config.data.source=x"),
+        ("huggingface", ["imprt"], "import or export"),
+        ("evaluate", [], "holds no config.json"),
+    ]
+
+
+def _of_values():
+    """A field, what is given to it, and what is said of it."""
+    return [
+        *(("train.steps", value, "config.train.steps") for value in (*HUGE, *DEEP)),
+        *(("train.seed", value, "config.train.seed") for value in HUGE),
+        *(("model.vocab_size", value, "config.model.vocab_size") for value in HUGE),
+        *((field, value, field) for field in ("optimizer", "data.source", "model.layer_pattern") for value in DEEP),
+        *(("optimizer.learning_rate", value, "learning_rate") for value in ("nan", "inf", "-inf", "1e999", "fast")),
+        ("train.steps", "many", "it must be of type int"),
+        ("train.steps", "1.5", "it must be of type int"),
+        ("train.steps", "1e-3", "it must be of type int"),
+        ("train.steps", "none", "it must be of type int"),
+        ("train.steps", "", "it must be of type int"),
+        ("train.steps", "0x", "it must be of type int"),
+        ("data.drop_duplicates", "maybe", "it must be of type bool"),
+        ("data.drop_duplicates", "2", "it must be of type bool"),
+        ("evaluate.patience", "soon", "it must be of type int or None"),
+        ("model", "t5_small", "--config=configs/t5_base.py"),
+        ("model", "gpt2", "--config=configs/gpt2.py"),
+        ("model", "none", "config.model has fields"),
+        ("train", "fast", "config.train has fields"),
+        ("train.remat", "all", "allowed: block, dots, none"),
+        ("train.dtype", "fp16", "config.train.dtype is 'fp16'"),
+        ("optimizer", "adamw", "did you mean 'AdamW'"),
+        ("optimizer", "none", "unknown Optimizer 'none'"),
+        ("optimizer", "TextFiles(path='x')", "unknown Optimizer 'TextFiles'"),
+        ("data.source", "AdamW()", "unknown Source 'AdamW'"),
+        ("data.packing", "WarmupCosine", "unknown Packing 'WarmupCosine'"),
+        ("objective.mask_unit", "WholeWords()", "no field 'mask_unit'"),
+        ("model.position", "Unigram()", "unknown Position 'Unigram'"),
+        ("model.generator", "AdamW()", "unknown Generator 'AdamW'"),
+        ("model.generator", "Generator(layers=2)", "Generator has no field 'layers'"),
+        ("model.generator", "Generator(num_layers='2')", "Generator.num_layers is '2'"),
+        ("model.generator", "Generator(num_heads=0)", "config.model.generator.num_heads is 0"),
+        ("model.layer_pattern", "local,globl", "each 'global' or 'local'"),
+        ("model.layer_pattern", "7", "each 'global' or 'local'"),
+        ("tokenizer", "gpt2", "unknown TokenizerConfig 'gpt2'"),
+        ("schedule", "WarmupLinear(warmup_steps=1e3)", "WarmupLinear.warmup_steps is 1000.0"),
+        ("schedule", "__import__('os').system('true')", "cannot read"),
+        ("data.source", "TextFiles(path='\\0')", "zero byte"),
+        ("data.source", "TextFiles(path='\\ud800')", "not UTF-8"),
+    ]
+
+
+def _of_paths():
+    """Every flag and field that is a path: object stores, and names that are not UTF-8."""
+    paths = itertools.cycle(("gs://bucket/a", "s3://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"))
+    source = "--config.data.source"
+    flags = [
+        ("main", [TINY], "--workdir"),
+        ("evaluate", [], "--workdir"),
+        ("huggingface", ["import"], "--from"),
+        ("huggingface", ["import", "--from=x"], "--workdir"),
+        ("huggingface", ["export", "--workdir=x"], "--to"),
+        ("tokenizer", ["train", TINY], "--to"),
+        ("tokenizer", ["encode"], "--tokenizer"),
+        ("prepare", [TINY], "--report"),
+        ("inspect", [TINY], "--html"),
+        ("verify_resume", [TINY], "--record"),
+        ("plan", [], "--fit"),
+        ("plan", ["--fit=x"], "--to"),
+        ("plan", ["--flops=1e18"], "--law"),
+        ("main", [], "--config"),
+    ]
+    fields = [
+        *((TINY, f"--config.{field}") for field in ("data.cache_dir", "checkpoint.init_from", "tokenizer.path")),
+        *((TINY, f"{source}.{field}") for field in ("path", "valid_path")),
+    ]
+    choices = [
+        f"{source}=TextFiles(path='%s')",
+        f"{source}=JsonLines(path='x', valid_path='%s')",
+        f"{source}=Parquet(path='%s')",
+        f"{source}=ArrayRecord(path='%s')",
+        f"{source}=SourceMixture(sources=(PythonDocs(), TextFiles(path='%s')), weights=(1, 2))",
+        "--config.tokenizer=PretrainedTokenizer(path='%s')",
+        "--config.objective=MaskedLM(mask_unit=WholeWords(word_list='%s'))",
+        "--config.objective=MaskedLM(similar_words='%s')",
+    ]
+    for command, words, flag in flags:
+        yield command, [*words, f"{flag}={next(paths)}"], "not supported yet"
+        yield command, [*words, f"{flag}={NOT_UTF8}"], "not UTF-8"
+    for config, flag in fields:
+        yield "main", [config, f"{flag}={next(paths)}"], "not supported yet"
+        yield "main", [config, f"{flag}={NOT_UTF8}"], "not UTF-8"
+    for choice in choices:
+        yield "prepare", [TINY, choice % next(paths)], "not supported yet"
+    yield "main", [TINY, "--workdir", NOT_UTF8], "not UTF-8"
+
+
+def _of_config_files(folder: pathlib.Path):
+    """What is given as --config, and what is said of it."""
+    tiny = f"import runpy\ntiny = runpy.run_path({str(ROOT / 'tests/support/tiny.py')!r})['get_config']\n"
+    changed = tiny + "def get_config(variant=''):\n    config = tiny('gpt')\n    {}\n    return config\n"
+    files = {
+        "nothing.py": ("x = 1\n", "has no function get_config"),
+        "syntax.py": ("x = 1\ndef get_config(:\n", "syntax.py:2: SyntaxError"),
+        "spaces.py": ("def get_config(variant=''):\n\treturn 1\n        return 2\n", "spaces.py:3: TabError"),
+        "zero.py": ("x = 1\0\n", "zero.py"),
+        "imports.py": ("\nimport no_such_package\n", "imports.py:2: ModuleNotFoundError"),
+        "raises.py": ("def get_config(variant=''):\n    return 1 / 0\n", "raises.py:2: ZeroDivisionError"),
+        "none.py": ("def get_config(variant=''):\n    pass\n", "get_config returned NoneType"),
+        "dict.py": ("def get_config(variant=''):\n    return {}\n", "get_config returned dict"),
+        "needs.py": ("def get_config(variant):\n    return 1\n", "missing 1 required positional argument"),
+        "kind.py": (changed.format("config.optimizer = config.data.source"), "it must be of kind Optimizer"),
+        "part.py": (changed.format("config.model = config.train"), "config.model is TrainConfig("),
+        "word.py": (changed.format("config.train.steps = 'many'"), "config.train.steps is 'many'"),
+        "float.py": (changed.format("config.train.steps = 1e3"), "config.train.steps is 1000.0"),
+        "none_field.py": (changed.format("config.train.steps = None"), "config.train.steps is None"),
+        "huge.py": (changed.format("config.train.steps = 10**9999"), "config.train.steps is of 33"),
+        "in_choice.py": (changed.format("config.schedule.warmup_steps = 'x'"), "config.schedule.warmup_steps is 'x'"),
+        "nan.py": (changed.format("config.optimizer.learning_rate = float('nan')"), "learning_rate is nan"),
+        "scheme.py": (changed.format("config.data.cache_dir = 'gs://a/b'"), "not supported yet"),
+    }
+    for name, (content, said) in files.items():
+        (folder / name).write_text(content)
+        yield folder / name, said
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.json").write_text("{}")
+    os.mkfifo(folder / "fifo.py")
+    (folder / "endless.py").symlink_to("/dev/zero")
+    (folder / "loop.py").symlink_to("loop.py")
+    yield run, "is the folder of a run"
+    yield run / "config.json", "is JSON"
+    yield folder, "is a folder, it must be a Python file"
+    yield f"{folder}/raises.py:base", "raises.py:2: ZeroDivisionError"
+    yield f"{ROOT}/configs/t5_base.py:bse", "did you mean 'base'"
+    yield f"{ROOT}/configs/t5_base", f"did you mean '{ROOT}/configs/t5_base.py'"
+    yield f"{ROOT}/configs/t5_bas.py", f"did you mean '{ROOT}/configs/t5_base.py'"
+    yield from ((folder / name, "no config file") for name in ("fifo.py", "endless.py", "loop.py", "missing.py"))
+    yield "", "no config file"
+
+
+# --- what is answered ------------------------------------------------------------------------------------------------
+
+
+def fault(mistake: Mistake, folder: pathlib.Path) -> str:
+    """Runs a command in a new folder below `folder`; returns what is wrong with its answer, or an empty text."""
+    place = pathlib.Path(tempfile.mkdtemp(dir=folder))
+    (place / "configs").symlink_to(ROOT / "configs")
+
+    def run() -> None:
+        os.chdir(place)
+        sys.argv = [f"{mistake.command}.py", *mistake.words]
+        runpy.run_module(f"pretrainax.{mistake.command}", run_name="__main__", alter_sys=True)
+
+    code, text = run_forked(run, folder / f"{place.name}.txt", SECONDS)
+    if code != 2 or len(text.splitlines()) != 1:
+        return f"exit code {code}: {text[-1500:]}"
+    if mistake.said not in text:
+        return f"{mistake.said!r} is not in {text[:600]!r}"
+    left = set(os.listdir(place)) - {"configs"}
+    return f"it left {left}" if left else ""
+
+
+def answer_all(only: str = "") -> tuple[int, list[str]]:
+    """Counts the command lines that were tried; returns a line for each that was not answered as it should be."""
+    from pretrainax import cli, interop, planning, training  # noqa: F401 what the commands need, once for all
+    from pretrainax.data.inspection import page  # noqa: F401
+    from pretrainax.interop import directories  # noqa: F401
+    from pretrainax.planning import compiled, plans_page, report, search  # noqa: F401
+    from pretrainax.training import loop, resume_check  # noqa: F401
+
+    with tempfile.TemporaryDirectory(prefix="mistakes") as scratch:
+        folder = pathlib.Path(scratch)
+        os.environ["HOME"] = str(folder / "home")
+        (folder / "files").mkdir()
+        asked = [m for m in mistakes(folder / "files") if only in " ".join((m.command, *m.words))]
+        faults = []
+        for mistake in asked:
+            if wrong := fault(mistake, folder):
+                words = " ".join(word if len(word) < 200 else f"{word[:100]}…" for word in mistake.words)
+                faults.append(f"{mistake.command} {words}: {wrong}".encode(errors="replace").decode())
+                print(faults[-1], flush=True)
+    return len(asked), faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="a part of the command lines to try")
+    started = time.perf_counter()
+    count, faults = answer_all(parser.parse_args().only)
+    print(f"{count:,} mistakes, {len(faults)} badly answered, {time.perf_counter() - started:.0f} s")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,17 @@
+"""Every command line of `tests.fuzz.mistakes`, in a process of its own: it is forked for each."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def test_every_mistake_is_answered_by_one_line_and_exit_code_2():
+    command = [sys.executable, "-m", "tests.fuzz.mistakes"]
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-3000:]
+    assert int(re.search(r"([\d,]+) mistakes, 0 badly answered", done.stdout)[1].replace(",", "")) > 200
