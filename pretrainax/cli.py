@@ -3,12 +3,16 @@
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
 
+import ast
 import errno
 import functools
 import os
+import re
 import runpy
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Literal
 
@@ -17,6 +21,7 @@ from ml_collections import config_flags
 
 from pretrainax.config import Choice, Experiment, RunFailed, UserError, nearest
 from pretrainax.config.validation import validate
+from pretrainax.reporting import config_reference
 
 
 class _ChoiceParser(flags.ArgumentParser):
@@ -39,6 +44,7 @@ WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run wher
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
 _LINE = 4000  # characters of an error
+_HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
@@ -93,8 +99,26 @@ def folder(flag: str, path: str) -> str:
 
 def config_name() -> str:
     """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
-    file, _, variant = flags.FLAGS["config"].config_filename.partition(":")
+    file, variant = _config_file()
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
+
+
+def papers_source() -> str:
+    """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
+    found = re.search(r'--config\.data\.source="([^"]+)"', _docstring())
+    return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
+
+
+def _config_file() -> tuple[str, str]:
+    """Returns the file of --config and the variant."""
+    file, _, variant = flags.FLAGS["config"].config_filename.partition(":")
+    return file, variant
+
+
+def _docstring() -> str:
+    """Returns that of the config file."""
+    with open(_config_file()[0], encoding="utf-8") as f:
+        return ast.get_docstring(ast.parse(f.read())) or ""
 
 
 def complain(error: Exception) -> int:
@@ -115,7 +139,10 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
     try:
         _check_config_flags(argv)  # which imports the classes that the config file does
         _register_choices()
-        rest = flags.FLAGS(argv)
+        rest = flags.FLAGS([word for word in argv if word not in _HELP])
+        if not {*_HELP}.isdisjoint(argv):
+            _help()
+            sys.exit(0)
         if commands and rest[1:2] not in [[command] for command in commands]:
             raise UserError(f"say what to do first: {' or '.join(commands)}; got {' '.join(rest[1:2]) or 'nothing'!r}")
         if len(rest) > 1 + bool(commands):
@@ -125,6 +152,16 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
         if "--debug" in argv:
             raise
         sys.exit(complain(e))
+
+
+def _help() -> None:
+    """Prints what a command does and its flags; with a --config, what its file says and every field, as overridden."""
+    app.usage(shorthelp=True, writeto_stdout=True)
+    if CONFIG.value is None:
+        print("With --config=FILE, --help shows every field of that config.")
+        return
+    print(f"\n{_config_file()[0]}\n\n{textwrap.indent(_docstring(), '  ')}\n")
+    print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))
 
 
 def _check_config_flags(argv: list[str]) -> None:
