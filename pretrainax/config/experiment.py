@@ -35,7 +35,7 @@ class DataConfig:
     source: Source  # where documents come from
     sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
     packing: Optional[Packing] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
-    drop_duplicates: bool = False  # documents that are equal to an earlier one of their split
+    drop_duplicates: bool = False  # drop documents that are equal to an earlier one of their split
     near_duplicates: Optional[NearDuplicates] = None  # drop documents that are nearly equal to an earlier one
     quality: Optional[QualityFilter] = None  # drop documents that are no good text
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
@@ -65,7 +65,7 @@ class TrainConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     label_smoothing: float = 0.0  # share of the probability that all other tokens are to have (Transformer: 0.1)
-    on_nonfinite: Literal["stop", "skip"] = free("stop")  # a loss or gradient not finite; skip that update and count it
+    on_nonfinite: Literal["stop", "skip"] = free("stop")  # at a loss or gradient not finite; skip that update, count it
     # rollback: the run goes back, also where on_nonfinite would stop it
     on_spike: Literal["ignore", "stop", "rollback"] = free("ignore")
     spike_deviations: float = free(6.0)  # loss or log gradient norm, so many robust deviations above the median ...

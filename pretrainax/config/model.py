@@ -36,7 +36,7 @@ class ModelConfig:
     d_ff: int = 3072  # width inside the feed-forward
     num_heads: int = 12  # of attention
     num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
-    head_dim: Optional[int] = None  # None: d_model // num_heads
+    head_dim: Optional[int] = None  # width of a head; None: d_model // num_heads
     embedding_dim: Optional[int] = None  # width of the embeddings, projected to d_model (ALBERT); None: d_model
     position: Position = dataclasses.field(default_factory=LearnedPositions)  # where a token stands
     layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer, repeated (Gemma 2)
@@ -66,7 +66,7 @@ class ModelConfig:
     replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
     replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
     generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
-    dropout_rate: float = 0.0  # of what each half of a block adds; attention weights have none
+    dropout_rate: float = 0.0  # set to zero in training, of what each half of a block adds; of no attention weights
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
     scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
 

@@ -32,7 +32,7 @@ class SourceMixture(Source):
 
     sources: tuple[Source, ...]  # each with a corpus of its own
     weights: Optional[tuple[float, ...]] = None  # of each source; None: by the number of its examples
-    temperature: float = 1.0  # without weights only
+    temperature: float = 1.0  # numbers count to the power of 1 / this; without weights only
     limit: Optional[int] = None  # examples that a source counts at most; without weights only
     stages: tuple[tuple[float, tuple[float, ...]], ...] = ()  # (from this share of the training on, weights)
 

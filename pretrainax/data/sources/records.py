@@ -129,7 +129,7 @@ class RecordSets(Records):
     """Data sets whose splits have names."""
 
     train_split: str = "train"  # the split that is for training
-    valid_split: Optional[str] = None  # None: valid_fraction of the training split is held out
+    valid_split: Optional[str] = None  # the one for validation; None: valid_fraction of train_split is held out
 
     def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
         """Returns the data set's name of a split, and which of its documents are wanted."""
