@@ -117,7 +117,7 @@ def _config_file() -> tuple[str, str]:
 
 def _docstring() -> str:
     """Returns that of the config file."""
-    with open(_config_file()[0], encoding="utf-8") as f:
+    with open(_config_file()[0], "rb") as f:  # in the encoding that it declares
         return ast.get_docstring(ast.parse(f.read())) or ""
 
 

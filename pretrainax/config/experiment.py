@@ -56,7 +56,7 @@ class MeshConfig:
 
 @dataclasses.dataclass
 class TrainConfig:
-    """How long a run trains, on batches of which size, in which numbers, and what it does after a fault."""
+    """Says how long a run trains, on batches of which size, in which numbers, and what it does after a fault."""
 
     steps: int = 1000  # updates in all
     global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
@@ -84,7 +84,7 @@ class TrainConfig:
 
 @dataclasses.dataclass
 class EvaluateConfig:
-    """When and on how much of the validation text a run is measured."""
+    """Says when a run is measured, and on how much of the validation text."""
 
     every: int = free(500)  # steps
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
@@ -93,7 +93,7 @@ class EvaluateConfig:
 
 @dataclasses.dataclass
 class CheckpointConfig:
-    """What a run saves, and what it starts from."""
+    """Says what a run saves, and what it starts from."""
 
     every: int = free(500)  # steps; also at the end and on SIGTERM
     keep: int = free(2)  # newest ones kept, beside the best

@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pretrainax.config import Choice, Experiment
+from pretrainax.config.choice import written
 from pretrainax.config.reference import FieldReference, fields_of, first_sentence
 from pretrainax.reporting.tables import markdown
 
@@ -133,8 +134,8 @@ def _values(node: object, path: str, width: int) -> Iterator[str]:
             yield f"\n{where}: {first_sentence(type(value).__doc__)}"
             yield from _values(value, where, width)
             continue
-        quoted = f'"{value}"' if isinstance(value, (Choice, tuple)) else str(value)
-        yield f"  --{where}={quoted}"
+        whole = dataclasses.is_dataclass(value) or isinstance(value, tuple)
+        yield f'  --{where}="{written(value)}"' if whole else f"  --{where}={value}"
         default = "" if field.default is None else f", by default {field.default}"
         yield from _wrapped(f"{field.type}{default}: {field.meaning}", width)
         for other in (cls for kind in field.kinds for cls in _classes(kind) if cls is not type(value)):

@@ -2,9 +2,10 @@
 
 import re
 
-from pretrainax.config import Choice, kinds
+from pretrainax.config import Choice, Generator, kinds
 from pretrainax.config.reference import fields_of
 from pretrainax.config.validation import get
+from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.optim import AdamW, Lamb
 from pretrainax.reporting.config_reference import page, text
 from tests.support import tiny
@@ -66,6 +67,17 @@ def test_help_has_every_field_of_a_config_with_its_value():
     assert sorted(flags) == sorted(set(values(experiment, "config")) - {f"config.{part}" for part in parts})
     assert '--config.objective="MaskedLM()"' in said and "--config.train.steps=40" in said
     assert max(len(line) for line in said.splitlines() if line.startswith("      ")) <= 100
+
+
+def test_help_quotes_what_a_shell_would_part():
+    experiment = tiny.get_config("gpt")
+    experiment.model.generator = Generator()
+    experiment.data.source = SourceMixture((TextFiles("a"), TextFiles("b")))
+    said = text(experiment, 100)
+    sources = "(TextFiles(path='a'), TextFiles(path='b'))"
+    assert f'--config.data.source="SourceMixture(sources={sources})"' in said
+    assert f'--config.data.source.sources="{sources}"' in said
+    assert '--config.model.generator="Generator(' in said and "--config.model.generator.d_ff=1024" in said
 
 
 def test_help_names_the_other_classes_with_their_fields():
