@@ -113,7 +113,7 @@ class Choice:
 
 def in_order(cls: type) -> list[dataclasses.Field]:
     """Returns the fields of a dataclass as a call has them: those that are given by name alone come last."""
-    return sorted(dataclasses.fields(cls), key=lambda field: field.kw_only)
+    return sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
 
 
 def default_of(field: dataclasses.Field) -> Any:

@@ -20,7 +20,7 @@ class FieldReference(NamedTuple):
     """A field as people read of it."""
 
     name: str
-    type: str  # int | None
+    hint: str  # its type: int | None
     kinds: list[type]  # the dataclasses that the type names
     default: Optional[str]  # None: a value must be given
     meaning: str

@@ -59,7 +59,7 @@ def _sections(cls: type, path: str) -> Iterator[tuple[str, type]]:
 
 
 def _is_part(field: FieldReference) -> bool:
-    return len(field.kinds) == 1 and field.type == field.kinds[0].__name__ and not issubclass(field.kinds[0], Choice)
+    return len(field.kinds) == 1 and field.hint == field.kinds[0].__name__ and not issubclass(field.kinds[0], Choice)
 
 
 def _kinds() -> list[type]:
@@ -97,9 +97,9 @@ def _section(title: str, cls: type, level: str = "##") -> str:
 def _type(field: FieldReference) -> str:
     """Returns a type whose names of kinds are links to what can be chosen."""
     if not field.kinds:
-        return _code(field.type)
+        return _code(field.hint)
     names = {kind.__name__: _anchor(kind, _is_part(field), field.name) for kind in field.kinds}
-    parts = re.split(rf"\b({'|'.join(names)})\b", field.type)
+    parts = re.split(rf"\b({'|'.join(names)})\b", field.hint)
     linked = (f"[{part}]({names[part]})" if part in names else _escaped(part) for part in parts)
     return "".join(linked)
 
@@ -137,7 +137,7 @@ def _values(node: object, path: str, width: int) -> Iterator[str]:
         whole = dataclasses.is_dataclass(value) or isinstance(value, tuple)
         yield f'  --{where}="{written(value)}"' if whole else f"  --{where}={value}"
         default = "" if field.default is None else f", by default {field.default}"
-        yield from _wrapped(f"{field.type}{default}: {field.meaning}", width)
+        yield from _wrapped(f"{field.hint}{default}: {field.meaning}", width)
         for other in (cls for kind in field.kinds for cls in _classes(kind) if cls is not type(value)):
             yield from _wrapped(f"or {_signature(other)}: {first_sentence(other.__doc__)}", width)
         if dataclasses.is_dataclass(value):

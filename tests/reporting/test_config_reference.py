@@ -28,7 +28,7 @@ def test_every_field_has_a_row_with_type_default_and_meaning():
     for cls in Choice.alternatives(kinds.Optimizer):
         rows = [cells(row) for row in SECTIONS[cls.__name__].splitlines() if row.startswith("| `")]
         assert [(row[0], row[1], row[2]) for row in rows] == [
-            (f"`{f.name}`", f"`{f.type}`".replace("|", r"\|"), f"`{f.default}`") for f in fields_of(cls)
+            (f"`{f.name}`", f"`{f.hint}`".replace("|", r"\|"), f"`{f.default}`") for f in fields_of(cls)
         ]
         assert all(row[3] for row in rows)
 
