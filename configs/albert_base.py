@@ -1,11 +1,18 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942): `:base :large :xlarge :xxlarge` (version 2, without dropout), `:v1_base`
 … `:v1_xxlarge`.
 
-    python -m pretrainax.main --config=configs/albert_base.py --config.train.accumulate=8 --config.data.source="…"
+    python -m pretrainax.main --config=configs/albert_base.py --config.data.source="SourceMixture(
+        sources=(
+            HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
+            HuggingFace(path='manu/project_gutenberg', train_split='en')
+        ),
+        weights=(2500, 800))" --config.train.accumulate=8
 
 Masked language modelling over one to three words in a row and sentence order prediction together (section 3.1), with
 the paper's hyperparameters (section 4.1; warmup: the released code's README): 125,000 steps of 4,096 x 512 tokens, LAMB
 at 0.00176. Its vocabulary is SentencePiece's, here with capitals.
+
+The paper's text is BERT's, Wikipedia and BooksCorpus (section 4.1); books of Project Gutenberg stand in for the latter.
 
 Hardware of the paper: 64 to 512 TPU v3 chips. Expected after fine-tuning, the mean of SQuAD 1.1 and 2.0, MNLI, SST-2
 and RACE: 80.1 (v1_base), 82.4 (v1_large), 85.5 (v1_xlarge), 88.7 (v1_xxlarge) (table 2).

@@ -1,10 +1,20 @@
 """BART by denoising (Lewis et al. 2019, arXiv 1910.13461): `:base :large`.
 
-    python -m pretrainax.main --config=configs/bart_base.py --config.train.accumulate=16 --config.data.source="…"
+    python -m pretrainax.main --config=configs/bart_base.py --config.data.source="SourceMixture(
+        sources=(
+            HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
+            HuggingFace(path='manu/project_gutenberg', train_split='en'),
+            HuggingFace(path='allenai/c4', name='realnewslike', valid_split='validation'),
+            HuggingFace(path='Skylion007/openwebtext')
+        ),
+        weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
 The paper's large (section 5.1): RoBERTa's 500,000 steps of 8,000 x 512 tokens and its 160 GB of text, 30 % of the
 tokens in spans of 3 on average, each read as one <mask>, and all sentences in another order; GPT-2's byte-level BPE
 with RoBERTa's special pieces. It gives neither learning rates, which are RoBERTa's for the size here, nor hardware.
+
+The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
+Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
 
 Expected after fine-tuning (large, tables 2 and 3): MNLI 89.9, SQuAD 1.1 94.6 F1,
 CNN/DailyMail 44.16 ROUGE-1.

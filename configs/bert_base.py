@@ -1,11 +1,19 @@
 """BERT (Devlin et al. 2018, arXiv 1810.04805): `:base :large`.
 
-    python -m pretrainax.main --config=configs/bert_base.py --config.data.source="JsonLines(path='wiki/*.jsonl.gz')"
+    python -m pretrainax.main --config=configs/bert_base.py --config.data.source="SourceMixture(
+        sources=(
+            HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
+            HuggingFace(path='manu/project_gutenberg', train_split='en')
+        ),
+        weights=(2500, 800))"
 
 Masked language modelling and next sentence prediction together, with the paper's hyperparameters (appendix A.2):
 1,000,000 steps of 256 x 512 tokens, AdamW, linear decay. The paper trains the first 90 % of the steps at length 128.
 RoBERTa (Liu et al. 2019) found that full length and no sentence pairs do as well; for that:
 `--config.model.pair_head=False --config.objective="MaskedLM()"`.
+
+The paper's text is English Wikipedia and BooksCorpus, 2,500 and 800 million words (section 3.1). BooksCorpus is not
+given out any more: books of Project Gutenberg stand in for it here.
 
 Hardware of the paper: 4 days on 16 TPU chips (base) and on 64 (large). Expected after fine-tuning: GLUE 79.6 (base),
 82.1 (large) (Devlin et al. 2018, table 1).

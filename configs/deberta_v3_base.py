@@ -1,12 +1,22 @@
 """DeBERTa v3 by replaced token detection (He et al. 2021, arXiv 2111.09543): `:xsmall :small :base :large`.
 
-    python -m pretrainax.main --config=configs/deberta_v3_base.py:large --config.mesh.fsdp=8
+    python -m pretrainax.main --config=configs/deberta_v3_base.py:large --config.data.source="SourceMixture(
+        sources=(
+            HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
+            HuggingFace(path='manu/project_gutenberg', train_split='en'),
+            HuggingFace(path='allenai/c4', name='realnewslike', valid_split='validation'),
+            HuggingFace(path='Skylion007/openwebtext')
+        ),
+        weights=(12, 4, 76, 38))" --config.mesh.fsdp=8
 
 The paper's hyperparameters (its appendix): 500,000 steps of 8,192 x 512 tokens, AdamW with b2 0.98, linear decay; a
 generator as wide and half as deep, whose embeddings the discriminator uses plus a difference of its own. Tokens to be
 predicted are all masked, as in the released code. xsmall, which the paper's table does not have, is trained as small.
 The model replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of
 what it finds.
+
+The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
+Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
 
 The paper does not give its hardware. Expected after fine-tuning: MNLI matched 88.1 (xsmall), 88.3 (small), 90.6 (base),
 91.8 (large) (README of the released code).

@@ -1,11 +1,19 @@
 """ELECTRA by replaced token detection (Clark et al. 2020, arXiv 2003.10555): `:base :large`.
 
-    python -m pretrainax.main --config=configs/electra_base.py:large --config.mesh.fsdp=8
+    python -m pretrainax.main --config=configs/electra_base.py:large --config.data.source="SourceMixture(
+        sources=(
+            HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
+            HuggingFace(path='manu/project_gutenberg', train_split='en')
+        ),
+        weights=(2500, 800))" --config.mesh.fsdp=8
 
 The paper's hyperparameters (table 6): 766,000 steps of 256 x 512 tokens (base), 400,000 of 2,048 x 512 (large, which
 predicts 25 % of them); a generator a third (base) or a quarter (large) as wide, embeddings that both share. Of the
 tokens to be predicted 85 % are masked and the others left as they are, as in the released code. The model replaces
 tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of what it finds.
+
+The paper's text is BERT's, Wikipedia and BooksCorpus, and for large XLNet's, 33 B tokens. Here books of Project
+Gutenberg stand in for BooksCorpus, and large reads the same.
 
 Hardware of the paper: 4 days on 16 TPU v3 chips (base). Expected after fine-tuning: GLUE 85.1 (base), 89.0 (large)
 (tables 1 and 2, dev set).

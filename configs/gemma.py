@@ -1,12 +1,14 @@
 """Gemma 1, 2 and 3 by causal language modelling: `:1_2b :1_7b :2_2b :2_9b :2_27b :3_270m :3_1b :3_4b :3_12b :3_27b`.
 
-    python -m pretrainax.main --config=configs/gemma.py:3_270m --config.data.source="JsonLines(path='texts/*.jsonl')"
+    python -m pretrainax.main --config=configs/gemma.py:3_270m --config.data.source="HuggingFace(
+        path='HuggingFaceFW/fineweb', streaming=True)"
 
 Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786. The reports give tokens, contexts and chips.
 Optimizer, learning rates and batches are not published: here they are LLaMA 2's. All of Gemma 3 and the small ones of
 Gemma 2 were distilled from a larger model; that objective is still to come, and this is plain next-token prediction.
 From 4b on Gemma 3 has the stretched positions of the released models, whose last stage reads 128 k tokens; to train one
 from nothing on rows of 32 k, as the authors did before that, set config.model.position to one without scaling.
+The text is not public; FineWeb (Penedo et al. 2024) stands in for it, 15 T tokens of English web text.
 
 | variant | tokens | TPUs of the authors | MMLU, 5-shot, of the released models |
 | --- | --- | --- | --- |

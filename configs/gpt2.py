@@ -1,9 +1,11 @@
 """GPT-2 by causal language modelling (Radford et al. 2019): `:124m :355m :774m :1558m`.
 
-    python -m pretrainax.main --config=configs/gpt2.py:124m --config.data.source="JsonLines(path='openwebtext/*.jsonl')"
+    python -m pretrainax.main --config=configs/gpt2.py:124m --config.data.source="HuggingFace(
+        path='Skylion007/openwebtext')"
 
 The hyperparameters are nanoGPT's reproduction: batches of 480 x 1,024 = 491,520 tokens, 600,000 steps (295 B tokens),
-no dropout. Expected for `:124m` on OpenWebText: validation loss about 2.85 after 4 days on 8 A100 40 GB (its README).
+no dropout. WebText was never given out; OpenWebText was collected after its description. Expected for `:124m` on it:
+validation loss about 2.85 after 4 days on 8 A100 40 GB (nanoGPT's README).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -1,10 +1,12 @@
 """LLaMA 1, 2, 3 and 3.1 by causal language modelling: `:1_7b` … `:1_65b`, `:2_7b` … `:2_70b`, `:3_8b` … `:3_1_405b`.
 
-    python -m pretrainax.main --config=configs/llama.py:3_8b --config.mesh.fsdp=64 --config.data.source="…"
+    python -m pretrainax.main --config=configs/llama.py:3_8b --config.data.source="HuggingFace(
+        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
 Batches of 4 M tokens, cosine decay to a tenth after 2,000 steps of warmup (Touvron et al. 2023, arXiv 2302.13971,
 table 2; arXiv 2307.09288, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, table 3 and section 3.4.1, whose
-growth of the batch to 16 M tokens is left out here).
+growth of the batch to 16 M tokens is left out here). The authors' text is not public; FineWeb (Penedo et al. 2024)
+stands in for it, 15 T tokens of web text.
 
 | variant | tokens | GPU hours of the authors | MMLU, 5-shot |
 | --- | --- | --- | --- |

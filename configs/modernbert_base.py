@@ -1,11 +1,15 @@
 """ModernBERT by masked language modelling (Warner et al. 2024, arXiv 2412.13663): `:base :large`.
 
-    python -m pretrainax.main --config=configs/modernbert_base.py --config.train.accumulate=8 --config.data.source="…"
+    python -m pretrainax.main --config=configs/modernbert_base.py --config.data.source="HuggingFace(
+        path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.train.accumulate=8
 
 The first phase of the paper (section 2.2.2, table 3): 1.7 T tokens at a length of 1,024, of which 30 % are predicted,
 at a constant rate after 3 B (base) or 2 B (large) tokens of warmup. All layers turn at base 10,000 in it; the second
 phase, 250 B tokens at 8,192, sets `model.position.theta` of the global ones to the preset's 160,000. Here the rate
 falls over the last 50 B tokens, as it does at the end of the paper's second phase.
+
+The authors' mixture of web text, papers and code is not public; FineWeb-Edu (Penedo et al. 2024) stands in for it,
+1.3 T tokens of web text.
 
 Left out: StableAdamW (AdamW with clipped gradients stands in), the growth of the batch, the fall of large's rate to a
 tenth after 900 B tokens, dropout of 0.1 after attention, base's weights as the start of large's.

@@ -1,10 +1,12 @@
 """Qwen 2, 2.5 and 3 by causal language modelling: `:2_0_5b` … `:2_72b`, `:2_5_0_5b` … `:2_5_72b`, `:3_0_6b` … `:3_32b`.
 
-    python -m pretrainax.main --config=configs/qwen.py:3_0_6b --config.mesh.fsdp=8 --config.data.source="JsonLines(…)"
+    python -m pretrainax.main --config=configs/qwen.py:3_0_6b --config.mesh.fsdp=8 --config.data.source="HuggingFace(
+        path='HuggingFaceFW/fineweb', streaming=True)"
 
 Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388. The reports give tokens and contexts: rows of
 4,096 tokens for nearly all of the run, 32,768 at its end, which is left out here. Learning rates and batches are not
 published (they come from scaling laws of the authors' own), nor is the hardware: here they are LLaMA 2's.
+Nor is the text public, of many languages and of code; FineWeb (Penedo et al. 2024) stands in for it, English web text.
 
 | variant | tokens | MMLU, 5-shot, of the released models |
 | --- | --- | --- |

@@ -1,10 +1,20 @@
 """RoBERTa by masked language modelling (Liu et al. 2019, arXiv 1907.11692): `:base :large`.
 
-    python -m pretrainax.main --config=configs/roberta_base.py --config.train.accumulate=16 --config.data.source="…"
+    python -m pretrainax.main --config=configs/roberta_base.py --config.data.source="SourceMixture(
+        sources=(
+            HuggingFace(path='wikimedia/wikipedia', name='20231101.en'),
+            HuggingFace(path='manu/project_gutenberg', train_split='en'),
+            HuggingFace(path='allenai/c4', name='realnewslike', valid_split='validation'),
+            HuggingFace(path='Skylion007/openwebtext')
+        ),
+        weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
 The paper's hyperparameters (table 9): 500,000 steps of 8,192 x 512 tokens, masks drawn anew each time, rows filled with
-whole documents one after the other, no gradient clipping. Text: 160 GB (section 3.2). Its tokenizer is GPT-2's; this
-one is learnt from the run's text, with RoBERTa's special pieces.
+whole documents one after the other, no gradient clipping. Its tokenizer is GPT-2's; this one is learnt from the run's
+text, with RoBERTa's special pieces.
+
+The paper's text is 160 GB (section 3.2): Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
+Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
 
 Hardware of the paper: 1,024 V100, a day for the first 100,000 steps of large (section 5). Expected after fine-tuning:
 MNLI 90.2, SQuAD 1.1 94.6 F1 (large, tables 5 and 6), MNLI 87.6 (base, fairseq's examples/roberta/README.md).

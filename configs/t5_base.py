@@ -1,7 +1,8 @@
 """T5 by span corruption (Raffel et al. 2020, arXiv 1910.10683): `:small :base :large :3b :11b` are T5 1.1,
 `:v1_0_small` … `:v1_0_11b` the models of the paper.
 
-    python -m pretrainax.main --config=configs/t5_base.py --config.data.source="JsonLines(path='c4/*.json.gz')"
+    python -m pretrainax.main --config=configs/t5_base.py --config.data.source="HuggingFace(
+        path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
 The recipe is nanoT5's (Nawrot 2023, arXiv 2309.02373): AdamW with each update scaled by the root mean square of its
 parameter, cosine decay, 65,536 steps of 128 x 512 tokens; T5's own 1.1 checkpoints saw 1,000,000 of 2,048 x 512.

@@ -1,6 +1,7 @@
 """UL2 by a mixture of denoisers (Tay et al. 2022, arXiv 2205.05131): `:base :20b`.
 
-    python -m pretrainax.main --config=configs/ul2_base.py --config.data.source="JsonLines(path='c4/*.json.gz')"
+    python -m pretrainax.main --config=configs/ul2_base.py --config.data.source="HuggingFace(
+        path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
 `:base` is UL2's architecture at the size of T5 1.1 base, because the paper does not give that of its ablations, with
 their hyperparameters (section 4): 500,000 steps of 128 x 512 tokens of C4, a rate of 1/sqrt(step). The optimizer is

@@ -7,13 +7,14 @@ each, are one box.
 
 import ast
 import pathlib
-import re
 
 import matplotlib
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.patches import FancyBboxPatch  # noqa: E402
+
+from pretrainax.config.reference import first_sentence  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent
 PACKAGE = HERE.parent / "pretrainax"
@@ -99,19 +100,18 @@ def heights(points: list[list[tuple[str, int]]]) -> dict[tuple[str, int], float]
     return height
 
 
-def first_sentence(file: pathlib.Path) -> str:
+def first_sentence_of(file: pathlib.Path) -> str:
     """Returns that of the docstring of a file."""
-    text = " ".join((ast.get_docstring(ast.parse(file.read_text())) or "").split("\n\n")[0].split())
-    return re.split(r"(?<!\.)(?<! al)\. ", text)[0].removesuffix(".")
+    return first_sentence(ast.get_docstring(ast.parse(file.read_text())))
 
 
 def file_list() -> str:
     """Returns all files of the package as Markdown, one a line, those at the top first."""
     lines = []
     for folder in (PACKAGE, *sorted(path.parent for path in PACKAGE.rglob("*/__init__.py"))):
-        lines.append(f"\n**`{folder.relative_to(PACKAGE.parent)}/`** {first_sentence(folder / '__init__.py')}\n")
+        lines.append(f"\n**`{folder.relative_to(PACKAGE.parent)}/`** {first_sentence_of(folder / '__init__.py')}\n")
         files = [file for file in sorted(folder.glob("*.py")) if file.name != "__init__.py"]
-        lines += [f"- `{file.name}` {first_sentence(file)}" for file in files]
+        lines += [f"- `{file.name}` {first_sentence_of(file)}" for file in files]
     return "\n".join(lines).strip()
 
 

@@ -3,12 +3,15 @@
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
 
+import ast
 import errno
 import functools
 import os
 import re
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import Optional
 
@@ -19,6 +22,7 @@ from pretrainax.config.config_file import read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path
 from pretrainax.config.validation import validate
+from pretrainax.reporting import config_reference
 from pretrainax.reporting.streams import keep_streams
 
 
@@ -42,6 +46,7 @@ _LINE = 4000  # characters of an error
 _LAST = 20  # seconds in which a command that has failed may tidy up
 _FLAG = re.compile(r"--?[a-zA-Z]")  # and no negative number
 _OVERRIDE = re.compile(r"--?(no)?(config\.[^=]*)(?:=(.*))?", re.DOTALL)
+_HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
@@ -103,8 +108,26 @@ def folder(flag: str, path: str) -> str:
 
 def config_name() -> str:
     """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
-    file, _, variant = _CONFIG_PARSER.given.partition(":")
+    file, variant = _config_file()
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
+
+
+def papers_source() -> str:
+    """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
+    found = re.search(r'--config\.data\.source="([^"]+)"', _docstring())
+    return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
+
+
+def _config_file() -> tuple[str, str]:
+    """Returns the file of --config and the variant."""
+    file, _, variant = _CONFIG_PARSER.given.partition(":")
+    return file, variant
+
+
+def _docstring() -> str:
+    """Returns that of the config file."""
+    with open(_config_file()[0], "rb") as f:  # in the encoding that it declares
+        return ast.get_docstring(ast.parse(f.read())) or ""
 
 
 def complain(error: Exception) -> int:
@@ -129,11 +152,15 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
     try:
         _check_text(argv)
         words, overrides = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
-        rest = flags.FLAGS(words, known_only=True)
+        asks_help = any(word in _HELP for word in words)
+        rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
         if overrides and CONFIG.value is None:
             raise UserError(f"--config is missing, of which --{overrides[0][0]} sets a field")
         for path, text in overrides:
             set_field(CONFIG.value, path, text)
+        if asks_help:
+            _help()
+            sys.exit(0)
         rest = [word for word in rest if word != "--"]
         for word in rest[1:]:
             _check_word(word)
@@ -187,3 +214,13 @@ def _check_word(word: str) -> None:
     if _FLAG.match(word):
         known = [flag.name for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])]
         raise UserError(f"unknown flag --{name}, {nearest(name, known)}")
+
+
+def _help() -> None:
+    """Prints what a command does and its flags; with a --config, what its file says and every field, as overridden."""
+    app.usage(shorthelp=True, writeto_stdout=True)
+    if CONFIG.value is None:
+        print("With --config=FILE, --help shows every field of that config.")
+        return
+    print(f"\n{_config_file()[0]}\n\n{textwrap.indent(_docstring(), '  ')}\n")
+    print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

@@ -25,7 +25,7 @@ def main() -> int:
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)
-    return loop.train(experiment, workdir, goodput.process_age())
+    return loop.train(experiment, workdir, goodput.process_age(), papers_source=cli.papers_source())
 
 
 if __name__ == "__main__":

@@ -41,9 +41,9 @@ def test_a_machine_that_has_too_little_is_one_line(error, line):
 
 
 def test_a_workdir_is_at_home_and_utf_8():
-    program = "def main():\n    print(cli.workdir())"
+    program = "def main():\n    print(cli.WORKDIR.value)"
     assert run(program, "--workdir=~/run").stdout.decode().startswith("/")
     assert run(program, "--workdir=~/run").stdout.endswith(b"/run\n")
     ended = run(program, b"--workdir=/tmp/\xff")
-    assert ended.returncode == 2 and b"is no UTF-8: rename the folder" in ended.stderr
+    assert ended.returncode == 2 and b"not UTF-8" in ended.stderr
     assert ended.stderr.count(b"\n") == 1

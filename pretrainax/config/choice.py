@@ -54,6 +54,12 @@ class Choice:
         """Returns all classes there are so far, abstract ones too."""
         return list(Choice._classes.values())
 
+    @staticmethod
+    def alternatives(kind: type["Choice"]) -> list[type["Choice"]]:
+        """Returns the classes of this package that a field of a kind can hold."""
+        _import_built_in()
+        return [cls for cls in Choice.imported() if issubclass(cls, kind) and _is_built_in(cls) and _is_complete(cls)]
+
     @classmethod
     def type_name(cls) -> str:
         """Returns what JSON calls the class: `AdamW`, or of another package `mypackage.optim:MyOptimizer`."""
@@ -101,17 +107,51 @@ class Choice:
         _import_built_in()
         return sorted(name for name, choice in _choices_by_name().items() if issubclass(choice, cls))
 
+    def __str__(self) -> str:
+        """Returns what a flag takes for it, without the fields that are as by default."""
+        given = ((f, getattr(self, f.name)) for f in in_order(type(self)))
+        fields = (f"{f.name}={written(value)}" for f, value in given if value != default_of(f))
+        return f"{type(self).__name__}({', '.join(fields)})"
+
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         """Yields a line for each thing that cannot work: value got, what is allowed, field to set."""
         yield from ()
+
+
+def in_order(cls: type) -> list[dataclasses.Field]:
+    """Returns the fields of a dataclass as a call has them: those that are given by name alone come last."""
+    return sorted(dataclasses.fields(cls), key=lambda field: field.kw_only is True)
+
+
+def default_of(field: dataclasses.Field) -> Any:
+    """Returns what a field holds where nothing is given; MISSING where something must be."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def written(value: object) -> str:
+    """Returns a value as it is written within a choice in a flag."""
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(written, value))}{',' if len(value) == 1 else ''})"
+    return str(value) if isinstance(value, Choice) else repr(value)
 
 
 def _is_built_in(cls: type[Choice]) -> bool:
     return cls.__module__.startswith("pretrainax.")
 
 
+def _is_complete(cls: type[Choice]) -> bool:
+    """Tells a class that can be chosen from a base: it is a dataclass, and leaves no method of its own open."""
+    left_open = any(getattr(member, "__isabstractmethod__", False) for member in vars(cls).values())
+    return "__dataclass_fields__" in vars(cls) and not left_open
+
+
+def _import_built_in() -> None:
+    for module in BUILT_IN:
+        importlib.import_module(module)  # which registers its choices
+
+
 def _choices_by_name() -> dict[str, type[Choice]]:
-    classes = [cls for cls in Choice.imported() if "__dataclass_fields__" in vars(cls)]  # no abstract ones
+    classes = list(filter(_is_complete, Choice.imported()))
     classes.sort(key=_is_built_in)  # so that they win where two have the same name
     return {cls.__name__: cls for cls in classes} | {cls.type_name(): cls for cls in classes}
 

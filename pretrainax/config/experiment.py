@@ -30,10 +30,12 @@ Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
 
 @dataclasses.dataclass
 class DataConfig:
+    """The text of a run, and how it becomes rows of tokens."""
+
     source: Source  # where documents come from
     sequence_length: int = 512  # tokens of an example's input (encoder input for an encoder-decoder)
     packing: Optional[Packing] = None  # Windows | FirstFit | BestFit | OneEach; None: what fits the objective
-    drop_duplicates: bool = False  # documents that are equal to an earlier one of their split
+    drop_duplicates: bool = False  # drop documents that are equal to an earlier one of their split
     near_duplicates: Optional[NearDuplicates] = None  # drop documents that are nearly equal to an earlier one
     quality: Optional[QualityFilter] = None  # drop documents that are no good text
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
@@ -54,14 +56,16 @@ class MeshConfig:
 
 @dataclasses.dataclass
 class TrainConfig:
-    steps: int = 1000
+    """Says how long a run trains, on batches of which size, in which numbers, and what it does after a fault."""
+
+    steps: int = 1000  # updates in all
     global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
     accumulate: int = 1  # micro-batches of one update
     seed: int = 0  # of parameters, dropout, data order and masks
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
-    label_smoothing: float = 0.0
-    on_nonfinite: Literal["stop", "skip"] = free("stop")  # a loss or gradient not finite; skip that update and count it
+    label_smoothing: float = 0.0  # share of the probability that all other tokens are to have (Transformer: 0.1)
+    on_nonfinite: Literal["stop", "skip"] = free("stop")  # at a loss or gradient not finite; skip that update, count it
     # rollback: the run goes back, also where on_nonfinite would stop it
     on_spike: Literal["ignore", "stop", "rollback"] = free("ignore")
     spike_deviations: float = free(6.0)  # loss or log gradient norm, so many robust deviations above the median ...
@@ -70,7 +74,7 @@ class TrainConfig:
     rollback_steps: int = free(100)  # the run goes back to so many steps before the spike ...
     rollback_skip: int = free(200)  # ... and the next so many batches are left out
     max_rollbacks: int = free(20)  # one more, and the run fails
-    log_every: int = free(50)
+    log_every: int = free(50)  # steps
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     remat: Remat = free("none")  # kept for the backward: none: all | dots: matrix products | block: block inputs
@@ -80,6 +84,8 @@ class TrainConfig:
 
 @dataclasses.dataclass
 class EvaluateConfig:
+    """Says when a run is measured, and on how much of the validation text."""
+
     every: int = free(500)  # steps
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
     patience: Optional[int] = None  # stop after this many evaluations without a new best loss
@@ -87,6 +93,8 @@ class EvaluateConfig:
 
 @dataclasses.dataclass
 class CheckpointConfig:
+    """Says what a run saves, and what it starts from."""
+
     every: int = free(500)  # steps; also at the end and on SIGTERM
     keep: int = free(2)  # newest ones kept, beside the best
     init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir, or a Hugging Face directory
@@ -94,13 +102,15 @@ class CheckpointConfig:
 
 @dataclasses.dataclass
 class Experiment:
-    model: ModelConfig
-    tokenizer: TokenizerConfig
-    data: DataConfig
-    objective: Objective
-    optimizer: Optimizer
-    schedule: Schedule
-    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
-    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
-    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)
-    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+    """A run: what is trained, on which text, how, and on which devices."""
+
+    model: ModelConfig  # the architecture
+    tokenizer: TokenizerConfig  # text to ids: a vocabulary that is learnt from the text, or one that is read
+    data: DataConfig  # the text, and how it fills rows
+    objective: Objective  # what the model is asked to predict
+    optimizer: Optimizer  # an update from a gradient
+    schedule: Schedule  # the learning rate of each step
+    mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # how the devices share the work
+    train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
+    evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
+    checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved

@@ -17,10 +17,10 @@ LayerKind = Literal["global", "local"]  # a token attends to all others, or to a
 class Generator(Choice):
     """ELECTRA's generator: a masked LM that proposes replacements, built as the model but for these sizes."""
 
-    num_layers: int = 12
-    d_model: int = 256
-    d_ff: int = 1024
-    num_heads: int = 4
+    num_layers: int = 12  # blocks
+    d_model: int = 256  # width of the residual stream
+    d_ff: int = 1024  # width inside the feed-forward
+    num_heads: int = 4  # of attention
     # all (ELECTRA); gradient_disentangled: plus a trained difference (DeBERTa v3)
     share_embeddings: Literal["all", "gradient_disentangled"] = "all"
     loss_weight: float = 50.0  # of the discriminator's loss (Clark et al. 2020, section 2)
@@ -40,27 +40,29 @@ class Generator(Choice):
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
-    family: Literal["encoder", "encoder_decoder", "decoder"] = "decoder"
+    family: Literal["encoder", "encoder_decoder", "decoder"] = (
+        "decoder"  # in which of three ways blocks are put together
+    )
     vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
     share_layers: bool = False  # one block, applied num_layers times (ALBERT)
     d_model: int = 768  # width of the residual stream
     d_ff: int = 3072  # width inside the feed-forward
-    num_heads: int = 12
+    num_heads: int = 12  # of attention
     num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
-    head_dim: Optional[int] = None  # None: d_model // num_heads
+    head_dim: Optional[int] = None  # width of a head; None: d_model // num_heads
     embedding_dim: Optional[int] = None  # width of the embeddings, projected to d_model (ALBERT); None: d_model
-    position: Position = dataclasses.field(default_factory=LearnedPositions)
+    position: Position = dataclasses.field(default_factory=LearnedPositions)  # where a token stands
     layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer, repeated (Gemma 2)
     window: Optional[int] = None  # tokens a local layer sees: itself and those before it; an encoder, half on each side
     norm: Literal["layer", "rms", "rms_plus_one"] = "layer"  # plus one: the scale is 1 + the parameter (Gemma)
     # pre: x + f(norm(x)), a last norm on top | post: norm(x + f(x)) | both: x + norm(f(norm(x)))
     norm_at: Literal["pre", "post", "both"] = "pre"
-    norm_epsilon: float = 1e-5
+    norm_epsilon: float = 1e-5  # added to the variance
     norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
     qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"
+    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"  # of the feed-forward
     gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
     qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
@@ -79,7 +81,7 @@ class ModelConfig:
     replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
     replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
     generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
-    dropout_rate: float = 0.0
+    dropout_rate: float = 0.0  # set to zero in training, of what each half of a block adds; of no attention weights
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
     scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
 

@@ -56,7 +56,7 @@ class LongContextScaling(RotaryScaling):
 class LinearScaling(RotaryScaling):
     """All frequencies divided by one number (Chen et al. 2023, arXiv 2306.15595; Gemma 3's global layers)."""
 
-    factor: float = 8.0
+    factor: float = 8.0  # how much longer the new context is
 
 
 @dataclasses.dataclass
@@ -65,7 +65,7 @@ class RotaryPositions(Position):
 
     max_length: int = 2048  # the context the model is made for
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
-    scaling: Optional[RotaryScaling] = None
+    scaling: Optional[RotaryScaling] = None  # to a longer context than the model was trained on; None: as it is
     local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

@@ -26,9 +26,16 @@ class MixtureSchedule:
                 used = stage.before(stages[i + 1][0])
 
     def __getitem__(self, row: int) -> tuple[int, int]:
-        stage = next(s for s in reversed(self._stages) if row >= s.first)
+        stage = self._stage(row)
         stream = int(stage.streams[(row - stage.first) % len(stage.streams)])
         return stream, int(stage.before(row)[stream])
+
+    def before(self, row: int) -> np.ndarray:
+        """Counts the rows of each stream before `row`, int64 [streams]."""
+        return self._stage(row).before(row)
+
+    def _stage(self, row: int) -> "_Stage":
+        return next(stage for stage in reversed(self._stages) if row >= stage.first)
 
 
 class _Stage:

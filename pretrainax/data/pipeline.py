@@ -73,6 +73,7 @@ class Batches:
                 of_corpus.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
             raise UserError("config.data.packing has buckets, which the rows of a mixture cannot share: set buckets=()")
+        self._corpora = [corpus_number for corpus_number, _ in of_corpus]
         self.schedule = MixtureSchedule(
             [
                 (int(start * self.rows), [weights[c] * weight for c, weight in of_corpus])
@@ -90,6 +91,14 @@ class Batches:
     def progress(self, row: int) -> float:
         """Returns how much of the training is done at a row of the run, from 0 to 1."""
         return min(row / self.rows, 1.0) if self.rows else 1.0
+
+    @property
+    def epochs(self) -> tuple[float, ...]:
+        """Tells how often the whole run reads each corpus."""
+        times = [0.0] * (1 + max(self._corpora))
+        for corpus, stream, rows in zip(self._corpora, self.streams, self.schedule.before(self.rows), strict=True):
+            times[corpus] += float(rows) / stream.plan.rows_per_epoch
+        return tuple(times)
 
     def lengths_of(self, step: int) -> Lengths:
         """Returns the lengths of the rows of a batch: the longest there are, or those of its bucket."""

@@ -40,8 +40,8 @@ class AdamW(Optimizer):
     learning_rate: float = 1e-3  # peak of the schedule
     b1: float = 0.9  # memory of the mean of gradients
     b2: float = 0.999  # memory of the mean of their squares
-    epsilon: float = 1e-8
-    weight_decay: float = 0.01
+    epsilon: float = 1e-8  # added to the root of that memory
+    weight_decay: float = 0.01  # pull of weights to zero, times the rate; biases and norms have none
     clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
     scale_by_parameter_rms: bool = False  # steps relative to the size of each matrix, for T5's unscaled init
 
@@ -84,8 +84,8 @@ class Lamb(Optimizer):
     learning_rate: float = 1e-3  # peak of the schedule
     b1: float = 0.9  # memory of the mean of gradients
     b2: float = 0.999  # memory of the mean of their squares
-    epsilon: float = 1e-6
-    weight_decay: float = 0.01
+    epsilon: float = 1e-6  # added to the root of that memory
+    weight_decay: float = 0.01  # pull of weights to zero, times the rate; biases and norms have none
     clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
 
     problems = AdamW.problems

@@ -1,5 +1,6 @@
 """Learning-rate schedules: a warm-up to the peak, then a fall."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator
 
@@ -18,7 +19,7 @@ class Schedule(kinds.Schedule):
     Where warmup_steps exceeds train.steps, as in a short trial of a long run, the rate rises until the end.
     """
 
-    warmup_steps: int = 1000
+    warmup_steps: int = 1000  # steps of the rise
 
     def build(self, peak: float, steps: int) -> Rate:
         """Returns the learning rate of a run of `steps` updates; `self.after` says how it goes on from the peak."""
@@ -30,6 +31,7 @@ class Schedule(kinds.Schedule):
 
         return rate
 
+    @abc.abstractmethod  # no ABC, which a dataclass that is also a Choice need not be: it marks what cannot be chosen
     def after(self, step: jax.Array, steps: int) -> jax.Array:
         """Returns the fraction of the peak at `step`, from warmup_steps on."""
         raise NotImplementedError
@@ -50,7 +52,7 @@ class Schedule(kinds.Schedule):
 class WarmupCosine(Schedule):
     """Half a cosine from the peak to final_fraction of it (Loshchilov and Hutter 2016, section 3)."""
 
-    final_fraction: float = 0.1
+    final_fraction: float = 0.1  # of the peak, at the last step
 
     def after(self, step, steps):
         cosine = 0.5 + 0.5 * jnp.cos(jnp.pi * self.progress(step, steps))
@@ -61,7 +63,7 @@ class WarmupCosine(Schedule):
 class WarmupLinear(Schedule):
     """A straight line from the peak to final_fraction of it (Devlin et al. 2018, appendix A.2)."""
 
-    final_fraction: float = 0.0
+    final_fraction: float = 0.0  # of the peak, at the last step
 
     def after(self, step, steps):
         return 1.0 - (1.0 - self.final_fraction) * self.progress(step, steps)
@@ -74,7 +76,7 @@ class WarmupInverseSquareRoot(Schedule):
     NOTE T5 (Raffel et al. 2020, section 3.1.2) holds the peak, 0.01, for its first 10,000 steps instead of rising.
     """
 
-    warmup_steps: int = 10_000
+    warmup_steps: int = 10_000  # steps of the rise
 
     def after(self, step, steps):
         return jnp.sqrt(max(self.warmup_steps, 1) / (step + 1.0))
@@ -93,8 +95,8 @@ class WarmupStableDecay(Schedule):
     """The peak until decay_steps before the end, then down to final_fraction of it, by 1 - sqrt (Hägele et al. 2024,
     arXiv 2405.18392, section 4). Runs of several lengths share all but their decay."""
 
-    decay_steps: int = 1000
-    final_fraction: float = 0.0
+    decay_steps: int = 1000  # the last ones, over which the rate falls
+    final_fraction: float = 0.0  # of the peak, at the last step
 
     def after(self, step, steps):
         progress = jnp.clip((step - (steps - self.decay_steps)) / max(self.decay_steps, 1), 0.0, 1.0)

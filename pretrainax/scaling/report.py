@@ -5,6 +5,7 @@ from typing import Optional
 
 from scipy import optimize
 
+from pretrainax.data.sources import HuggingFace
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import large_number, three_digits
@@ -21,6 +22,9 @@ from pretrainax.scaling.power_laws import (
     kaplan_loss_by_tokens,
     learning_rate,
 )
+
+# Tokens of GPT-2's tokenizer, and the name of a sample; all of it has 15 T.
+_FINEWEB = ((10e9, "sample-10BT"), (100e9, "sample-100BT"), (350e9, "sample-350BT"))
 
 
 def plan_report(said: str, plan: Plan, space: Space, law: LossLaw, topology: Optional[Topology], mfu: float) -> str:
@@ -143,13 +147,14 @@ def _other_laws(plan: Plan) -> str:
 
 
 def _command(plan: Plan, space: Space) -> str:
-    """Returns the flags that train it, beside the source of the text."""
+    """Returns the command that trains it."""
     config, recipe = plan.shape.config, space.recipe
     model = {name: getattr(config, name) for name in ("num_layers", "d_model", "d_ff", "num_heads")}
     model |= {name: getattr(config, name) for name in ("num_kv_heads", "head_dim") if getattr(config, name)}
     fields = {f"model.{name}": value for name, value in model.items()} | {
         "model.vocab_size": config.vocab_size,
         "tokenizer.vocab_size": config.vocab_size - recipe.spare_rows,
+        "data.source": f'"{_fineweb(plan.tokens)}"',
         "data.sequence_length": space.sequence_length,
         "train.steps": plan.steps,
         "train.global_batch_size": plan.examples,
@@ -157,13 +162,22 @@ def _command(plan: Plan, space: Space) -> str:
         "schedule": f'"WarmupCosine(warmup_steps={min(2000, plan.steps // 20)}, final_fraction=0.1)"',
     }
     lines = [f"--config.{name}={value}" for name, value in fields.items()]
-    note = ""
+    notes = ["FineWeb is from the Hugging Face hub. Your own text: --config.data.source=\"TextFiles(path='FOLDER')\"."]
     if recipe.relative_rate:
-        note = "\n\nThis config's optimizer scales a step by the size of its matrix: its own rate is kept, not Adam's."
+        notes.append(
+            "Its optimizer scales a step by the size of its matrix: the config's own rate is kept, not Adam's."
+        )
     else:
         rate = learning_rate(plan.shape.without_embeddings)
         lines.append(f"--config.optimizer.learning_rate={rate:.2g}")
-    return f"python -m pretrainax.main --config={recipe.config} " + " \\\n  ".join(["", *lines]).lstrip(" ") + note
+    command = " \\\n  ".join([f"python -m pretrainax.main --config={recipe.config}", *lines])
+    return "\n\n".join([command, *notes])
+
+
+def _fineweb(tokens: float) -> HuggingFace:
+    """Returns the smallest part of FineWeb (Penedo et al. 2024) that need not be read twice for so many tokens."""
+    name = next((name for size, name in _FINEWEB if size >= tokens), None)
+    return HuggingFace(path="HuggingFaceFW/fineweb", name=name, streaming=True)
 
 
 def _words(family: str) -> str:

@@ -147,7 +147,7 @@ class WordPiece(_Subword):
     """BERT's word pieces (Devlin et al. 2018, section 3). Lossy: white space, and with `lowercase` case and accents."""
 
     vocab_size: int = 30_522  # special pieces included
-    lowercase: bool = True  # and strip accents ("uncased")
+    lowercase: bool = True  # small letters without accents ("uncased")
     path: Optional[str] = None  # read this instead: a saved tokenizer or a tokenizer.json
     train_bytes: int = 10_000_000  # of text to learn from
 

@@ -36,7 +36,7 @@ from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.training import loss_spikes
+from pretrainax.training import header, loss_spikes
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
@@ -48,12 +48,19 @@ from pretrainax.training.train_step import TrainState
 Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
 
 
-def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observe: Optional[Observer] = None) -> int:
+def train(
+    experiment: Experiment,
+    workdir: str,
+    process_age: float = 0.0,
+    observe: Optional[Observer] = None,
+    papers_source: str = "",
+) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
 
     Args:
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
+      papers_source: the text of the paper whose config this is, for the header.
     """
     exact_path(workdir)  # refused before anything is prepared
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
@@ -81,7 +88,8 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
             writer.note(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
-        writer.header([("workdir", workdir + resumed), *run.describe(), ("measured", check.one_line(measured))])
+        described = header.rows(run, papers_source)
+        writer.header([("workdir", workdir + resumed), *described, ("measured", check.one_line(measured))])
         check.check(measured, experiment.objective)
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, observe)
         state, exit_code = loop.train(state)

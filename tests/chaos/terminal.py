@@ -141,7 +141,7 @@ class Terminal:
         self.is_one_line(self.whole.training(self.folder / "file"), "cannot be made a folder", (2,))
 
     def a_workdir_that_is_no_text(self) -> None:
-        self.is_one_line(self.whole.training(self.folder / os.fsdecode(b"\xff\xfe")), "is no UTF-8", (2,))
+        self.is_one_line(self.whole.training(self.folder / os.fsdecode(b"\xff\xfe")), "not UTF-8", (2,))
 
     def a_workdir_that_a_library_misreads(self) -> None:
         self.is_one_line(self.whole.training(self.folder / "back\\slash"), "no checkpoint can be saved in", (2,))

@@ -8,12 +8,14 @@ import sys
 ROOT = pathlib.Path(__file__).parents[2]
 PROGRAM = """
 from pretrainax import cli
+from pretrainax.config import Choice
 from pretrainax.config import validation
 
 
 def main():
     for path in PATHS:
-        print(f"{path}={validation.get(cli.CONFIG.value, path)}")
+        value = validation.get(cli.CONFIG.value, path)
+        print(f"{path}={repr(value) if isinstance(value, Choice) else value}")
     return 0
 
 

@@ -54,6 +54,24 @@ def same(one, other):
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
+# --- how often a corpus is read
+
+
+def test_epochs_count_how_often_a_run_reads_each_corpus():
+    options, _ = row_options(dict(sequence_length=31, global_batch_size=4, seed=3))
+    stages = [(0.0, (3.0, 1.0)), (0.5, (0.0, 1.0))]
+    corpora = [CountingCorpus(1000), CountingCorpus(300)]
+    batches = Batches(corpora, CausalLM(), VOCABULARY, options, weight_stages=stages, steps=50)
+    rows = collections.Counter(batches.schedule[row][0] for row in range(200))
+    assert batches.epochs == tuple(rows[i] / batches.streams[i].plan.rows_per_epoch for i in (0, 1))
+
+
+def test_epochs_of_several_objectives_over_one_corpus_add_up():
+    mixture = ObjectiveMixture((CausalLM(), CausalLM()), (1.0, 3.0))
+    batches, alone = make(mixture, steps=50), make(CausalLM(), steps=50)
+    assert batches.epochs == pytest.approx(alone.epochs)
+
+
 # --- the order of windows
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pretrainax import zoo
-from pretrainax.config import UserError
+from pretrainax.config import Choice, UserError
 from pretrainax.data.objectives import CausalLM
 from pretrainax.scaling import compute_optimal
 from pretrainax.scaling.budget import Budget, report
@@ -243,7 +243,7 @@ def test_the_printed_flags_make_a_sound_config(family, tmp_path):
     code = (
         "import sys\nfrom absl import app\nfrom pretrainax import cli\nfrom pretrainax.models import abstract_params\n"
         "def main(argv):\n    e = cli.experiment(); abstract_params(e.model)\n"
-        "    print(e.train.steps, e.model.vocab_size)\n"
+        "    print(e.train.steps, e.model.vocab_size, e.data.source)\n"
         "app.run(main)\n"
     )
     script = tmp_path / "script.py"
@@ -253,7 +253,17 @@ def test_the_printed_flags_make_a_sound_config(family, tmp_path):
     done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     steps = re.search(r"^steps +([\d,]+)", text, re.M)[1].replace(",", "")
-    assert done.stdout.split() == [steps, "8192"]
+    said_steps, vocab_size, source = done.stdout.strip().split(" ", 2)
+    assert (said_steps, vocab_size) == (steps, "8192")
+    assert source == "HuggingFace(path='HuggingFaceFW/fineweb', name='sample-10BT', streaming=True)"
+
+
+@pytest.mark.parametrize(
+    "tokens, name", [(9e9, "sample-10BT"), (2e10, "sample-100BT"), (3e11, "sample-350BT"), (1e12, None)]
+)
+def test_the_printed_text_is_as_long_as_the_run_reads(tokens, name):
+    (source,) = re.findall(r'--config\.data\.source="(HuggingFace[^"]+)"', report(Budget(tokens=tokens)))
+    assert Choice.parse(source).name == name
 
 
 def test_a_law_from_a_file(tmp_path):

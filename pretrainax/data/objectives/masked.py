@@ -31,9 +31,9 @@ class RateChange(Choice):
     Ankner et al. 2023 (arXiv 2305.15096): from 30 % to 15 % over the whole training.
     """
 
-    to: float = 0.15
+    to: float = 0.15  # the rate at the end
     begin: float = 0.0  # of the training, from 0 to 1
-    end: float = 1.0
+    end: float = 1.0  # of the training, from 0 to 1
 
 
 @dataclasses.dataclass

@@ -32,7 +32,7 @@ class ObjectiveMixture(Objective):
     the longest of them, and the others are padded.
     """
 
-    objectives: tuple[Objective, ...] = ()
+    objectives: tuple[Objective, ...] = ()  # of which each row has one
     weights: tuple[float, ...] = ()  # one each, in proportion to the rows; 0 leaves an objective out
 
     families = _CommonFamilies()

@@ -180,7 +180,7 @@ class NextSentencePrediction(SentencePairs):
     waits for another epoch; in BERT it begins the next pair. And a short text has two sentences if there are two.
     """
 
-    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)
+    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # of both segments
     short_fraction: float = 0.1  # of the texts are shortened
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)
@@ -233,7 +233,7 @@ class SentenceOrderPrediction(SentencePairs):
     takes another document for B there, and calls that swapped.) A text of a single token has no example.
     """
 
-    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)
+    masking: MaskedLM = dataclasses.field(default_factory=MaskedLM)  # of both segments
     short_fraction: float = 0.1  # of the texts are shortened
 
     families: ClassVar[tuple[str, ...]] = ("encoder",)

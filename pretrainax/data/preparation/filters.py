@@ -47,7 +47,7 @@ class QualityFilter(Filter, kinds.QualityFilter):
     fineweb: bool = (
         False  # short lines, lines without punctuation, repeated characters (Penedo et al. 2024, section 3.6)
     )
-    language: str = "eng"
+    language: str = "eng"  # whose rules find the words, as datatrove names it
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
@@ -101,9 +101,9 @@ class NearDuplicates(Filter, kinds.NearDuplicates):
     """
 
     ngram: int = 5  # words
-    buckets: int = 14
+    buckets: int = 14  # of which one must be the same
     hashes: int = 8  # of a bucket
-    language: str = "eng"
+    language: str = "eng"  # whose rules find the words, as datatrove names it
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)

@@ -22,7 +22,7 @@ class ArrayRecord(RecordFiles, Source):
     records. Without `valid_path`, `valid_fraction` of the documents are for validation, by a hash of the text.
     """
 
-    text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # None: a record is a text
+    text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # of JSON; None: a record is a text
 
     endings: ClassVar[tuple[str, ...]] = (".array_record", ".arrayrecord")
 

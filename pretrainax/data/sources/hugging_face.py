@@ -27,12 +27,12 @@ class HuggingFace(RecordSets, Source):
     of rows. Of Parquet files, `datasets` holds whole row groups in memory; the source Parquet does not.
     """
 
-    path: str
+    path: str  # a name on the hub, a folder, or a kind of file: "json", "parquet", "text", "csv", "arrow"
     name: Optional[str] = None  # configuration, as "20231101.en"
     revision: Optional[str] = None  # commit, branch or tag on the hub; None: the newest
     data_files: tuple[str, ...] = ()  # names or globs; (): all that the data set consists of
     valid_data_files: tuple[str, ...] = ()  # make up the split "validation"
-    streaming: bool = False
+    streaming: bool = False  # read as it comes, without a copy in the cache of `datasets`
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)

@@ -30,9 +30,9 @@ class SourceMixture(Source):
     gives 1 example in 10 of books until 80 % of the steps are done, then 8 in 10.
     """
 
-    sources: tuple[Source, ...]
-    weights: Optional[tuple[float, ...]] = None
-    temperature: float = 1.0  # without weights only
+    sources: tuple[Source, ...]  # each with a corpus of its own
+    weights: Optional[tuple[float, ...]] = None  # of each source; None: by the number of its examples
+    temperature: float = 1.0  # numbers count to the power of 1 / this; without weights only
     limit: Optional[int] = None  # examples that a source counts at most; without weights only
     stages: tuple[tuple[float, tuple[float, ...]], ...] = ()  # (from this share of the training on, weights)
 

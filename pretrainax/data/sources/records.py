@@ -15,7 +15,7 @@ from pretrainax.data.sources.base import Document
 class Records:
     """Fields of every source of records. A field inside of another one is "translation.de"."""
 
-    text_field: str = "text"
+    text_field: str = "text"  # the field of a record that holds its text
     target_field: Optional[str] = None  # with it, a record is a pair: the text is the source, this the target
     prefix: str = ""  # put before the text, as the task of a pair ("translate English to German: ")
     valid_fraction: float = 0.01  # of the records, where validation has no files and no split of its own
@@ -102,8 +102,8 @@ class Records:
 class RecordFiles(Records):
     """Files of records. `path` is a file, a folder or a glob."""
 
-    path: str
-    valid_path: Optional[str] = None
+    path: str  # a file, a folder or a glob
+    valid_path: Optional[str] = None  # files for validation; None: a share of `path`
 
     endings: ClassVar[tuple[str, ...]]  # of the files that a folder is searched for
 
@@ -128,8 +128,8 @@ class RecordFiles(Records):
 class RecordSets(Records):
     """Data sets whose splits have names."""
 
-    train_split: str = "train"
-    valid_split: Optional[str] = None  # None: valid_fraction of the training split is held out
+    train_split: str = "train"  # the split that is for training
+    valid_split: Optional[str] = None  # the one for validation; None: valid_fraction of train_split is held out
 
     def named(self, split: str, names: Iterable[str]) -> tuple[str, Optional[str]]:
         """Returns the data set's name of a split, and which of its documents are wanted."""

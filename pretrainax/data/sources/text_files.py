@@ -23,9 +23,9 @@ class TextFiles(Source):
     is read twice more. An archive is one shard.
     """
 
-    path: str
-    valid_path: Optional[str] = None
-    valid_fraction: float = 0.1
+    path: str  # a file, a folder or a glob
+    valid_path: Optional[str] = None  # files for validation; None: a share of `path`
+    valid_fraction: float = 0.1  # of the characters of each file, its end, where there is no valid_path
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.path_problems(self)

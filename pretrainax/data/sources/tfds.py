@@ -22,7 +22,7 @@ class TFDS(RecordSets, Source):
     """
 
     name: str  # "wikipedia/20230601.en", or with its version "my_set/config:1.0.0"
-    data_dir: Optional[str] = None  # None: TFDS's own default
+    data_dir: Optional[str] = None  # folder of the prepared sets; None: TFDS's own default
     valid_split: Optional[str] = dataclasses.field(default="validation", kw_only=True)
 
     def fingerprint(self) -> str:

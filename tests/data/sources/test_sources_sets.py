@@ -7,12 +7,12 @@ import os
 import sys
 
 import datasets
-import huggingface_hub
 import pytest
 
 from pretrainax.config import UserError
 from pretrainax.data import files
 from pretrainax.data.sources import TFDS, HuggingFace
+from tests.support.huggingface_datasets import without_network
 from tests.support.reading import texts, write_lines
 
 # --- TFDS ----------------------------------------------------------------------------------------------------------
@@ -124,10 +124,7 @@ ROWS = [{"text": f"document {i} é字", "n": i} for i in range(300)]
 def no_network(tmp_path_factory):
     """`datasets` with a cache of its own, which never asks the hub."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-        patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("huggingface"))
+        without_network(patch, tmp_path_factory.mktemp("huggingface"))
         yield
 
 

@@ -1,0 +1,66 @@
+"""Says what a run is about to train, before its first step: on which text, how often, and by which recipe."""
+
+from collections.abc import Iterator
+
+from pretrainax.config import Experiment
+from pretrainax.data.preparation.prepare import Prepared
+from pretrainax.data.sources import PythonDocs
+from pretrainax.reporting.units import large_number, scientific, three_digits
+from pretrainax.training.setup import Run
+
+# As many are nearly as good as that much new text; then each is worth less (Muennighoff et al. 2023, arXiv 2305.16264).
+FEW_EPOCHS = 4
+
+Row = tuple[str, str]
+
+
+def rows(run: Run, papers_source: str = "") -> list[Row]:
+    """Returns the names and values of a run's header, warnings last.
+
+    papers_source: the text of the paper whose config this is, as --config.data.source takes it.
+    """
+    experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
+    optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
+    epochs = run.train_batches.epochs
+    times = " and ".join(map(three_digits, epochs))
+    described = [
+        *run.describe(),
+        ("source", _source(experiment, run.prepared, papers_source)),
+        ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
+        ("objective", str(experiment.objective)),
+        ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
+        ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
+        ("run", f"{steps:,} steps, {large_number(run.tokens_per_step * steps)} tokens, {times} epochs of the text"),
+        *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
+    ]
+    return sorted(described, key=lambda row: row[0] == "WARNING")
+
+
+def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> str:
+    source = experiment.data.source
+    if not isinstance(source, PythonDocs):
+        return str(source)
+    size = sum(corpus.num_bytes for corpus in (*prepared.train, *prepared.valid)) / 1e6
+    other = papers_source or "TextFiles(path='FOLDER')"
+    whose = "the paper's corpus" if papers_source else "your own text"
+    trial = f"{source}: a trial on {size:.0f} MB of Python's documentation"
+    return f'{trial}; for {whose}: --config.data.source="{other}"'
+
+
+def _warnings(experiment: Experiment, epochs: tuple[float, ...]) -> Iterator[str]:
+    """Yields what is likely no one's intention. epochs: of each component of the source."""
+    train, warmup = experiment.train, experiment.schedule.warmup_steps
+    for source, times in zip(experiment.data.source.components(), epochs, strict=True):
+        if times > FEW_EPOCHS:
+            yield (
+                f"THE SAME TEXT {three_digits(times)} TIMES: that is how often the run reads {source}; after about "
+                f"{FEW_EPOCHS} times a language model learns ever less from it (Muennighoff et al. 2023, arXiv "
+                "2305.16264): set config.data.source to more text, or config.train.steps to fewer steps"
+            )
+    if warmup > train.steps:
+        peak = experiment.optimizer.learning_rate
+        yield (
+            f"ONLY A WARM-UP: config.schedule.warmup_steps is {warmup:,}, and the run has {train.steps:,} steps; the "
+            f"learning rate ends at {scientific(peak * train.steps / warmup)} and never comes to its peak of "
+            f"{scientific(peak)}: set config.schedule.warmup_steps to a few percent of config.train.steps"
+        )

@@ -1,0 +1,15 @@
+"""The package `datasets` without a network."""
+
+import pathlib
+
+import datasets
+import huggingface_hub
+import pytest
+
+
+def without_network(patch: pytest.MonkeyPatch, cache: pathlib.Path) -> None:
+    """Gives `datasets` a cache of its own, and never lets it ask the hub."""
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)

@@ -1,0 +1,105 @@
+"""The corpus of each paper is one flag, in the docstring of its config, which the real loader reads."""
+
+import ast
+import re
+import shlex
+import sys
+
+import datasets
+import pytest
+
+from pretrainax.config import Choice
+from pretrainax.config.validation import validate
+from pretrainax.data.sources import HuggingFace
+from tests.support.huggingface_datasets import without_network
+from tests.support.reading import texts
+from tests.support.runs import ROOT, run
+from tests.test_configs import VARIANTS, load
+
+# Each set of the hub that a config names: its configurations, splits and columns, as its page says.
+HUB = {
+    "HuggingFaceFW/fineweb": (("default", "sample-350BT"), ("train",), ("text", "id", "dump", "url")),
+    "HuggingFaceFW/fineweb-edu": (("default",), ("train",), ("text", "id", "dump", "url", "score")),
+    "Skylion007/openwebtext": (("plain_text",), ("train",), ("text",)),
+    "allenai/c4": (("en", "realnewslike"), ("train", "validation"), ("text", "timestamp", "url")),
+    "manu/project_gutenberg": (("default",), ("en", "de"), ("id", "text")),
+    "wikimedia/wikipedia": (("20231101.en", "20231101.de"), ("train",), ("id", "url", "title", "text")),
+    "wmt/wmt14": (("de-en", "fr-en"), ("train", "validation", "test"), ("translation",)),
+}
+PAPERS = [name for name in VARIANTS if name not in ("quickstart", "shakespeare_char")]  # whose text is their own
+RECORDS = 60
+
+
+def commands(name: str) -> list[list[str]]:
+    """The commands in the docstring of a config, as a shell parts them."""
+    docstring = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
+    found = re.findall(r"^    python .*?(?=\n\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
+    return [shlex.split(command) for command in found]
+
+
+def source(name: str):
+    ((flag,),) = [[word for word in words if word.startswith("--config.data.source=")] for words in commands(name)]
+    return Choice.parse(flag.partition("=")[2])
+
+
+def record(column: str, i: int, split: str):
+    return {"en": f"{split} {i}", "de": f"{split} {i} auf Deutsch"} if column == "translation" else f"{split} {i}"
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A folder with a small set of each shape under its name, whose README says what is in it, as on the hub."""
+    root = tmp_path_factory.mktemp("hub")
+    for name, (configurations, splits, columns) in HUB.items():
+        lines = ["configs:"]
+        for configuration in configurations:
+            lines += [f"- config_name: {configuration}", "  data_files:"]
+            for split in splits:
+                file = root / name / configuration / f"{split}.parquet"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                rows = [{c: record(c, i, f"{configuration} {split}") for c in columns} for i in range(RECORDS)]
+                datasets.Dataset.from_list(rows).to_parquet(str(file))
+                lines += [f"  - split: {split}", f"    path: {configuration}/{split}.parquet"]
+        (root / name / "README.md").write_text("\n".join(["---", *lines, "---", ""]))
+    with pytest.MonkeyPatch.context() as patch:
+        without_network(patch, tmp_path_factory.mktemp("cache"))
+        patch.chdir(root)  # `datasets` looks for a name here before it asks the hub
+        yield root
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_the_papers_text_is_a_flag_that_the_loader_reads(name, hub):
+    experiment = load(name, "")
+    pairs = experiment.data.source.pairs
+    experiment.data.source = source(name)
+    validate(experiment)
+    for component in experiment.data.source.components():
+        assert isinstance(component, HuggingFace) and component.fingerprint()
+        train, valid = (texts(component, split) for split in ("train", "valid"))
+        assert train and all(isinstance(document, tuple) == pairs for document in train + valid)
+        assert not {*train} & {*valid}
+        if component.valid_split is not None:
+            assert (len(train), len(valid)) == (RECORDS, RECORDS)
+        configuration, split = (component.name or HUB[component.path][0][0]), component.train_split
+        first = train[0][0] if pairs else train[0]
+        assert first.startswith(f"{configuration} {split} ")
+
+
+def test_a_mixture_has_a_weight_for_each_of_its_sources():
+    ((start, weights),) = source("roberta_base").weight_stages([RECORDS] * 4)
+    assert start == 0.0 and weights == pytest.approx([w / 130 for w in (12, 4, 76, 38)])
+
+
+def test_the_flag_is_read_by_the_command_as_it_stands_in_the_docstring():
+    (words,) = commands("bert_base")
+    done = run([sys.executable, *words[1:], "--help"])
+    assert done.returncode == 0, done.stderr
+    assert f'--config.data.source="{source("bert_base")}"' in done.stdout
+
+
+@pytest.mark.parametrize("name", ["bert_base", "transformer"])
+def test_the_header_is_given_the_flag_in_one_line(name):
+    script = "import sys\nfrom pretrainax import cli\ndef main():\n    return print(cli.papers_source())\ncli.run(main)"
+    done = run([sys.executable, "-c", script, f"--config={ROOT}/configs/{name}.py"])
+    (line,) = done.stdout.splitlines()
+    assert Choice.parse(line) == source(name) and "( " not in line

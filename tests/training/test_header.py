@@ -1,0 +1,100 @@
+"""The header names all of a recipe, and says loudly what is likely no one's intention."""
+
+import dataclasses
+import types
+
+import jax
+import pytest
+
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.training import header
+from pretrainax.training.setup import Run, build_run
+from tests.support import tiny
+
+
+@pytest.fixture(scope="module")
+def run(text, cache) -> Run:
+    """Of 40 steps of 8 rows."""
+    experiment = tiny.get_config("gpt")
+    experiment.data.source.path, experiment.data.cache_dir = str(text), str(cache)
+    mesh = make_mesh(experiment.mesh)
+    with jax.set_mesh(mesh):
+        return build_run(experiment, prepare(experiment), mesh, peers=None)
+
+
+def rows(run: Run, epochs: tuple[float, ...] = (0.5,), papers_source: str = "", **changes) -> list[tuple[str, str]]:
+    """The header of a run whose config is changed, and which reads its text so often."""
+    experiment = dataclasses.replace(run.experiment)
+    for path, value in changes.items():
+        part, _, field = path.rpartition("__")
+        if part:
+            setattr(experiment, part, dataclasses.replace(getattr(experiment, part), **{field: value}))
+        else:
+            setattr(experiment, field, value)
+    batches = types.SimpleNamespace(epochs=epochs)
+    with jax.set_mesh(run.mesh):
+        return header.rows(dataclasses.replace(run, experiment=experiment, train_batches=batches), papers_source)
+
+
+def warnings(*args, **kwargs) -> list[str]:
+    return [value for name, value in rows(*args, **kwargs) if name == "WARNING"]
+
+
+def test_it_names_source_tokens_epochs_objective_tokenizer_optimizer_and_schedule(run, text):
+    said = dict(rows(run))
+    assert said["source"] == f"TextFiles(path='{text}')"
+    assert said["run"] == "40 steps, 10.2 k tokens, 0.5 epochs of the text"  # 8 rows of 32 each
+    assert said["objective"] == "CausalLM()" and said["tokenizer"] == "ByteBPE(vocab_size=400), 400 ids"
+    assert said["optimizer"] == "AdamW(learning_rate=0.003), learning rate 3.0e-3 at its peak"
+    assert said["schedule"] == "WarmupCosine(warmup_steps=5), warm-up over 5 steps"
+    assert "WARNING" not in said
+
+
+def test_epochs_are_those_of_the_batches_of_the_run(run):
+    read = run.experiment.train.steps * run.experiment.train.global_batch_size
+    assert run.train_batches.epochs == (read / run.train_batches.rows_per_epoch,)
+
+
+def test_the_built_in_text_is_called_a_trial_with_the_flag_of_the_papers(run):
+    flag = "HuggingFace(path='allenai/c4', name='en')"
+    said = dict(rows(run, papers_source=flag, data__source=PythonDocs()))["source"]
+    size = sum(corpus.num_bytes for corpus in (*run.prepared.train, *run.prepared.valid)) / 1e6
+    assert said == (
+        f"PythonDocs(): a trial on {size:.0f} MB of Python's documentation; for the paper's corpus: "
+        f'--config.data.source="{flag}"'
+    )
+    own = dict(rows(run, data__source=PythonDocs()))["source"]
+    assert own.endswith("for your own text: --config.data.source=\"TextFiles(path='FOLDER')\"")
+
+
+@pytest.mark.parametrize("epochs, loud", [(4.0, False), (4.1, True), (1360.0, True)])
+def test_more_than_a_few_epochs_are_a_warning(run, epochs, loud):
+    said = warnings(run, epochs=(epochs,))
+    assert len(said) == loud
+    assert not loud or said[0].startswith(f"THE SAME TEXT {header.three_digits(epochs)} TIMES")
+
+
+def test_of_several_sources_the_one_that_is_read_too_often_is_named(run):
+    source = SourceMixture((TextFiles("web"), TextFiles("books")))
+    (said,) = warnings(run, epochs=(0.1, 7.0), data__source=source)
+    assert "7 TIMES" in said and "TextFiles(path='books')" in said and "web" not in said
+
+
+@pytest.mark.parametrize("warmup, loud", [(5, False), (40, False), (41, True), (10_000, True)])
+def test_a_warm_up_longer_than_the_run_is_a_warning(run, warmup, loud):
+    said = warnings(run, schedule__warmup_steps=warmup)
+    assert len(said) == loud
+    assert not loud or f"warmup_steps is {warmup:,}, and the run has 40 steps" in said[0]
+
+
+def test_the_rate_that_a_long_warm_up_ends_at_is_that_of_the_schedule(run):
+    (said,) = warnings(run, schedule__warmup_steps=400)
+    schedule = dataclasses.replace(run.experiment.schedule, warmup_steps=400)
+    assert f"ends at {header.scientific(float(schedule.build(3e-3, 40)(39)))} " in said
+
+
+def test_warnings_come_last(run):
+    names = [name for name, _ in rows(run, epochs=(9.0,), schedule__warmup_steps=400)]
+    assert names[-2:] == ["WARNING", "WARNING"] and names.count("WARNING") == 2
