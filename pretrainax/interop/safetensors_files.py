@@ -132,12 +132,13 @@ def _map(place: _Place, mode: str) -> np.ndarray:
 
 
 def _index(directory: str) -> dict[str, str]:
-    """Returns {tensor: file} of a model in several files; empty for one file."""
+    """Returns {tensor: file} of a model in several files; empty for one file, which goes before them, as in
+    transformers."""
     path = os.path.join(directory, INDEX)
-    if not os.path.exists(path):
-        if not os.path.exists(os.path.join(directory, SINGLE)):
-            raise UserError(_no_weights(directory))
+    if os.path.exists(os.path.join(directory, SINGLE)):
         return {}
+    if not os.path.exists(path):
+        raise UserError(_no_weights(directory))
     index = read_object(path).get("weight_map")
     if not isinstance(index, dict):
         raise UserError(f"{path} is no index of safetensors files: it has no weight_map")

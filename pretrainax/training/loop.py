@@ -38,7 +38,7 @@ from pretrainax.training import loss_spikes
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
-from pretrainax.training.restore import claim_workdir, restore_or_init
+from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
 from pretrainax.training.samples import samples
 from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
@@ -53,6 +53,7 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
     """
+    start = describe_start(experiment, workdir)
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
@@ -71,7 +72,7 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         measured = check.measure(run.train_batches)
-        writer.header([("workdir", workdir + resumed), *run.describe(), ("measured", check.one_line(measured))])
+        writer.header([("workdir", workdir + resumed), *start, *run.describe(), ("measured", check.one_line(measured))])
         check.check(measured, experiment.objective)
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, observe)
         state, exit_code = loop.train(state)

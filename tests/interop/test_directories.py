@@ -126,7 +126,7 @@ def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
     tokenizer = read_tokenizer(str(tmp_path))
     tokenizer.save(str(tmp_path / "run" / "tokenizer"))
     write_params(str(tmp_path / "run"), shapes, lambda path, index: by_path[path][index], {})
-    experiment = directories._evaluation_of(config, str(tmp_path / "run" / "tokenizer"))
+    experiment = directories._evaluation_of(config, tokenizer.vocabulary, str(tmp_path / "run" / "tokenizer"))
     (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part=part)
     source = DirectoryWeights(str(tmp_path / "out"))

@@ -23,11 +23,13 @@ PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
 def write_tokenizer(directory, pad_id):
     """A letter a token; enough special ones for every objective."""
     special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
-    special.insert(pad_id, "<pad>")
-    vocabulary = {piece: i for i, piece in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,"])}
+    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz .,"]
+    pieces += [f"piece{i}" for i in range(len(pieces), pad_id)]
+    pieces.insert(pad_id, "<pad>")
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens([*special, "<pad>"])
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(pad="<pad>", bos="<s>", eos="</s>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="<mask>")
     named = {f"{name}_token": piece for name, piece in names.items()}
