@@ -40,7 +40,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import PythonDocs
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
-from pretrainax.interop.weights import DirectoryWeights
+from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
@@ -64,6 +64,7 @@ def import_directory(directory: str, workdir: str) -> str:
         raise UserError(f"--workdir={workdir} holds a run already: take another one")
     if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
         raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or take another one")
+    verify_files(directory)
     source = DirectoryWeights(directory)
     source.verify()
     tokenizer = read_tokenizer(directory)
@@ -79,7 +80,8 @@ def import_directory(directory: str, workdir: str) -> str:
     experiment = _evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
-    return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s"
+    said = "".join(f"; {note}" for note in source.notes())
+    return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s{said}"
 
 
 def export_workdir(

@@ -155,11 +155,15 @@ def _no_weights(directory: str) -> str:
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     pickled = [name for name in names if name.endswith(_PICKLED)]
     if pickled:
+        config = os.path.join(directory, "config.json")
+        known = read_object(config).get("architectures") if os.path.exists(config) else None
+        # of a file that may come from anybody, and is to be pasted
+        name = known[0] if isinstance(known, list) and known and str(known[0]).isidentifier() else "AutoModel"
         return (
             f"{directory} holds {', '.join(pickled)} and no {SINGLE}: files that can run code when they are opened are "
             'not read. Where you trust them, convert them with transformers: python -c "from transformers import '
-            f"AutoModel as M; M.from_pretrained('{directory}').save_pretrained('converted')\", with the class that "
-            "config.json names under architectures in the place of AutoModel"
+            f"{name} as M; M.from_pretrained('{directory}').save_pretrained('converted')\", and copy its tokenizer's "
+            "files there"
         )
     return f"{directory} holds neither {SINGLE} nor {INDEX}"
 

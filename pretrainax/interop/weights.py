@@ -14,7 +14,7 @@ from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import Fresh, Index
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.interop.architectures import described_model, read_config_json
-from pretrainax.interop.safetensors_files import Reader
+from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, view
@@ -33,6 +33,7 @@ def load_params(directory: str, model: ModelConfig, abstract_params: PyTree, fre
     Raises:
       UserError: as `open_start` does; or the numbers are not those of a whole directory.
     """
+    verify_files(directory)
     source = open_start(directory, model, fresh is not None)
     source.verify()
     drawn = fresh(source.lacking) if fresh is not None else {}
@@ -74,6 +75,14 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
         raise UserError(f"{given} another architecture: {'; '.join(fields[:_MOST_FIELDS] + more)}{heads}")
     source.bind(model)
     return source
+
+
+def verify_files(directory: str) -> None:
+    """Reads a directory against its checksums, where it has them; UserError for a file that is another one."""
+    listed = os.path.join(directory, manifest.MANIFEST)
+    faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(listed) else []
+    if faults:
+        raise UserError(f"{directory} is not what its {manifest.MANIFEST} says: {', '.join(faults)}")
 
 
 def _is_head(field: str) -> bool:
@@ -154,11 +163,7 @@ class DirectoryWeights:
             )
 
     def verify(self) -> None:
-        """Reads what a name and a shape do not tell; UserError where it is not as it must be: checksums, copies."""
-        listed = os.path.join(self.directory, manifest.MANIFEST)
-        faults = [x for x in manifest.faults(self.directory) if "not in" not in x] if os.path.exists(listed) else []
-        if faults:
-            raise UserError(f"{self.directory} is not what its {manifest.MANIFEST} says: {', '.join(faults)}")
+        """Compares the copies of tied tensors, which a name and a shape do not tell; UserError where they differ."""
         for copy, original in self._tied.items():
             if copy in self._theirs and not np.array_equal(self._tensor(copy), self._tensor(original)):
                 raise UserError(f"{self.directory}: {copy} differs from {original}, to which config.json ties it")
@@ -188,6 +193,15 @@ class DirectoryWeights:
     def dtypes(self) -> dict[str, str]:
         """The dtype of each tensor, by its canonical name."""
         return {name: self._tensors.dtypes[theirs].name for name, theirs in self._theirs.items()}
+
+    def notes(self) -> list[str]:
+        """Says what of the directory is not taken as it is."""
+        wide = sum(dtype == "float64" for dtype in self.dtypes.values())
+        both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
+        return [
+            *([f"{wide} tensors of float64 became float32"] if wide else []),
+            *([f"{SINGLE} was read, as transformers does, and not the files of {INDEX}"] if both else []),
+        ]
 
     def _is_float(self, name: str) -> bool:
         return jnp.issubdtype(self._tensors.dtypes[self._theirs[name]], jnp.floating)
