@@ -69,7 +69,8 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
         lacking = lacking_parameters(newest, models.abstract_params(model), heads)
     else:
         lacking = weights.open_start(directory, model, checkpoint.fresh_heads).lacking
-    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {', '.join(lacking)}" if lacking else ""))]
+    fresh = dict.fromkeys(path.rpartition("/")[0] for path in lacking)  # maps and norms, each of several parameters
+    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""))]
 
 
 def _is_workdir(directory: str) -> bool:

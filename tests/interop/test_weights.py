@@ -356,8 +356,8 @@ def broken_config(source):
         (old_and_new_names, "bert.embeddings.LayerNorm.beta and bert.embeddings.LayerNorm.bias, .* two names of one"),
         (
             without_heads,
-            r"\(BertModel\) is a model without masked_lm_head/dense, masked_lm_head/norm, pair_head/output, unembedding: "
-            "it lacks cls.predictions.bias, .*"
+            r"\(BertModel\) is a model without masked_lm_head/dense, masked_lm_head/norm, pair_head/output, unembedding"
+            ": it lacks cls.predictions.bias, .*"
             "fresh_heads=True.*import BertForPreTraining as M",
         ),
         (another_class, "architectures .'BertForSequenceClassification'.; known: .*BertModel"),
