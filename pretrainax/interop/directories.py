@@ -119,8 +119,9 @@ def export_workdir(
     _check_padding(family, config_json, model)
     rows = rows_of(family.names(model), models.abstract_params(model))
     tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
-    # as new and as old versions call what they make of all tensors: of several the widest, which loses nothing
-    config_json["dtype"] = config_json["torch_dtype"] = np.result_type(*{dtype for dtype, _ in tensors.values()}).name
+    dtypes = {dtype.name for dtype, _ in tensors.values()}
+    # as new and as old versions call what they make of all tensors: of several the one that holds them all
+    config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
     try:

@@ -105,7 +105,8 @@ class DirectoryWeights:
         self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
         self._family, self.config = described_model(config_json)
-        self.architecture = (config_json.get("architectures") or [self._family.class_of(self.config)])[0]
+        named = config_json.get("architectures")
+        self.architecture = str(named[0]) if named and isinstance(named, list) else self._family.class_of(self.config)
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not read")
         self._tensors = Reader(directory)

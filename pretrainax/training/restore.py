@@ -108,14 +108,15 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
             )
         return state, loop_state
     if run.experiment.checkpoint.init_from:
-        return state_from(_params_to_start_from(run), run.optimizer, run.mesh), fresh
+        directory = os.path.expanduser(run.experiment.checkpoint.init_from)
+        return state_from(_params_of(directory, run), run.optimizer, run.mesh), fresh
     return run.fresh_state(), fresh
 
 
-def _params_to_start_from(run: Run) -> Params:
-    """Returns the parameters of `config.checkpoint.init_from`."""
-    model, checkpoint, abstract = run.experiment.model, run.experiment.checkpoint, run.abstract_state.params
-    directory, fresh = os.path.expanduser(checkpoint.init_from), run.fresh_params if checkpoint.fresh_heads else None
+def _params_of(directory: str, run: Run) -> Params:
+    """Reads the parameters that `run` starts from."""
+    model, abstract = run.experiment.model, run.abstract_state.params
+    fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
     if _is_workdir(directory):
         return load_params(directory, abstract, fresh, head_modules(model))
     return weights.load_params(directory, model, abstract, fresh)

@@ -11,7 +11,7 @@ from pretrainax.interop import directories
 from tests.golden import CASES
 from tests.golden.case import needs_transformers
 from tests.support.huggingface_weights import stored, write_directory, write_run
-from tests.support.released import RELEASED, write_release
+from tests.support.released import RELEASED, config_of, write_release
 
 BOS, EOS = 1, 2  # of the tokenizer of these tests, whose padding is 0
 
@@ -92,10 +92,10 @@ def test_ids_of_an_import_are_exported_as_they_came(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["bart", "t5", "opus-mt", "gpt2", "gemma-3"])
 def test_a_released_model_goes_through_with_its_ids(name, tmp_path):
-    write_release(tmp_path / "source", RELEASED[name])
+    write_release(tmp_path / "source", name)
     directories.import_directory(str(tmp_path / "source"), str(tmp_path / "run"))
     config, generation = export(tmp_path / "run", tmp_path / "out")
-    released = ids_of(RELEASED[name].config | RELEASED[name].tiny)
+    released = ids_of(config_of(name, tiny=True))
     assert ids_of(config).items() >= released.items() and ids_of(generation) == ids_of(config)
     a, b = stored(tmp_path / "source"), stored(tmp_path / "out")
     base = RELEASED[name].base

@@ -14,7 +14,7 @@ from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.family import differences
 from tests.golden.case import batch, needs_transformers, weights
 from tests.support.huggingface_weights import assert_same
-from tests.support.released import RELEASED, names_of, write_release
+from tests.support.released import RELEASED, config_of, names_of, write_release
 
 
 def read(directory):
@@ -30,7 +30,7 @@ def read(directory):
 
 def test_every_family_that_transformers_has_is_here():
     types = {family.huggingface.model_type for family in zoo.FAMILIES if family.huggingface is not None}
-    assert types == {release.config["model_type"] for release in RELEASED.values()}
+    assert types == {config_of(name)["model_type"] for name in RELEASED}
 
 
 def test_the_names_of_a_release_are_spelled_out():
@@ -42,13 +42,13 @@ def test_the_names_of_a_release_are_spelled_out():
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_released_config_is_that_of_the_preset(name):
     release = RELEASED[name]
-    _, described = described_model(release.config)
+    _, described = described_model(config_of(name))
     assert differences(described, dataclasses.replace(zoo.preset(release.preset), **release.changes)) == []
 
 
 @pytest.mark.parametrize("name", RELEASED)
 def test_released_names_are_read(name, tmp_path):
-    case = write_release(tmp_path / "source", RELEASED[name])
+    case = write_release(tmp_path / "source", name)
     assert_same(read(tmp_path / "source"), weights(case.config))
 
 
@@ -60,7 +60,7 @@ def test_transformers_computes_the_same_of_a_released_directory(name, tmp_path):
 
     from tests.golden import make
 
-    case = write_release(tmp_path / "source", RELEASED[name])
+    case = write_release(tmp_path / "source", name)
     wanted = getattr(transformers, case.family.huggingface.class_of(case.config))
     theirs, info = wanted.from_pretrained(
         tmp_path / "source", output_loading_info=True, attn_implementation="eager", dtype=torch.float32
