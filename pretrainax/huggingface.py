@@ -5,7 +5,8 @@
 
 A directory is config.json, safetensors files (one, or several and an index) and a tokenizer. It is local: nothing is
 fetched, and nothing but safetensors, JSON and tokenizer files is opened. An import gives a workdir that evaluates,
-exports, and starts runs: `--config.checkpoint.init_from` takes it, or the directory itself. An import of bfloat16
+exports, and starts runs: `--config.checkpoint.init_from` takes it, or the directory itself. A model without heads (a
+BertModel) is no import: a run starts from it with `--config.checkpoint.fresh_heads=True`. An import of bfloat16
 tensors is exact, and so is their export; an export has a manifest.sha256, which an import checks where it is there.
 """
 

@@ -5,11 +5,13 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from typing import Optional
 
 import jax
 import numpy as np
 import tensorstore as ts
+from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
@@ -21,29 +23,63 @@ from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 
 Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
+Fresh = Callable[[list[str]], dict[str, jax.Array]]  # paths -> parameters as they start, in their shards
 Index = tuple[slice, ...]  # one slice an axis
 _BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
 _CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
 
-def load_params(workdir: str, abstract_params: Params) -> Params:
+def load_params(
+    workdir: str, abstract_params: Params, fresh: Optional[Fresh] = None, heads: Collection[str] = ()
+) -> Params:
     """Restores the parameters, and nothing else, of the newest valid checkpoint of a run.
 
     Args:
       workdir: the run directory that holds `checkpoints/`.
       abstract_params: jax.ShapeDtypeStructs with shardings.
+      fresh: gives the parameters of `heads`, the first parts of their paths, that the checkpoint lacks.
 
     Raises:
       UserError: no valid checkpoint there; or a parameter is missing, not wanted, or of another shape or dtype.
     """
-    return load_parts(find_checkpoint(workdir), {"params": abstract_params})["params"]
+    step_directory = find_checkpoint(workdir)
+    lacking = lacking_parameters(step_directory, abstract_params, heads)
+    if fresh is None or not lacking:
+        return load_parts(step_directory, {"params": abstract_params})["params"]
+    there = {path: x for path, x in _by_path(abstract_params).items() if path not in lacking}
+    there = load_parts(step_directory, {"params": traverse_util.unflatten_dict(there, sep="/")})["params"]
+    params = _by_path(there) | fresh(lacking)
+    return jax.tree.unflatten(jax.tree.structure(abstract_params), map(params.get, parameter_names(abstract_params)))
+
+
+def lacking_parameters(step_directory: str, abstract_params: Params, heads: Collection[str]) -> list[str]:
+    """Names the parameters of `heads`, the first parts of their paths, that a checkpoint lacks.
+
+    Raises:
+      UserError: another parameter is missing, not wanted, or of another shape or dtype; no number is read for it.
+    """
+    stored = read_run_json(step_directory)["arrays"]
+    names = [path for path in parameter_names(abstract_params) if path.partition("/")[0] in heads]
+    lacking = [path for path in names if f"params/{path}" not in stored]
+    wanted = signatures({"params": abstract_params})
+    _check_arrays(step_directory, {name: x for name, x in wanted.items() if name.partition("/")[2] not in lacking})
+    return lacking
+
+
+def _by_path(tree: Params) -> dict[str, PyTree]:
+    return dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
 
 
 def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[str, PyTree]:
     """Restores the given parts into their shardings; UserError unless they are exactly what was saved."""
-    wanted = signatures(abstract_parts)
-    stored = read_run_json(step_directory)["arrays"]
-    stored = {name: text for name, text in stored.items() if name.split("/")[0] in abstract_parts}
+    _check_arrays(step_directory, signatures(abstract_parts))
+    return ocp.load_checkpointables(exact_path(step_directory), abstract_parts)
+
+
+def _check_arrays(step_directory: str, wanted: dict[str, str]) -> None:
+    """Raises a UserError unless a checkpoint has these arrays, and of their parts no others."""
+    parts, stored = {name.split("/")[0] for name in wanted}, read_run_json(step_directory)["arrays"]
+    stored = {name: text for name, text in stored.items() if name.split("/")[0] in parts}
     both = wanted.keys() & stored.keys()
     problems = (
         [f"{name} {wanted[name]} is missing" for name in wanted if name not in both]
@@ -55,7 +91,6 @@ def load_parts(step_directory: str, abstract_parts: dict[str, PyTree]) -> dict[s
             f"checkpoint {step_directory} is of another model or optimizer ({'; '.join(problems)}); "
             f"its config.json, two folders up, has the fields of config.model and config.optimizer that fit"
         )
-    return ocp.load_checkpointables(exact_path(step_directory), abstract_parts)
 
 
 # --- block by block ------------------------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ class CheckpointConfig:
     every: int = free(500)  # steps; also at the end and on SIGTERM
     keep: int = free(2)  # newest ones kept, beside the best
     init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir, or a Hugging Face directory
+    fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named
 
 
 @dataclasses.dataclass

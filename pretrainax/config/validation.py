@@ -98,6 +98,8 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         )
     if e.mesh.slices < 1:
         yield f"config.mesh.slices is {e.mesh.slices}, it must be at least 1"
+    if e.checkpoint.fresh_heads and not e.checkpoint.init_from:
+        yield "config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks, which is not set"
 
 
 def _attention_problems(m: ModelConfig) -> Iterator[str]:

@@ -1,12 +1,15 @@
 """The architectures of transformers: which one a config.json describes, and which one computes a model of ours."""
 
 import os
+import re
+from typing import Optional
 
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.config.json_files import read_object
 from pretrainax.zoo.family import ConfigJson, HuggingFace
 
+_ADAPTERS = "adapter_config.json"  # of peft
 _MOST_LAYERS = 10_000  # more than any model has; each of them is looked at
 
 
@@ -16,7 +19,9 @@ def families() -> list[HuggingFace]:
 
 
 def is_huggingface_directory(path: str) -> bool:
-    """Says whether `path` is a Hugging Face directory, and not a run's."""
+    """Says whether `path` is a Hugging Face directory, of a model or of adapters, and not a run's."""
+    if os.path.exists(os.path.join(path, _ADAPTERS)):
+        return True
     try:
         return "model_type" in read_config_json(path)
     except UserError:
@@ -26,9 +31,24 @@ def is_huggingface_directory(path: str) -> bool:
 def read_config_json(directory: str) -> ConfigJson:
     """Reads the config.json of a Hugging Face directory; UserError where there is none."""
     path = os.path.join(directory, "config.json")
+    if not os.path.isdir(directory):
+        raise UserError(f"{directory} is no directory here{_download(directory)}")
+    if os.path.exists(os.path.join(directory, _ADAPTERS)):
+        raise UserError(
+            f"{directory} holds adapters ({_ADAPTERS}), not a model: merge them into their base with peft first, by "
+            "merge_and_unload() and save_pretrained()"
+        )
     if not os.path.exists(path):
         raise UserError(f"{directory} holds no config.json: it must be a local Hugging Face directory")
     return read_object(path)
+
+
+def _download(name: str) -> str:
+    """Returns what to do about the name of a model on the Hugging Face Hub; "" where it cannot be one."""
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
+        return ""
+    folder = name.rpartition("/")[2]
+    return f"; if it is a model of the Hugging Face Hub: hf download {name} --local-dir={folder}, then give {folder}"
 
 
 def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
@@ -56,20 +76,17 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
     raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), known)}")
 
 
-def describe_model(model: ModelConfig, imported: str) -> tuple[HuggingFace, ConfigJson]:
+def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson]:
     """Returns the family of transformers that computes `model`, and its config.json.
 
     Args:
-      imported: file of the config.json that the model came with, whose model_type is tried first; it need not exist.
+      imported: model_type of the config.json that the model came with, which is tried first.
 
     Raises:
       UserError: no architecture of transformers computes it; names what the nearest one cannot say.
     """
-    first = None
-    if os.path.exists(imported):
-        first = read_object(imported).get("model_type")
     reasons = []
-    for family in sorted(families(), key=lambda family: family.model_type != first):
+    for family in sorted(families(), key=lambda family: family.model_type != imported):
         try:
             return family, family.write_config(model)
         except UserError as e:

@@ -31,6 +31,7 @@ from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
 from pretrainax.data.objectives import (
     CausalLM,
+    Denoising,
     MaskedLM,
     NextSentencePrediction,
     ReplacedTokenDetection,
@@ -40,7 +41,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import PythonDocs
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
-from pretrainax.interop.weights import DirectoryWeights
+from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
@@ -50,10 +51,11 @@ from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import Rows, places, rows_of, their_shape, view
-from pretrainax.zoo.family import ConfigJson, HuggingFace
+from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
 _DIFFERENCE = "embedding_difference/"  # paths of what a discriminator adds to the generator's embeddings
 ORIGINAL = "huggingface"  # folder of an imported workdir: what the directory said, for the way back
+GENERATION = "generation_config.json"  # what transformers' generate() starts from, and ends at
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
@@ -70,17 +72,24 @@ def _import_directory(directory: str, workdir: str) -> str:
         raise UserError(f"--workdir={workdir} holds a run already: take another one")
     if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
         raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or take another one")
+    verify_files(directory)
     source = DirectoryWeights(directory)
+    source.verify()
     tokenizer = read_tokenizer(directory)
+    _check_rows(directory, tokenizer.vocabulary, source.config)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
-    shutil.copyfile(os.path.join(directory, "config.json"), os.path.join(workdir, ORIGINAL, "config.json"))
+    for name in ("config.json", GENERATION):
+        if os.path.exists(os.path.join(directory, name)):
+            content = read_object(os.path.join(directory, name))
+            _write_json(os.path.join(workdir, ORIGINAL, name), content)
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
-    experiment = _evaluation_of(source.config, os.path.abspath(os.path.join(workdir, "tokenizer")))
+    experiment = _evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
-    return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s"
+    said = "".join(f"; {note}" for note in source.notes())
+    return f"{count:,} parameters imported to {workdir} in {time.perf_counter() - started:.1f} s{said}"
 
 
 def export_workdir(
@@ -105,17 +114,22 @@ def export_workdir(
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
-    model = config.load(run).model
-    tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
+    experiment = config.load(run)
+    model, tokenizer = experiment.model, load_tokenizer(os.path.join(workdir, "tokenizer"))
+    _check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part
     if exported_part is not None:
         model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
-    family, config_json = describe_model(model, os.path.join(workdir, ORIGINAL, "config.json"))
-    config_json |= _token_ids(config_json, tokenizer.vocabulary)
+    imported = _imported(workdir, "config.json")
+    family, config_json = describe_model(model, imported.get("model_type"))
+    start = experiment.objective.components()[0][1].decoder_start(tokenizer.vocabulary)
+    config_json |= _token_ids(config_json, tokenizer.vocabulary, start) | _ids_of(imported)
+    _check_padding(family, config_json, model)
     rows = rows_of(family.names(model), models.abstract_params(model))
     tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
-    first, _ = next(iter(tensors.values()))
-    config_json["dtype"] = config_json["torch_dtype"] = first.name  # as new and as old versions call it
+    dtypes = {dtype.name for dtype, _ in tensors.values()}
+    # as new and as old versions call what they make of all tensors: of several the one that holds them all
+    config_json["dtype"] = config_json["torch_dtype"] = dtypes.pop() if len(dtypes) == 1 else "float32"
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
     try:
@@ -123,6 +137,9 @@ def export_workdir(
         files = Writer(staging, tensors, shard_bytes)
         _fill(files, rows, find_checkpoint(workdir, step), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
+        if model.family != "encoder":  # which generates nothing
+            generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
+            _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model)
         manifest.seal(staging)
         if os.path.isdir(to):
@@ -175,10 +192,12 @@ def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
-def _evaluation_of(model: ModelConfig, tokenizer: str) -> Experiment:
+def _evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
     """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own."""
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
-    if model.replaced_token_head:
+    if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
+        objective = Denoising()
+    elif model.replaced_token_head:
         objective = ReplacedTokenDetection()
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
@@ -195,30 +214,54 @@ def _evaluation_of(model: ModelConfig, tokenizer: str) -> Experiment:
     )
 
 
-def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary) -> dict[str, int]:
-    """Returns the ids of padding, begin and end for config.json.
+def _token_ids(config_json: ConfigJson, vocabulary: Vocabulary, start: Optional[int]) -> dict[str, Optional[int]]:
+    """Returns the ids of padding, begin and end for config.json, and for a decoder of two stacks where it starts.
 
-    Raises:
-      UserError: the architecture computes with another id of padding.
+    Null, where the vocabulary has none and the family says nothing: those that its class assumes are of another one.
     """
     ids = {f"{name}_token_id": getattr(vocabulary, name) for name in ("pad", "bos", "eos")}
-    ids = {name: i for name, i in ids.items() if i is not None}
-    fixed = config_json.get("pad_token_id")
-    if fixed is not None and ids.get("pad_token_id", fixed) != fixed:
+    if config_json.get("is_encoder_decoder"):
+        ids["decoder_start_token_id"] = start
+    if "forced_eos_token_id" in config_json:
+        ids["forced_eos_token_id"] = vocabulary.eos
+    return {name: i for name, i in ids.items() if i is not None or name not in config_json}
+
+
+def _ids_of(config_json: ConfigJson) -> ConfigJson:
+    """Returns what a config.json says of special ids, each a number, null, or several of them: [1, 106]."""
+    return {name: ids for name, ids in config_json.items() if name.endswith("_token_id")}
+
+
+def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
+    """Raises a UserError where the ids are not only said but change what is computed: RoBERTa's positions."""
+    if differences(family.read_config(config_json), model):
         (architecture,) = config_json["architectures"]
         raise UserError(
-            f"the tokenizer's padding is id {ids['pad_token_id']}, and {architecture} of transformers "
-            f"computes with padding of id {fixed}: only a model with such a tokenizer can be exported"
+            f"the tokenizer's padding is id {config_json['pad_token_id']}, and {architecture} of transformers counts "
+            "positions by it, in another way than this model: only a model with such a tokenizer can be exported"
         )
-    return ids
+
+
+def _check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
+    if vocabulary.size > model.vocab_size:
+        raise UserError(
+            f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "
+            "embeddings: give it the tokenizer that it was trained with, or more rows, in transformers by "
+            "model.resize_token_embeddings(len(tokenizer))"
+        )
+
+
+def _imported(workdir: str, name: str) -> ConfigJson:
+    """Reads a file that the import of a workdir kept; {} where there is none."""
+    path = os.path.join(workdir, ORIGINAL, name)
+    return read_object(path) if os.path.exists(path) else {}
 
 
 def _export_dtypes(workdir: str, dtype: Optional[str]) -> Callable[[str], np.dtype]:
     """Returns the dtype of each tensor by its name: `dtype`, else that of the import, else float32."""
     if dtype is not None:
         return lambda name: np.dtype(DTYPES[dtype])
-    path = os.path.join(workdir, ORIGINAL, "dtypes.json")
-    imported = read_object(path) if os.path.exists(path) else {}
+    imported = _imported(workdir, "dtypes.json")
     return lambda name: np.dtype(DTYPES.get(imported.get(name), np.float32))
 
 

@@ -133,12 +133,13 @@ def _map(place: _Place, mode: str) -> np.ndarray:
 
 
 def _index(directory: str) -> dict[str, str]:
-    """Returns {tensor: file} of a model in several files; empty for one file."""
+    """Returns {tensor: file} of a model in several files; empty for one file, which goes before them, as in
+    transformers."""
     path = os.path.join(directory, INDEX)
-    if not os.path.exists(path):
-        if not os.path.exists(os.path.join(directory, SINGLE)):
-            raise UserError(_no_weights(directory))
+    if os.path.exists(os.path.join(directory, SINGLE)):
         return {}
+    if not os.path.exists(path):
+        raise UserError(_no_weights(directory))
     index = read_object(path).get("weight_map")
     if not isinstance(index, dict):
         raise UserError(f"{path} is no index of safetensors files: it has no weight_map")
@@ -155,11 +156,15 @@ def _no_weights(directory: str) -> str:
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     pickled = [name for name in names if name.endswith(_PICKLED)]
     if pickled:
+        config = os.path.join(directory, "config.json")
+        known = read_object(config).get("architectures") if os.path.exists(config) else None
+        # of a file that may come from anybody, and is to be pasted
+        name = known[0] if isinstance(known, list) and known and str(known[0]).isidentifier() else "AutoModel"
         return (
             f"{directory} holds {', '.join(pickled)} and no {SINGLE}: files that can run code when they are opened are "
             'not read. Where you trust them, convert them with transformers: python -c "from transformers import '
-            f"AutoModel as M; M.from_pretrained('{directory}').save_pretrained('converted')\", with the class that "
-            "config.json names under architectures in the place of AutoModel"
+            f"{name} as M; M.from_pretrained('{directory}').save_pretrained('converted')\", and copy its tokenizer's "
+            "files there"
         )
     return f"{directory} holds neither {SINGLE} nor {INDEX}"
 

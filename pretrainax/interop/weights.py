@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Optional
 
 import jax
 import jax.numpy as jnp
@@ -10,58 +11,104 @@ import numpy as np
 
 from pretrainax import models
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.params import Index
+from pretrainax.checkpoints.params import Fresh, Index
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.interop.architectures import described_model, read_config_json
-from pretrainax.interop.safetensors_files import Reader
+from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
+from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.zoo.convert import check_shapes, places, rows_of, view
+from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, view
 from pretrainax.zoo.family import Row, differences
 
+_MOST_FIELDS = 6  # of another architecture that an error names
 
-def load_params(directory: str, model: ModelConfig, abstract_params: PyTree) -> PyTree:
+
+def load_params(directory: str, model: ModelConfig, abstract_params: PyTree, fresh: Optional[Fresh] = None) -> PyTree:
     """Reads the parameters of a Hugging Face directory, each device reading its own shards.
 
     Args:
-      model: of the run; what `directory` computes must be the same, but for a pair head that the run does without.
       abstract_params: jax.ShapeDtypeStructs with shardings.
+      fresh: gives the parameters of heads that the directory lacks; None: it must have them all.
 
     Raises:
-      UserError: another architecture, with the fields; or weights that are not whole.
+      UserError: as `open_start` does; or the numbers are not those of a whole directory.
     """
-    source = DirectoryWeights(directory)
-    different = [name for name in differences(source.config, model) if name != "pair_head" or model.pair_head]
-    if different:
-        fields = (
-            f"config.model.{name} is {getattr(model, name)!r}, there {getattr(source.config, name)!r}"
-            for name in different
-        )
-        raise UserError(f"config.checkpoint.init_from={directory} holds another architecture: {'; '.join(fields)}")
-    source.bind(model)
+    verify_files(directory)
+    source = open_start(directory, model, fresh is not None)
+    source.verify()
+    drawn = fresh(source.lacking) if fresh is not None else {}
     leaves = [
-        jax.make_array_from_callback(x.shape, x.sharding, lambda index, path=path: source.read(path, index))
+        drawn[path]
+        if path in drawn
+        else jax.make_array_from_callback(x.shape, x.sharding, lambda index, path=path: source.read(path, index))
         for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True)
     ]
     return jax.tree.unflatten(jax.tree.structure(abstract_params), leaves)
 
 
+def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "DirectoryWeights":
+    """Opens a Hugging Face directory as the start of a run. Names and shapes are checked, no number is read.
+
+    Args:
+      model: of the run; what `directory` computes must be the same, but for heads that the run does without.
+      fresh_heads: of heads the run may have others; `lacking` names the parameters that the directory has not.
+
+    Raises:
+      UserError: another architecture, with the fields; or tensors that are not those of the model.
+    """
+    source = DirectoryWeights(directory, fresh_heads)
+    given = f"config.checkpoint.init_from={directory} holds"
+    if source.config.family != model.family:
+        raise UserError(
+            f"{given} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
+            f"{model.family!r}: take a --config of that model, or a directory of this one"
+        )
+    names = [
+        name
+        for name in differences(source.config, model)
+        if not (_is_head(name) and (fresh_heads or not getattr(model, name)))
+    ]
+    if names:
+        fields = [f"config.model.{x} is {getattr(model, x)!r}, there {getattr(source.config, x)!r}" for x in names]
+        more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
+        heads = "; config.checkpoint.fresh_heads=True makes heads anew" if all(map(_is_head, names)) else ""
+        raise UserError(f"{given} another architecture: {'; '.join(fields[:_MOST_FIELDS] + more)}{heads}")
+    source.bind(model)
+    return source
+
+
+def verify_files(directory: str) -> None:
+    """Reads a directory against its checksums, where it has them; UserError for a file that is another one."""
+    listed = os.path.join(directory, manifest.MANIFEST)
+    faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(listed) else []
+    if faults:
+        raise UserError(f"{directory} is not what its {manifest.MANIFEST} says: {', '.join(faults)}")
+
+
+def _is_head(field: str) -> bool:
+    """Tells fields of ModelConfig that ask for heads."""
+    return field.endswith("_head") or field == "replaced_token_context"
+
+
 class DirectoryWeights:
     """The weights of a directory, by the paths of our parameters.
 
-    `config` is the model that its config.json describes, `abstract` the shapes of the parameters that are bound.
+    `config` is the model that its config.json describes, `abstract` the shapes of the parameters that are bound,
+    `lacking` the paths of those among them, of heads, that the directory does not have.
     """
 
-    def __init__(self, directory: str):
-        """Opens the files and binds the parameters of `config`; UserError for whatever is not as it must be."""
-        self.directory = directory
+    def __init__(self, directory: str, fresh_heads: bool = False):
+        """Opens the files and binds the parameters of `config`; UserError for whatever is not as it must be.
+
+        fresh_heads: heads need not be there.
+        """
+        self.directory, self._fresh_heads = directory, fresh_heads
         config_json = read_config_json(directory)
         self._family, self.config = described_model(config_json)
+        named = config_json.get("architectures")
+        self.architecture = str(named[0]) if named and isinstance(named, list) else self._family.class_of(self.config)
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not read")
-        listed = os.path.join(directory, manifest.MANIFEST)
-        faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(listed) else []
-        if faults:
-            raise UserError(f"{directory} is not what its {manifest.MANIFEST} says: {', '.join(faults)}")
         self._tensors = Reader(directory)
         self.bind(self.config)
 
@@ -72,31 +119,90 @@ class DirectoryWeights:
             self._rows = rows_of(self._family.names(config), self.abstract)
         except ValueError as e:
             raise UserError(f"{self.directory}: no {self._family.model_type} is as its config.json says: {e}") from e
-        tied, zeros = self._family.tied(config), self._family.zeros(config)
-        needed = {name for row, shape in self._rows.values() for name, _ in places(row, shape)}
-        self._theirs = _by_canonical_name(self._tensors.shapes, needed | tied.keys() | zeros.keys())
-        for copy, original in tied.items():  # a file may hold either
+        self._tied, self._zeros = self._family.tied(config), self._family.zeros(config)
+        own = rows_of(self._family.names(self.config), models.abstract_params(self.config))
+        wanted = _names(self._rows) | self._tied.keys() | self._zeros.keys()
+        ignored = re.compile("|".join((*self._family.ignored, "(?!)")))
+        base = self._rows["token_embedding/embedding"][0].name.partition(".")[0] + "."
+        known = (wanted.__contains__, _names(own).__contains__, ignored.fullmatch)
+        self._theirs = self._by_canonical_name(base, known)
+        for copy, original in self._tied.items():  # a file may hold either
             if copy in self._theirs:
                 self._theirs.setdefault(original, self._theirs[copy])
-        ignored = re.compile("|".join((*self._family.ignored, "(?!)")))
-        own = rows_of(self._family.names(self.config), models.abstract_params(self.config)).values()
-        known = needed | tied.keys() | zeros.keys() | {name for row, shape in own for name, _ in places(row, shape)}
-        unknown = [name for name in self._theirs if name not in known and not ignored.fullmatch(name)]
-        check_shapes(self._rows, {name: self._tensors.shapes[x] for name, x in self._theirs.items()}, unknown)
-        coded = [f"{name} is {self.dtypes[name]}" for name in sorted(needed) if not self._is_float(name)]
+        self._check(config, [name for name in self._theirs if not any(is_known(name) for is_known in known)])
+        there = sorted(_names(self._rows) & self._theirs.keys())
+        coded = [f"{name} is {self.dtypes[name]}" for name in there if not self._is_float(name)]
         if coded:
             raise UserError(f"{self.directory} is quantized, which is not read: {', '.join(coded)}")
-        for copy, original in tied.items():
+
+    def _check(self, config: ModelConfig, unknown: list[str]) -> None:
+        """Raises a UserError for tensors that are not as they must be; sets `lacking`."""
+        found = {name: self._tensors.shapes[theirs] for name, theirs in self._theirs.items()}
+        heads = head_modules(config)
+        maps: dict[str, Rows] = {}  # of heads: a head's linear map, its norm: what can be there or not
+        for path, row in self._rows.items():
+            if path.partition("/")[0] in heads:
+                maps.setdefault(path.rpartition("/")[0], {})[path] = row
+        absent = {name: rows for name, rows in maps.items() if not _names(rows) & found.keys()}
+        self.lacking = [path for rows in absent.values() for path in rows]
+        there = {path: row for path, row in self._rows.items() if path not in self.lacking}
+        problems = shape_problems(there, found, unknown)
+        if problems and not self._fresh_heads:
+            problems = shape_problems(self._rows, found, unknown)
+        if problems:
+            raise UserError(
+                f"{self.directory}: the weights are not those that its config.json describes: {'; '.join(problems)}"
+            )
+        if absent and not self._fresh_heads:
+            lost = ", ".join(sorted(name for rows in absent.values() for name in _names(rows)))
+            raise UserError(
+                f"{self.directory} ({self.architecture}) is a model without {', '.join(absent)}: it lacks {lost}. To "
+                f"pretrain from it, with these fresh: --config.checkpoint.init_from={self.directory} "
+                '--config.checkpoint.fresh_heads=True; to write it with fresh ones, by transformers: python -c "from '
+                f"transformers import {self._family.class_of(config)} as M; M.from_pretrained('{self.directory}')"
+                ".save_pretrained('with_heads')\", and copy its tokenizer's files there"
+            )
+
+    def verify(self) -> None:
+        """Compares the copies of tied tensors, which a name and a shape do not tell; UserError where they differ."""
+        for copy, original in self._tied.items():
             if copy in self._theirs and not np.array_equal(self._tensor(copy), self._tensor(original)):
                 raise UserError(f"{self.directory}: {copy} differs from {original}, to which config.json ties it")
-        for name in zeros:
+        for name in self._zeros:
             if name in self._theirs and self._tensor(name).any():
                 raise UserError(f"{self.directory}: {name} is not zero, and no part of this architecture here")
+
+    def _by_canonical_name(self, base: str, known: Iterable[Callable[[str], object]]) -> dict[str, str]:
+        """Returns {the name that a table has: the name in the file}; UserError for two names of one tensor.
+
+        Files of a bare base model leave out the first part of their names (`base`: "bert."), and the oldest call the
+        two vectors of a norm gamma and beta.
+        """
+        names = {}
+        for theirs in self._tensors.shapes:
+            new = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", theirs)
+            new = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", new)
+            name = next((x for is_known in known for x in (new, base + new) if is_known(x)), new)
+            if name in names:
+                raise UserError(
+                    f"{self.directory} holds {names[name]} and {theirs}, which are two names of one tensor: remove one"
+                )
+            names[name] = theirs
+        return names
 
     @property
     def dtypes(self) -> dict[str, str]:
         """The dtype of each tensor, by its canonical name."""
         return {name: self._tensors.dtypes[theirs].name for name, theirs in self._theirs.items()}
+
+    def notes(self) -> list[str]:
+        """Says what of the directory is not taken as it is."""
+        wide = sum(dtype == "float64" for dtype in self.dtypes.values())
+        both = all(os.path.exists(os.path.join(self.directory, name)) for name in (SINGLE, INDEX))
+        return [
+            *([f"{wide} tensors of float64 became float32"] if wide else []),
+            *([f"{SINGLE} was read, as transformers does, and not the files of {INDEX}"] if both else []),
+        ]
 
     def _is_float(self, name: str) -> bool:
         return jnp.issubdtype(self._tensors.dtypes[self._theirs[name]], jnp.floating)
@@ -122,17 +228,6 @@ class DirectoryWeights:
         return block
 
 
-def _by_canonical_name(found: Iterable[str], known: set[str]) -> dict[str, str]:
-    """Returns {the name that a table has: the name in the file}.
-
-    Files of a bare base model leave out the first part of their names ("bert."), and the oldest call the two vectors of
-    a norm gamma and beta.
-    """
-    prefixes = {name.partition(".")[0] + "." for name in known}
-    names = {}
-    for theirs in found:
-        name = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", theirs))
-        if name not in known:
-            name = next((prefix + name for prefix in sorted(prefixes) if prefix + name in known), name)
-        names[name] = theirs
-    return names
+def _names(rows: Rows) -> set[str]:
+    """Returns the names of all tensors of these rows."""
+    return {name for row, shape in rows.values() for name, _ in places(row, shape)}

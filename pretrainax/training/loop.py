@@ -40,7 +40,7 @@ from pretrainax.training import header, loss_spikes
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
-from pretrainax.training.restore import claim_workdir, restore_or_init
+from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
 from pretrainax.training.samples import samples
 from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
@@ -63,6 +63,7 @@ def train(
       papers_source: the text of the paper whose config this is, for the header.
     """
     exact_path(workdir)  # refused before anything is prepared
+    start = describe_start(experiment, workdir)
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
@@ -89,7 +90,7 @@ def train(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
         described = header.rows(run, papers_source)
-        writer.header([("workdir", workdir + resumed), *described, ("measured", check.one_line(measured))])
+        writer.header([("workdir", workdir + resumed), *start, *described, ("measured", check.one_line(measured))])
         check.check(measured, experiment.objective)
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, observe)
         state, exit_code = loop.train(state)

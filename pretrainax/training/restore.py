@@ -6,13 +6,16 @@ from typing import Optional
 import jax
 
 from pretrainax import config as config_lib
+from pretrainax import models
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.checkpoints.params import load_params
+from pretrainax.checkpoints.params import Params, lacking_parameters, load_params
+from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import is_huggingface_directory
+from pretrainax.models.heads.base import head_modules
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
@@ -39,6 +42,40 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> N
             f"--workdir={workdir}: process {jax.process_index()} does not find what process 0 wrote there; "
             "give a folder that all hosts see (NFS, Filestore, a mounted bucket)"
         )
+
+
+def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]]:
+    """Checks what a new run starts from, without reading a number of it; returns the row of the header that says it.
+
+    It takes no data and no device, so that a mistake shows before the text is prepared. Empty where the parameters are
+    fresh, or the workdir's own.
+
+    Raises:
+      UserError: `config.checkpoint.init_from` is not there, or of another model.
+    """
+    model, checkpoint, own = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
+    if not checkpoint.init_from or (os.path.isdir(own) and list_steps(own)):
+        return []
+    directory = os.path.expanduser(checkpoint.init_from)
+    if _is_workdir(directory):
+        steps = os.path.join(directory, "checkpoints")
+        if not (os.path.isdir(steps) and list_steps(steps)):
+            raise UserError(
+                f"config.checkpoint.init_from={checkpoint.init_from} holds no checkpoint, and no config.json of a "
+                "Hugging Face model: give the --workdir of a run that has saved one, or a Hugging Face directory"
+            )
+        newest = os.path.join(steps, str(max(list_steps(steps))))
+        heads = head_modules(model) if checkpoint.fresh_heads else ()
+        lacking = lacking_parameters(newest, models.abstract_params(model), heads)
+    else:
+        lacking = weights.open_start(directory, model, checkpoint.fresh_heads).lacking
+    fresh = dict.fromkeys(path.rpartition("/")[0] for path in lacking)  # maps and norms, each of several parameters
+    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""))]
+
+
+def _is_workdir(directory: str) -> bool:
+    """Tells whether `init_from` is a run's, or should be; a name that is no folder may be one of the Hub's."""
+    return os.path.isdir(directory) and not is_huggingface_directory(directory)
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
@@ -71,10 +108,15 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
             )
         return state, loop_state
     if run.experiment.checkpoint.init_from:
-        directory, abstract = os.path.expanduser(run.experiment.checkpoint.init_from), run.abstract_state.params
-        if is_huggingface_directory(directory):
-            params = weights.load_params(directory, run.experiment.model, abstract)
-        else:
-            params = load_params(directory, abstract)
-        return state_from(params, run.optimizer, run.mesh), fresh
+        directory = os.path.expanduser(run.experiment.checkpoint.init_from)
+        return state_from(_params_of(directory, run), run.optimizer, run.mesh), fresh
     return run.fresh_state(), fresh
+
+
+def _params_of(directory: str, run: Run) -> Params:
+    """Reads the parameters that `run` starts from."""
+    model, abstract = run.experiment.model, run.abstract_state.params
+    fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
+    if _is_workdir(directory):
+        return load_params(directory, abstract, fresh, head_modules(model))
+    return weights.load_params(directory, model, abstract, fresh)

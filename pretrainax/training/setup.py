@@ -64,6 +64,10 @@ class Run:
             self.model, self.optimizer, self.batch_shapes, self.mesh, self.experiment.train.seed
         )
 
+    def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
+        """Returns the parameters of these paths as `fresh_state` has them."""
+        return train_step.fresh_params(self.model, self.batch_shapes, self.mesh, self.experiment.train.seed, paths)
+
     @functools.cached_property
     def parameters(self) -> int:
         """Counts the trained numbers of the model."""

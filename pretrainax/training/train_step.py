@@ -3,7 +3,7 @@
 Nothing here waits for the device, and nothing is ever whole on one: parameters are born in shards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import cast
 
 import flax.struct
@@ -21,7 +21,7 @@ from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses
 
@@ -72,6 +72,19 @@ def init_state(
     """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
     shardings = state_shardings(mesh, optimizer, abstract_params(model, batch_shapes))
     return jax.jit(lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=shardings)()
+
+
+def fresh_params(
+    model: AnyModel, batch_shapes: Shapes, mesh: Mesh, seed: int, paths: Collection[str]
+) -> dict[str, jax.Array]:
+    """Returns the parameters of these paths as `init_state` draws them, computed where they will live."""
+
+    def chosen(tree):
+        pairs = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
+        return {path: x for path, x in pairs if path in paths}
+
+    shardings = chosen(tree_shardings(mesh, abstract_params(model, batch_shapes)))
+    return jax.jit(lambda: chosen(_init_params(model, batch_shapes, seed)), out_shardings=shardings)()
 
 
 def state_from(params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh) -> TrainState:

@@ -102,14 +102,14 @@ FAMILIES = (
                 "position_embedding_type": "absolute",
                 "tie_word_embeddings": True,
             },
-            read=read_pair_head("AlbertForPreTraining", "AlbertForMaskedLM"),
+            read=read_pair_head("AlbertForPreTraining", "AlbertForMaskedLM", "AlbertModel"),
             write=_write,
             tied=lambda config: {
                 "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
                 "predictions.decoder.bias": "predictions.bias",
             },
             # The file of a masked LM may hold the pair head that it was pretrained with.
-            ignored=(r"albert\.embeddings\.position_ids", r"albert\.pooler\..*", r"sop_classifier\..*"),
+            ignored=(r"albert\.embeddings\.(position|token_type)_ids", r"albert\.pooler\..*", r"sop_classifier\..*"),
         ),
     ),
 )

@@ -101,6 +101,7 @@ def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
 
 def write_decoder(config: ModelConfig) -> ConfigJson:
     return {
+        "forced_eos_token_id": 2,  # what a text that is cut ends with; of BART's vocabulary, as are its other ids
         "decoder_layers": config.decoder_layers,
         "decoder_ffn_dim": config.d_ff,
         "decoder_attention_heads": config.num_heads,
@@ -136,6 +137,7 @@ FAMILIES = (
             write=write_decoder,
             tied=tied,
             zeros=zeros,
+            ignored=(r"model\.(encoder|decoder)\.version",),  # of fairseq's file format
         ),
     ),
 )

@@ -132,14 +132,18 @@ def distilbert_names(config: ModelConfig) -> list[Row]:
     ]
 
 
-def read_pair_head(pretraining: str, masked_lm: str) -> Callable[[ConfigJson, ModelConfig], None]:
-    """Returns a `HuggingFace.read` of two classes: the first, with both heads, where config.json is silent."""
+def read_pair_head(pretraining: str, masked_lm: str, bare: str) -> Callable[[ConfigJson, ModelConfig], None]:
+    """Returns a `HuggingFace.read` of three classes: the first, with both heads, where config.json is silent.
+
+    `bare` is without heads, which are told to be missing where the tensors are looked at.
+    """
 
     def read(json: ConfigJson, config: ModelConfig) -> None:
-        architecture = (json.get("architectures") or [pretraining])[0]
-        if architecture not in (pretraining, masked_lm):
-            raise UserError(f"config.json has architectures {[architecture]}; known: {pretraining}, {masked_lm}")
-        config.pair_head = architecture == pretraining
+        known = (pretraining, masked_lm, bare)
+        architecture = (json.get("architectures") or known)[0]
+        if architecture not in known:
+            raise UserError(f"config.json has architectures {[architecture]}; known: {', '.join(known)}")
+        config.pair_head = architecture != masked_lm
 
     return read
 
@@ -171,14 +175,14 @@ HUGGINGFACE = HuggingFace(
     fields=FIELDS,
     names=huggingface_names,
     constants=CONSTANTS,
-    read=read_pair_head("BertForPreTraining", "BertForMaskedLM"),
+    read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
     write=lambda config: {"attention_probs_dropout_prob": config.dropout_rate},
     tied=lambda config: {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     # The file of a masked LM may hold the pair head that it was pretrained with.
-    ignored=(r"bert\.embeddings\.position_ids", r"bert\.pooler\.dense\..*", r"cls\.seq_relationship\..*"),
+    ignored=(r"bert\.embeddings\.(position|token_type)_ids", r"bert\.pooler\.dense\..*", r"cls\.seq_relationship\..*"),
 )
 
 DISTILBERT_HUGGINGFACE = HuggingFace(
@@ -200,7 +204,7 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     write=lambda config: {"attention_dropout": config.dropout_rate},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
-    ignored=(r"distilbert\.embeddings\.position_ids",),
+    ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),
 )
 
 FAMILIES = (

@@ -87,7 +87,8 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     """
     shapes = models.abstract_params(config)
     rows = rows_of(table, shapes)
-    check_shapes(rows, {name: np.shape(x) for name, x in state.items()})
+    if problems := shape_problems(rows, {name: np.shape(x) for name, x in state.items()}):
+        raise UserError(f"the weights are not those of this config.model: {'; '.join(problems)}")
     leaves = []
     for row, shape in rows.values():
         ours = np.empty(shape, np.float32)
@@ -109,12 +110,8 @@ def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray
     return state
 
 
-def check_shapes(
-    rows: Rows,
-    found: Mapping[str, tuple[int, ...]],
-    unknown: Sequence[str] = (),
-) -> None:
-    """Raises one UserError that names every tensor that is missing, unknown, or of another shape than wanted."""
+def shape_problems(rows: Rows, found: Mapping[str, tuple[int, ...]], unknown: Sequence[str] = ()) -> list[str]:
+    """Names every tensor that is missing, unknown, or of another shape than wanted, each with what is wrong."""
     problems = {name: f"{name} is unknown" for name in unknown}
     for row, shape in rows.values():
         for name, layer in places(row, shape):
@@ -123,5 +120,4 @@ def check_shapes(
                 problems[name] = f"{name} {list(wanted)} is missing"
             elif tuple(found[name]) != wanted:
                 problems[name] = f"{name} is {list(found[name])}, wanted {list(wanted)}"
-    if problems:
-        raise UserError(f"the weights are not those of this config.model: {'; '.join(problems.values())}")
+    return list(problems.values())

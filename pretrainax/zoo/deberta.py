@@ -16,7 +16,7 @@ in `…_embeddings.weight` already (from the released code, and from lists of th
 
 from pretrainax.config import DisentangledPositions, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
@@ -172,6 +172,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.replaced_token_head = config.replaced_token_context = architecture == "ReplacedTokenDetectionModel"
     config.enhanced_mask_decoder = architecture == "MaskedLanguageModel"
     config.masked_lm_head = architecture in ("MaskedLanguageModel", "DebertaV2ForMaskedLM")
+    refuse_untied(json, config)
     if _architecture(config) != architecture:
         raise UserError(f"config.json has architectures {[architecture]}, which is none that runs (see zoo/deberta.py)")
 
@@ -179,6 +180,7 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 def _write(config: ModelConfig) -> ConfigJson:
     json = {
         **_REQUIRED,
+        "tie_word_embeddings": True,
         "pos_att_type": ["p2c", "c2p"],
         "attention_probs_dropout_prob": config.dropout_rate,
         "attention_head_size": config.dim_per_head,
@@ -207,12 +209,12 @@ HUGGINGFACE = HuggingFace(
     base=_base,
     fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
     names=huggingface_names,
-    constants={"type_vocab_size": 0, "tie_word_embeddings": True, "legacy": True},
+    constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,
     tied=_tied,
     ignored=(
-        r"(deberta\.)?embeddings\.position_ids",
+        r"(deberta\.)?embeddings\.(position|token_type)_ids",
         r"deberta\.embeddings\.(word|position)_embeddings\._weight",
         r"deberta\.embeddings\.position_embeddings\.weight",
         r"(lm|mask)_predictions\..*",

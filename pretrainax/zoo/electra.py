@@ -12,7 +12,7 @@ A config.json read from transformers is that of one of the two, and has no gener
 
 from pretrainax.config import Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS, bert, encoder_names
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has): Clark et al.
@@ -68,20 +68,25 @@ def _architecture(config: ModelConfig) -> str:
 
 
 def _read(json: ConfigJson, config: ModelConfig) -> None:
-    known = ("ElectraForPreTraining", "ElectraForMaskedLM")
+    known = ("ElectraForPreTraining", "ElectraForMaskedLM", "ElectraModel")  # the last has no head to read
     architecture = (json.get("architectures") or known)[0]
     if architecture not in known:
-        raise UserError(f"config.json has architectures {[architecture]}; of ELECTRA {' and '.join(known)} run")
+        raise UserError(f"config.json has architectures {[architecture]}; of ELECTRA {', '.join(known)} run")
     config.masked_lm_head = architecture == "ElectraForMaskedLM"
     config.replaced_token_head = not config.masked_lm_head
     width = json.get("embedding_size", config.embedding_dim)
     config.embedding_dim = None if width == config.d_model else width  # a map only where the widths differ
+    refuse_untied(json, config)
     if config.masked_lm_head and config.activation != "gelu":  # which the head of theirs has, whatever config.json says
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of ElectraForMaskedLM only 'gelu' runs")
 
 
 def _write(config: ModelConfig) -> ConfigJson:
-    return {"embedding_size": config.embedding_width, "attention_probs_dropout_prob": config.dropout_rate}
+    return {
+        "embedding_size": config.embedding_width,
+        "tie_word_embeddings": True,
+        "attention_probs_dropout_prob": config.dropout_rate,
+    }
 
 
 def _tied(config: ModelConfig) -> dict[str, str]:
@@ -100,12 +105,11 @@ HUGGINGFACE = HuggingFace(
         "is_decoder": False,
         "add_cross_attention": False,
         "position_embedding_type": "absolute",
-        "tie_word_embeddings": True,
     },
     read=_read,
     write=_write,
     tied=_tied,
-    ignored=(r"electra\.embeddings\.position_ids",),
+    ignored=(r"electra\.embeddings\.(position|token_type)_ids",),
 )
 
 FAMILY = Family(

@@ -51,6 +51,12 @@ def _nothing_to_write(config: ModelConfig) -> ConfigJson:
     return {}
 
 
+def refuse_untied(json: ConfigJson, config: ModelConfig) -> None:
+    """Raises a UserError where a masked LM has an output matrix of its own; without that head there is none to tie."""
+    if config.masked_lm_head and not json.get("tie_word_embeddings", True):
+        raise UserError("config.json has tie_word_embeddings False; only True is known for a masked LM")
+
+
 @dataclasses.dataclass(frozen=True)
 class HuggingFace:
     """Says how transformers writes a family down. `read_config` and `write_config` are its two directions."""
@@ -72,7 +78,7 @@ class HuggingFace:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
         config = self.base()
         for key, value in self.constants.items():
-            if json.get(key, value) != value:
+            if json.get(key, value) != value and not (json[key] is None and _null_is(value)):
                 raise UserError(f"config.json has {key} {json[key]!r}; only {value!r} is known for {self.model_type!r}")
         for key, path in self.fields.items():
             if key in json:
@@ -80,9 +86,13 @@ class HuggingFace:
         self.read(json, config)
         return config
 
+    def class_of(self, config: ModelConfig) -> str:
+        """Returns the class of transformers whose logits are those of `config`."""
+        return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
+
     def write_config(self, config: ModelConfig) -> ConfigJson:
         """Returns the config.json of `config`; UserError where this family of transformers cannot compute it."""
-        architecture = self.architecture if isinstance(self.architecture, str) else self.architecture(config)
+        architecture = self.class_of(config)
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
             value = _field(config, path)
@@ -95,6 +105,11 @@ class HuggingFace:
                 + ", ".join(f"config.model.{name}={getattr(config, name)!r}" for name in different)
             )
         return json
+
+
+def _null_is(value: object) -> bool:
+    """Tells whether null says the same as `value`, of a constant: no, or a word that is not said."""
+    return value is False or isinstance(value, str)
 
 
 # Of training, not of the function that is computed: config.json may be silent about them.

@@ -177,7 +177,7 @@ def _family(number: str, sizes: Mapping[str, object], paper: str, **huggingface)
         sizes=sizes,
         paper=paper,
         objective="causal language modelling" + ", by distillation" * (number != "1"),
-        huggingface=HuggingFace(names=llama.huggingface_names, tied=llama.tied, **huggingface),
+        huggingface=HuggingFace(names=llama.huggingface_names, tied=llama.tied, ignored=llama.IGNORED, **huggingface),
     )
 
 

@@ -131,7 +131,7 @@ FIELDS = {
     "max_position_embeddings": "position.max_length",
     "tie_word_embeddings": "tie_embeddings",
 }
-IGNORED = (r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",)  # frequencies, in files of 2023
+IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies, in files of 2023
 
 
 def write_heads(config: ModelConfig) -> ConfigJson:

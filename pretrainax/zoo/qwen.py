@@ -86,6 +86,7 @@ FAMILIES = (
             read=_read,
             write=_write,
             tied=llama.tied,
+            ignored=llama.IGNORED,
         ),
     ),
     Family(
@@ -105,6 +106,7 @@ FAMILIES = (
             read=_read,
             write=_write,
             tied=llama.tied,
+            ignored=llama.IGNORED,
         ),
     ),
 )

@@ -102,7 +102,7 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
             "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias",
         },
-        ignored=(r"roberta\.embeddings\.position_ids", r"roberta\.pooler\.dense\..*"),
+        ignored=(r"roberta\.embeddings\.(position|token_type)_ids", r"roberta\.pooler\.dense\..*"),
     )
 
 

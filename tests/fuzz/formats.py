@@ -156,6 +156,7 @@ def _read_weights(folder: pathlib.Path) -> None:
 
     if is_huggingface_directory(str(folder)):
         source = DirectoryWeights(str(folder))
+        source.verify()
         for path, x in zip(parameter_names(source.abstract), jax.tree.leaves(source.abstract), strict=True):
             source.read(path, tuple(map(slice, x.shape)))
 

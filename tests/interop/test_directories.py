@@ -14,8 +14,6 @@ import pytest
 import safetensors.numpy
 
 from pretrainax import config as config_lib
-from pretrainax import models
-from pretrainax.checkpoints.params import write_params
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.interop import directories
@@ -34,6 +32,7 @@ from tests.support.huggingface_weights import (
     params_of,
     stored,
     write_directory,
+    write_run,
     write_tokenizer,
 )
 from tests.support.parity import ours
@@ -120,17 +119,10 @@ def test_the_encoder_of_deberta_v3_is_loaded_without_the_authors_head(tmp_path):
 @pytest.mark.parametrize("sharing", ["all", "gradient_disentangled"])
 def test_either_part_of_an_electra_is_exported(sharing, part, tmp_path):
     config = joint(sharing)
-    params, shapes = weights(config), models.abstract_params(config)
-    by_path = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
-    write_tokenizer(tmp_path, pad_id=0)
-    tokenizer = read_tokenizer(str(tmp_path))
-    tokenizer.save(str(tmp_path / "run" / "tokenizer"))
-    write_params(str(tmp_path / "run"), shapes, lambda path, index: by_path[path][index], {})
-    experiment = directories._evaluation_of(config, str(tmp_path / "run" / "tokenizer"))
-    (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
+    write_run(tmp_path / "run", config)
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), part=part)
     source = DirectoryWeights(str(tmp_path / "out"))
-    wanted_config, wanted = getattr(electra, part)(config, params)
+    wanted_config, wanted = getattr(electra, part)(config, weights(config))
     assert differences(source.config, wanted_config) == []
     for path, x in zip(parameter_names(wanted), jax.tree.leaves(wanted), strict=True):
         np.testing.assert_array_equal(source.read(path, (slice(None),) * x.ndim), x, err_msg=path)
@@ -163,6 +155,34 @@ def test_config_and_tokenizer_travel_along(source, tmp_path):
     assert a.items() <= (b | {"pad_token_id": a.get("pad_token_id")}).items()
     assert (b["pad_token_id"], b["dtype"]) == (0, "float32")
     assert read_tokenizer(str(source)).fingerprint == read_tokenizer(str(tmp_path / "out")).fingerprint
+
+
+def test_tensors_of_several_dtypes_stay_as_they_are(source, tmp_path):
+    dtypes = [np.float32, ml_dtypes.bfloat16, np.float16]
+    state = {name: x.astype(dtypes[i % 3]) for i, (name, x) in enumerate(sorted(stored(source).items()))}
+    safetensors.numpy.save_file(state, source / "model.safetensors")
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"))
+    again = stored(tmp_path / "out")
+    assert {name: (x.dtype, x.tobytes()) for name, x in again.items()} == {
+        name: (x.dtype, x.tobytes()) for name, x in state.items()
+    }
+    # what transformers makes of all of them: a narrower one would lose numbers
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float32"
+
+
+def test_float64_is_said_to_become_float32(source, tmp_path):
+    state = stored(source)
+    state["cls.predictions.bias"] = state["cls.predictions.bias"].astype(np.float64)
+    safetensors.numpy.save_file(state, source / "model.safetensors")
+    said = directories.import_directory(str(source), str(tmp_path / "run"))
+    assert said.endswith("; 1 tensors of float64 became float32")
+
+
+def test_a_tokenizer_with_more_ids_than_rows_is_not_exported(tmp_path):
+    run = write_run(tmp_path / "run", CASES["gpt2"].config, pad_id=120)
+    with pytest.raises(UserError, match="the tokenizer has 121 ids, and the model 99 rows of embeddings"):
+        directories.export_workdir(str(run), str(tmp_path / "out"))
 
 
 def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):

@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from pretrainax import models
+from pretrainax import models, zoo
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.interop import directories
-from pretrainax.interop.weights import DirectoryWeights, load_params
+from pretrainax.interop.weights import DirectoryWeights, load_params, open_start, verify_files
+from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings
-from pretrainax.zoo.convert import to_huggingface
+from pretrainax.zoo.convert import rows_of, to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
-from tests.support.huggingface_weights import PUBLISHED, assert_same, stored, write_directory
+from tests.support.huggingface_weights import PUBLISHED, assert_same, stored, write_directory, write_tokenizer
 
 
 @pytest.fixture
@@ -75,6 +77,138 @@ def test_a_run_may_do_without_the_pair_head(source):
     assert_same(params, kept)
 
 
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "electra_small", "distilbert", "modernbert", "llama3"])
+def test_a_bare_model_starts_a_run_where_heads_may_be_fresh(name, tmp_path):
+    source, config = write_directory(tmp_path / "source", name), CASES[name].config
+    family = CASES[name].family.huggingface
+    rows = rows_of(family.names(config), models.abstract_params(config))
+    heads = {path: row for path, (row, _) in rows.items() if path.split("/")[0] in head_modules(config)}
+    assert heads
+    gone = {row.name for row in heads.values()}
+    rename(source, lambda name: None if name in gone else name)
+    architecture = family.class_of(config).replace("ForPreTraining", "Model").replace("ForMaskedLM", "Model")
+    change_config(source, architectures=[architecture.replace("ForCausalLM", "Model")])
+    with pytest.raises(UserError, match="is a model without .*--config.checkpoint.fresh_heads=True"):
+        open_start(str(source), config, fresh_heads=False)
+    assert open_start(str(source), config, fresh_heads=True).lacking == list(heads)
+
+
+def test_fresh_heads_are_drawn_and_the_rest_is_read(source):
+    without_heads(source)
+    config, asked = CASES["bert"].config, []
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    shapes = models.abstract_params(config)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+    wanted = weights(config)
+
+    def fresh(paths):
+        asked.extend(paths)
+        shapes_of = dict(zip(parameter_names(abstract), jax.tree.leaves(abstract), strict=True))
+        return {path: np.full(shapes_of[path].shape, 7.0, np.float32) for path in paths}
+
+    params = load_params(str(source), config, abstract, fresh)
+    assert {path.split("/")[0] for path in asked} == {"masked_lm_head", "pair_head", "unembedding"}
+    assert "pair_head/dense/kernel" not in asked  # the pooler is in the file
+    for path, x, y in zip(parameter_names(wanted), jax.tree.leaves(params), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(x, 7.0 if path in asked else y, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "bert.encoder.layer.1.output.dense.weight",  # no head
+        "bert.embeddings.position_embeddings.weight",
+        "cls.predictions.transform.dense.bias",  # half of a map
+    ],
+)
+def test_a_damaged_file_is_refused_where_heads_may_be_fresh(lost, source):
+    rename(source, lambda name: None if name == lost else name)
+    with pytest.raises(UserError, match=f"{lost} .* is missing"):
+        open_start(str(source), CASES["bert"].config, fresh_heads=True)
+
+
+def test_a_run_may_have_other_heads_than_its_start(source):
+    masked = dataclasses.replace(CASES["electra_small"].config, masked_lm_head=True, replaced_token_head=False)
+    discriminator = write_directory(source.parent / "electra", "electra_small")
+    with pytest.raises(UserError, match="masked_lm_head is True, there False.*fresh_heads=True makes heads anew"):
+        open_start(str(discriminator), masked, fresh_heads=False)
+    lacking = open_start(str(discriminator), masked, fresh_heads=True).lacking
+    assert {path.split("/")[0] for path in lacking} == {"masked_lm_head", "unembedding"}
+
+
+@pytest.mark.parametrize("name", ["t5_1_1", "gpt2"])
+def test_a_directory_of_another_family_is_one_short_line(name, source):
+    family = CASES[name].config.family
+    with pytest.raises(UserError) as error:
+        open_start(str(source), CASES[name].config, fresh_heads=False)
+    assert f"holds BertForPreTraining, of family 'encoder', and config.model.family is '{family}'" in str(error.value)
+    assert len(str(error.value)) < 300 + len(str(source))
+
+
+def test_of_many_fields_that_differ_the_first_are_named(source):
+    with pytest.raises(UserError, match="config.model.vocab_size is .*; and [0-9]+ other fields"):
+        open_start(str(source), zoo.preset("modernbert_base"), fresh_heads=False)
+
+
+@pytest.mark.parametrize("name", ["bert-base-uncased", "google-bert/bert-base-uncased"])
+def test_a_name_of_the_hub_says_how_to_download_it(name, tmp_path):
+    said = f"{name} is no directory here; .* hf download {name} --local-dir=bert-base-uncased, then give"
+    with pytest.raises(UserError, match=said):
+        open_start(name, CASES["bert"].config, fresh_heads=False)
+    with pytest.raises(UserError, match=said):
+        directories.import_directory(name, str(tmp_path / "run"))
+
+
+def test_a_path_that_is_not_there_is_no_name_of_the_hub(tmp_path):
+    with pytest.raises(UserError, match="is no directory here$"):
+        open_start(str(tmp_path / "bert"), CASES["bert"].config, fresh_heads=False)
+
+
+# --- what is harmless ------------------------------------------------------------------------------------------------
+
+
+def test_of_one_file_and_an_index_the_file_is_read(source, tmp_path):
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "b.safetensors"}}))
+    said = directories.import_directory(str(source), str(tmp_path / "run"))
+    assert said.endswith(
+        "model.safetensors was read, as transformers does, and not the files of model.safetensors.index.json"
+    )
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "albert", "electra_small", "electra_small_generator"])
+def test_a_kind_of_positions_that_is_null_is_the_usual_one(name, tmp_path):
+    source = write_directory(tmp_path / "source", name)
+    change_config(source, position_embedding_type=None)
+    DirectoryWeights(str(source))
+    change_config(source, position_embedding_type="relative_key")
+    with pytest.raises(UserError, match="position_embedding_type 'relative_key'"):
+        DirectoryWeights(str(source))
+
+
+@pytest.mark.parametrize("name", ["electra_small", "deberta_v3"])
+def test_a_discriminator_has_no_matrix_to_tie(name, tmp_path):
+    source = write_directory(tmp_path / "source", name)
+    change_config(source, tie_word_embeddings=False)
+    DirectoryWeights(str(source))
+
+
+@pytest.mark.parametrize("name", ["electra_small_generator", "deberta", "bert", "roberta"])
+def test_a_masked_lm_that_is_not_tied_is_refused(name, tmp_path):
+    source = write_directory(tmp_path / "source", name)
+    change_config(source, tie_word_embeddings=False)
+    with pytest.raises(UserError, match="tie_word_embeddings False"):
+        DirectoryWeights(str(source))
+
+
+def test_the_layers_of_gpt_neo_are_said_once(tmp_path):
+    source = write_directory(tmp_path / "source", "gpt_neo")
+    kinds = json.loads((source / "config.json").read_text())["attention_layers"]
+    assert set(kinds) == {"global", "local"}
+    change_config(source, attention_layers=["global"] * len(kinds))
+    with pytest.raises(UserError, match="attention_types .*, and attention_layers that are not those"):
+        DirectoryWeights(str(source))
+
+
 # --- what can be wrong -----------------------------------------------------------------------------------------------
 
 
@@ -123,6 +257,42 @@ def only_pickles(source):
     (source / "model.safetensors").rename(source / "pytorch_model.bin")
 
 
+def rename(source, new_name):
+    """Writes the tensors under other names; None leaves one out."""
+    state = {new_name(name): x for name, x in stored(source).items()}
+    save(source, {name: x for name, x in state.items() if name is not None})
+
+
+def bare_and_full_names(source):
+    state = stored(source)
+    save(source, state | {"embeddings.LayerNorm.bias": state["bert.embeddings.LayerNorm.bias"]})
+
+
+def old_and_new_names(source):
+    state = stored(source)
+    save(source, state | {"bert.embeddings.LayerNorm.beta": state["bert.embeddings.LayerNorm.bias"]})
+
+
+def without_heads(source):
+    """As BertModel.save_pretrained writes it: bare names, with the first part of the pair's head."""
+    rename(source, lambda name: None if name.startswith("cls.") else name.removeprefix("bert."))
+    change_config(source, architectures=["BertModel"])
+
+
+def another_class(source):
+    change_config(source, architectures=["BertForSequenceClassification"])
+
+
+def only_adapters(source):
+    (source / "config.json").unlink()
+    (source / "adapter_config.json").write_text("{}")
+    (source / "model.safetensors").rename(source / "adapter_model.safetensors")
+
+
+def more_ids_than_rows(source):
+    write_tokenizer(source, 120)
+
+
 def index_that_leaves(source):
     shutil.move(source / "model.safetensors", source / "a.safetensors")
     index = {"weight_map": {name: "../a.safetensors" for name in safetensors.numpy.load_file(source / "a.safetensors")}}
@@ -130,6 +300,7 @@ def index_that_leaves(source):
 
 
 def index_of_a_missing_file(source):
+    (source / "model.safetensors").unlink()
     (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "b.safetensors"}}))
 
 
@@ -180,7 +351,18 @@ def broken_config(source):
         (not_finite, r"bert.pooler.dense.bias, cls.predictions.bias hold numbers that are not finite"),
         (truncated, "is no whole safetensors file"),
         (header_flipped, "is no whole safetensors file"),
-        (only_pickles, "pytorch_model.bin.*are not read.*save_pretrained"),
+        (only_pickles, "pytorch_model.bin.*are not read.*import BertForPreTraining as M.*save_pretrained"),
+        (bare_and_full_names, "bert.embeddings.LayerNorm.bias and embeddings.LayerNorm.bias, .* two names of one"),
+        (old_and_new_names, "bert.embeddings.LayerNorm.beta and bert.embeddings.LayerNorm.bias, .* two names of one"),
+        (
+            without_heads,
+            r"\(BertModel\) is a model without masked_lm_head/dense, masked_lm_head/norm, pair_head/output, unembedding"
+            ": it lacks cls.predictions.bias, .*"
+            "fresh_heads=True.*import BertForPreTraining as M",
+        ),
+        (another_class, "architectures .'BertForSequenceClassification'.; known: .*BertModel"),
+        (only_adapters, r"holds adapters \(adapter_config.json\), not a model: merge them"),
+        (more_ids_than_rows, "the tokenizer has 121 ids, and the model 99 rows of embeddings"),
         (index_that_leaves, "must be one of this directory"),
         (index_of_a_missing_file, "names b.safetensors, which is missing"),
         (quantized_numbers, "is quantized, which is not read: cls.predictions.bias is uint8"),
@@ -210,4 +392,4 @@ def test_every_flipped_bit_of_an_export_is_seen(source, tmp_path):
         bad[place] ^= 1 << int(place) % 8
         file.write_bytes(bad)
         with pytest.raises(UserError, match="model.safetensors changed"):
-            DirectoryWeights(str(tmp_path / "out"))
+            verify_files(str(tmp_path / "out"))

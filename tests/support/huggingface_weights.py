@@ -9,9 +9,12 @@ import safetensors.numpy
 import tokenizers
 from tokenizers import pre_tokenizers
 
+from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.checkpoints.params import load_params
+from pretrainax.checkpoints.params import load_params, write_params
+from pretrainax.interop import directories
 from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
@@ -23,11 +26,13 @@ PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
 def write_tokenizer(directory, pad_id):
     """A letter a token; enough special ones for every objective."""
     special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
-    special.insert(pad_id, "<pad>")
-    vocabulary = {piece: i for i, piece in enumerate([*special, *"abcdefghijklmnopqrstuvwxyz .,"])}
+    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz .,"]
+    pieces += [f"piece{i}" for i in range(len(pieces), pad_id)]
+    pieces.insert(pad_id, "<pad>")
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens([*special, "<pad>"])
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(pad="<pad>", bos="<s>", eos="</s>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="<mask>")
     named = {f"{name}_token": piece for name, piece in names.items()}
@@ -67,3 +72,18 @@ def params_of(workdir, config):
 def assert_same(a, b):
     for path, x, y in zip(parameter_names(a), jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
+
+
+def write_run(workdir, config, objective=None, pad_id=0):
+    """A workdir as a run of `config` leaves it: config.json, tokenizer, a checkpoint of the weights of the cases."""
+    tree = weights(config)
+    by_path = dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
+    workdir.mkdir()
+    write_tokenizer(workdir, pad_id)
+    tokenizer = read_tokenizer(str(workdir))
+    tokenizer.save(str(workdir / "tokenizer"))
+    write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
+    experiment = directories._evaluation_of(config, tokenizer.vocabulary, str(workdir / "tokenizer"))
+    experiment.objective = objective or experiment.objective
+    (workdir / "config.json").write_text(config_lib.dump(experiment))
+    return workdir

@@ -90,6 +90,10 @@ class Objective(kinds.Objective):
         """Returns the weighted objectives of a mixture, not nested, for a corpus that holds `pairs` or text."""
         return [(1.0, self)]
 
+    def decoder_start(self, vocabulary: "Vocabulary") -> Optional[int]:
+        """Returns the id that a decoder reads before its targets, where an encoder reads the inputs."""
+        return vocabulary.pad
+
     def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
         """Makes the arrays of one example, not padded; a pure function of the arguments and the state of `rng`.
 

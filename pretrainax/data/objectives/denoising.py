@@ -134,13 +134,16 @@ class Denoising(Objective):
         masked = min(round(self.masking_rate * length), length - infilled)
         return Counts(infilled, masked, min(round(self.deletion_rate * length), length - infilled - masked))
 
+    def decoder_start(self, vocabulary):
+        return vocabulary.eos
+
     def example(self, text, rng, vocabulary):
         tokens, bos, eos = text.tokens, vocabulary.bos, vocabulary.eos
         is_end = bool(tokens[-1] == eos)
         tokens = tokens[: len(tokens) - is_end]
         noised = self._noised(tokens, text.parts, rng, vocabulary.mask)
         inputs, targets = (np.concatenate([[bos], x, [eos]]).astype(np.int32) for x in (noised, tokens))
-        example = encoder_decoder_example(inputs, targets, start=eos)
+        example = encoder_decoder_example(inputs, targets, self.decoder_start(vocabulary))
         example["loss_weights"][-1] = is_end
         return example
 

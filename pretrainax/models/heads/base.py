@@ -72,6 +72,11 @@ def heads_of(config: ModelConfig) -> list[Head]:
     return [head for head in HEADS.values() if head.is_in(config)]
 
 
+def head_modules(config: ModelConfig) -> set[str]:
+    """Names the submodules that are of the heads of a model: the first parts of their parameters' paths."""
+    return {name for head in heads_of(config) for name in head.modules(config)}
+
+
 def mean_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
     """Returns the sums of a loss and an accuracy over answers of any shape; `loss` is weighted already."""
     total, count = jax.lax.stop_gradient(loss.sum()), weights.sum()

@@ -1,0 +1,115 @@
+"""What a run starts from: `config.checkpoint.init_from`, which is looked at before the text is."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from pretrainax.config import UserError
+from pretrainax.config.validation import validate
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import TextFiles
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.training import loop
+from tests.golden import CASES
+from tests.golden.case import weights
+from tests.support import tiny
+from tests.support.huggingface_weights import params_of, stored, write_directory, write_run
+
+MASKED_LM = dataclasses.replace(CASES["bert"].config, pair_head=False)
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """BERT as sentence encoders are published: a BertModel, with bare names and a pooler."""
+    source = write_directory(tmp_path / "bare")
+    state = {name: x for name, x in stored(source).items() if name.startswith("bert.")}
+    state = {name.removeprefix("bert."): x for name, x in state.items()}
+    safetensors.numpy.save_file(state, source / "model.safetensors", {"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["BertModel"]}))
+    return source
+
+
+@pytest.fixture
+def experiment(text, bare, tmp_path):
+    """A run that starts there, and whose parameters do not move."""
+    experiment = tiny.get_config("bert")
+    experiment.model, experiment.tokenizer = MASKED_LM, PretrainedTokenizer(path=str(bare))
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(tmp_path / "cache")
+    experiment.data.sequence_length, experiment.train.steps, experiment.evaluate.batches = 16, 1, 1
+    experiment.optimizer.learning_rate, experiment.checkpoint.init_from = 0.0, str(bare)
+    return experiment
+
+
+def by_path(tree):
+    return dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
+
+
+def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment, tmp_path, capfd):
+    experiment.checkpoint.fresh_heads = True
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert "fresh: masked_lm_head/dense, masked_lm_head/norm, unembedding" in " ".join(capfd.readouterr().err.split())
+    experiment.checkpoint.init_from, experiment.checkpoint.fresh_heads = None, False
+    assert loop.train(experiment, str(tmp_path / "fresh")) == 0
+    trained, drawn = (by_path(params_of(tmp_path / name, MASKED_LM)) for name in ("run", "fresh"))
+    for path, x in by_path(weights(MASKED_LM)).items():
+        is_head = path.split("/")[0] in ("masked_lm_head", "unembedding")
+        np.testing.assert_array_equal(trained[path], drawn[path] if is_head else x, err_msg=path)
+
+
+def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
+    """A tied decoder has no output matrix of its own; a run that is to have one draws it."""
+    tied = CASES["gpt2"].config
+    run = write_run(tmp_path / "tied", tied)
+    experiment.model, experiment.objective = dataclasses.replace(tied, tie_embeddings=False), CausalLM()
+    experiment.tokenizer = PretrainedTokenizer(path=str(run / "tokenizer"))
+    experiment.checkpoint.init_from = str(run)
+    with pytest.raises(UserError, match="params/unembedding/kernel .* is missing"):
+        loop.train(experiment, str(tmp_path / "run"))
+    experiment.checkpoint.fresh_heads = True
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    trained = by_path(params_of(tmp_path / "run", experiment.model))
+    assert 0.01 < np.std(trained.pop("unembedding/kernel")) < 0.03  # init_stddev is 0.02
+    for path, x in by_path(weights(tied)).items():
+        np.testing.assert_array_equal(trained.pop(path), x, err_msg=path)
+    assert not trained
+
+
+@pytest.mark.parametrize(
+    "init_from, message",
+    [
+        ("bare", "is a model without masked_lm_head/dense.*--config.checkpoint.fresh_heads=True"),
+        ("t5", "holds T5ForConditionalGeneration, of family 'encoder_decoder', and config.model.family is 'encoder'"),
+        ("google-bert/bert-base-uncased", "hf download google-bert/bert-base-uncased"),
+        ("nothing", "holds no checkpoint, and no config.json of a Hugging Face model"),
+        ("decoder", "is of another model or optimizer"),
+    ],
+)
+def test_a_start_that_does_not_fit_is_told_before_the_text_is_prepared(init_from, message, experiment, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    write_directory(tmp_path / "t5", "t5_1_1")
+    write_run(tmp_path / "decoder", CASES["gpt2"].config)
+    experiment.checkpoint.init_from = init_from if "/" in init_from else str(tmp_path / init_from)
+    with pytest.raises(UserError, match=message):
+        loop.train(experiment, str(tmp_path / "run"))
+    assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
+
+
+def test_a_run_that_has_saved_no_longer_needs_its_start(experiment, bare, tmp_path):
+    experiment.checkpoint.fresh_heads = True
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    (bare / "model.safetensors").unlink()
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+
+
+def test_fresh_heads_of_nothing_are_a_mistake(experiment):
+    experiment.checkpoint.init_from, experiment.checkpoint.fresh_heads = None, True
+    with pytest.raises(
+        UserError, match="config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks"
+    ):
+        validate(experiment)
