@@ -80,7 +80,8 @@ class Terminal:
         return process.wait(timeout=200)
 
     def the_terminal_hangs_up(self) -> None:
-        assert self.on_a_terminal("hung_up") == 75
+        code = self.on_a_terminal("hung_up")
+        assert code == 75, f"exit code {code}"
         assert runs.valid_steps(self.folder / "hung_up") == runs.steps(self.folder / "hung_up") != []
         self.whole.ends_the_same(self.folder / "hung_up")
 
@@ -95,13 +96,14 @@ class Terminal:
         wait_for(workdir / "metrics.jsonl", launcher)
         children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         launcher.send_signal(number)
-        assert launcher.wait() == (-number if number == signal.SIGKILL else 75)
+        code = launcher.wait()
+        assert code == (-number if number == signal.SIGKILL else 75), f"exit code {code}"
         deadline = time.monotonic() + 100
-        while any(os.path.exists(f"/proc/{child}") for child in children):
-            assert time.monotonic() < deadline
+        while any(is_alive(child) for child in children):
+            assert time.monotonic() < deadline, "a process of a launcher that is gone goes on"
             time.sleep(0.1)
-        assert runs.valid_steps(workdir) == runs.steps(workdir) != []  # saved, not just ended
-        assert not (workdir / "run.lock").exists()
+        assert runs.valid_steps(workdir) == runs.steps(workdir) != [], "not saved"
+        assert not (workdir / "run.lock").exists(), "not ended by itself"
 
     def the_launcher_is_killed(self) -> None:
         self.launcher_ends_by(signal.SIGKILL)
@@ -146,6 +148,14 @@ class Terminal:
     def a_workdir_that_a_library_misreads(self) -> None:
         self.is_one_line(self.whole.training(self.folder / "back\\slash"), "no checkpoint can be saved in", (2,))
         assert not (self.folder / "back\\slash").exists()
+
+
+def is_alive(process: str) -> bool:
+    """Whether a process runs; one that has ended may stay in the table where nobody asks for its exit code."""
+    try:
+        return pathlib.Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 TRIALS = (

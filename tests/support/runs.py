@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ TINY = "tests/support/tiny.py"
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if importlib.metadata.version("jax") < "0.11":
     FAST += " --xla_cpu_use_fusion_emitters=false"
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is started here hears it, if these tests are run by nohup or not
 os.environ["JAX_PLATFORMS"] = "cpu"  # here too, where checkpoints are read
 ENV = os.environ | {"XLA_FLAGS": FAST}
 SAVING = "--config.checkpoint.every=2"
