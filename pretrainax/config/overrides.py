@@ -12,9 +12,8 @@ from pretrainax.config.errors import UserError, nearest, shortened
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.values import fields
 
-_BOOLS = dict.fromkeys(("true", "yes", "on", "t", "y", "1"), True) | dict.fromkeys(
-    ("false", "no", "off", "f", "n", "0"), False
-)
+_BOOLS: dict[str, bool] = {word: True for word in "true yes on t y 1".split()}
+_BOOLS |= {word: False for word in "false no off f n 0".split()}
 _EXACT = 2**53  # up to here each whole number is a float too
 
 

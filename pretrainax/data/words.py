@@ -111,7 +111,7 @@ def _table(path: str) -> dict[str, list[str]]:
     try:
         table = read_object(os.path.expanduser(path))
     except UserError as e:
-        raise UserError(f"{field} must be a JSON object, word -> similar words: {e}") from e
+        raise UserError(f"{field}: {e}; it must be a JSON object, word -> similar words") from e
     for word, others in table.items():
         if not isinstance(others, list) or not all(isinstance(other, str) for other in others):
             raise UserError(f"{field}: {path} has {others!r} for {word!r}, it must be a list of words")
