@@ -29,7 +29,7 @@ OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
 class CountingCorpus:
     """Token i is 200 + i: what a window holds tells where it came from."""
 
-    parts = None
+    directory, parts = "train", None
 
     def __init__(self, num_tokens):
         self.num_tokens = num_tokens

@@ -183,7 +183,8 @@ BROKEN = {
     '{"text": "x"\n': "broken JSON at column 13 ",
     '["text"]\n': "a JSON object is needed, not list",
     '{"txet": "x"}\n': r"no field 'text', did you mean 'txet'\? \(set config.data.source.text_field\)",
-    '{"text": 3}\n': "field 'text' holds int, it must be a string",
+    '{"text": 3.5}\n': "field 'text' holds float, it must be a string or a whole number",
+    '{"text": true}\n': "field 'text' holds bool, it must be a string or a whole number",
     '{"text": "\\ud800"}\n': "'utf-8' codec can't encode",
 }
 
@@ -253,7 +254,7 @@ def test_json_prefix_changes_no_split(tmp_path):
     "record, message",
     [
         ({"text": "x", "tagret": "y"}, r"no field 'target', did you mean 'tagret'.*\? \(set .*\.target_field\)"),
-        ({"text": "x", "target": 1}, "field 'target' holds int, it must be a string"),
+        ({"text": "x", "target": 0.5}, "field 'target' holds float, it must be a string"),
         ({"text": None, "target": "y"}, "field 'text' holds NoneType, it must be a string"),
     ],
 )
