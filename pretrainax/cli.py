@@ -22,14 +22,18 @@ from pretrainax.config.validation import validate
 class _ChoiceParser(flags.ArgumentParser):
     """Reads a whole Choice from a flag: --config.data.source="TextFiles(path='my/books')"."""
 
+    def __init__(self, kind: type[Choice]):
+        super().__init__()
+        self.kind = kind
+
     def parse(self, argument: str | Choice) -> Choice:
-        return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
+        return argument if isinstance(argument, Choice) else self.kind.parse(argument)  # absl parses defaults too
 
 
 def _register_choices() -> None:
     """Lets flags give a whole Choice, of each class that is imported so far."""
     for kind in Choice.imported():
-        config_flags.register_flag_parser_for_type(kind, _ChoiceParser())
+        config_flags.register_flag_parser_for_type(kind, _ChoiceParser(kind))
 
 
 _register_choices()
@@ -145,6 +149,8 @@ def _check_config_flags(argv: list[str]) -> None:
             node, done = experiment, "config"
             for name in path.split("."):
                 fields = getattr(node, "__dataclass_fields__", ())
+                if name not in fields and isinstance(node, Choice):
+                    raise UserError(node.no_field(done, name))
                 if name not in fields:
                     raise UserError(f"{done} has no field {name!r}, {nearest(name, fields)}")
                 node, done = getattr(node, name), f"{done}.{name}"

@@ -4,10 +4,13 @@ import ast
 import dataclasses
 import importlib
 import importlib.metadata
+import itertools
+import os
+import re
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from pretrainax.config.errors import UserError, nearest
 
@@ -84,16 +87,63 @@ class Choice:
             )
         raise UserError(f"unknown choice {name!r}, {nearest(name, (n for n in choices if ':' not in n))}")
 
-    @staticmethod
-    def parse(text: str) -> "Choice":
+    @classmethod
+    def parse(cls, text: str) -> "Choice":
         """Reads `"TextFiles(path='my/books', valid_fraction=0.05)"`, as a flag gives it for a whole field.
 
-        Values are literals, choices and tuples of them. Nothing is evaluated.
+        Values are literals, choices and tuples of them. Nothing is evaluated. Of the class of the field's value, an
+        error can say what the field takes.
         """
         try:
             return _choice(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError):
-            raise UserError(f"cannot read {text!r}; write Name or Name(field=value, ...)") from None
+            error = UserError(f"cannot read {text!r}; write Name or Name(field=value, ...)")
+        except UserError as e:
+            error = e
+        if re.fullmatch(r"[^()]*[^()\w][^()]*|\w+", text) and (takers := cls.taking_path(text)):
+            calls = " or ".join(f"{name}(path={text!r})" for name in takers)
+            what = "is a folder" if os.path.isdir(os.path.expanduser(text)) else "is a file"
+            if os.path.exists(os.path.expanduser(text)):
+                error = UserError(f"{text!r} {what}: did you mean {calls}?")
+            elif os.sep in text:
+                error = UserError(f"{text!r} looks like a path, and nothing is there: did you mean {calls}?")
+        raise error from None
+
+    @classmethod
+    def reading(cls, path: str) -> Optional[str]:
+        """Returns the name of the choice that reads files of such a name, or the files in such a folder, if one says so:
+        its class has their `endings`."""
+        names = [path]
+        if os.path.isdir(path):
+            names = sorted(name for _, _, names in itertools.islice(os.walk(path), 100) for name in names)
+        kinds = [kind for kind in _choices_by_name().values() if getattr(kind, "endings", ())]
+        return next((kind.__name__ for name in names for kind in kinds if name.endswith(kind.endings)), None)
+
+    @classmethod
+    def taking_path(cls, path: str) -> list[str]:
+        """Returns the names of the choices that could be meant where a field of this class is given a path alone."""
+        if found := cls._siblings("path"):
+            reader = cls.reading(os.path.expanduser(path))
+            return [reader] if reader in found else ["TextFiles"] if "TextFiles" in found else found
+        return []
+
+    @classmethod
+    def _siblings(cls, field: str) -> list[str]:
+        """Returns the names of the choices for the same field of a config that have a field of this name."""
+        for module in BUILT_IN:
+            importlib.import_module(module)
+        kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
+        every = {c.__name__ for c in _choices_by_name().values() if kind and issubclass(c, kind)}
+        return sorted(n for n in every if field in _choices_by_name()[n].__dataclass_fields__)
+
+    @classmethod
+    def no_field(cls, path: str, field: str) -> str:
+        """Writes the error line of a flag for a field that the class of a choice at `path` does not have."""
+        own = cls.__dataclass_fields__
+        line = f"{path} is {cls.__name__}, which has no field {field!r}"
+        if others := cls._siblings(field):
+            return f"{line}; give one that has, as --{path}=\"{others[-1]}({field}=...)\" ({', '.join(others)})"
+        return f"{line}, {nearest(field, own)}"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         """Yields a line for each thing that cannot work: value got, what is allowed, field to set."""

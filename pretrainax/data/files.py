@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import Choice, UserError, to_json
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
@@ -71,6 +71,30 @@ def path_problems(source: Any) -> Iterator[str]:
         path = getattr(source, field)
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
             yield f"{source.config_path}.{field} is {path!r}, which does not exist"
+        elif path is not None and (reader := _other_reader(source, os.path.expanduser(path))):
+            yield (
+                f"{source.config_path}.{field} is {path!r}, which is for {reader}: set {source.config_path} to "
+                f"{reader}({field}={path!r})"
+            )
+
+
+def _other_reader(source: Any, path: str) -> Optional[str]:
+    """Names the source that a file is for, by its name or its first line, where that is another one."""
+    if not os.path.isfile(path):
+        return None
+    own, by_name = type(source).__name__, Choice.reading(path)
+    if own == "TextFiles" and by_name is None and _begins_with_json(path):
+        return "JsonLines"
+    if own == "JsonLines" and by_name == "TextFiles":  # whose content may be lines of JSON all the same
+        return None if _begins_with_json(path) else by_name
+    return None if by_name in (own, "TextFiles") else by_name
+
+
+def _begins_with_json(path: str) -> bool:
+    """Says whether the first line of a file is a JSON object."""
+    with contextlib.suppress(ValueError, RecursionError, OSError, *BROKEN_ARCHIVE), _open(path) as f:
+        return isinstance(json.loads(f.readline(1 << 20).decode("utf-8-sig")), dict)
+    return False
 
 
 def fraction_problems(source: Any) -> Iterator[str]:
