@@ -211,7 +211,7 @@ class _Zstandard(io.RawIOBase):
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # what zstd --long=31 makes
         frame, left = None, b""
         with open(path, "rb") as f:
-            while compressed := left or f.read(1 << 10):  # little: it may be the 30,000th part of its content
+            while compressed := left or f.read(1 << 9):  # little: it may be the 30,000th part of its content
                 frame = frame or decompressor.decompressobj()
                 try:
                     yield frame.decompress(compressed)

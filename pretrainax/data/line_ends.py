@@ -16,7 +16,7 @@ def plain(text: Text, found: collections.Counter) -> Text:
     if text.startswith(mark):
         found[MARKS] += 1
         text = text[len(mark) :]
-    if carriage in text:
+    if windows in text or text.endswith(carriage):
         found[RETURNS] += text.count(windows) + text.endswith(carriage)
         text = text.replace(windows, line).removesuffix(carriage)  # at its end where it was cut within a line end
     return text

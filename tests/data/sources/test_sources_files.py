@@ -10,7 +10,7 @@ import zstandard
 
 from pretrainax.config import UserError
 from pretrainax.data import files, long_lines
-from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.data.sources import JsonLines, Parquet, TextFiles
 from tests.support.reading import texts, write_lines
 
 # --- text files ----------------------------------------------------------------------------------------------------
@@ -137,6 +137,48 @@ def test_fingerprint_depends_on_the_settings(tmp_path):
     (tmp_path / "a.txt").write_text("abc")
     a, b = (TextFiles(str(tmp_path), valid_fraction=f).fingerprint() for f in (0.1, 0.2))
     assert a != b
+
+
+@pytest.mark.parametrize(
+    "source, name, content, reader",
+    [
+        (TextFiles, "a.jsonl", '{"text": "x"}\n', "JsonLines"),
+        (TextFiles, "a.jsonl.gz", "", "JsonLines"),
+        (TextFiles, "a.json", '{"text": "x"}\n', "JsonLines"),
+        (TextFiles, "a.parquet", "", "Parquet"),
+        (JsonLines, "a.txt", "some text\n", "TextFiles"),
+        (JsonLines, "a.parquet", "", "Parquet"),
+        (Parquet, "a.jsonl", '{"text": "x"}\n', "JsonLines"),
+    ],
+)
+def test_file_that_another_source_reads_is_a_problem_of_the_config(tmp_path, source, name, content, reader):
+    path = tmp_path / name
+    path.write_text(content)
+    (problem,) = source(str(path)).problems(None)
+    field = "config.data.source"
+    assert problem == f"{field}.path is '{path}', which is for {reader}: set {field} to {reader}(path='{path}')"
+
+
+@pytest.mark.parametrize(
+    "source, name, content",
+    [
+        (TextFiles, "a.txt", '{"text": "x"}\n'),  # JSON may be what is to be learnt
+        (TextFiles, "a.md", "some text"),
+        (TextFiles, "a.json", "[1, 2]"),
+        (JsonLines, "a.txt", '{"text": "x"}\n'),
+        (JsonLines, "a.json", '{"text": "x"}\n'),
+    ],
+)
+def test_file_of_an_unusual_name_is_no_problem(tmp_path, source, name, content):
+    (tmp_path / name).write_text(content)
+    assert not list(source(str(tmp_path / name)).problems(None))
+
+
+@pytest.mark.parametrize("number, text", [(3, "3"), (-12, "-12"), (2**70, str(2**70))])
+def test_json_whole_number_is_its_decimal_text(tmp_path, number, text):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "x", "label": number}])
+    assert texts(JsonLines(path, valid_path=path, target_field="label"), "train") == [("x", text)]
+    assert texts(JsonLines(path, valid_path=path, text_field="label"), "train") == [text]
 
 
 # --- JSON lines ----------------------------------------------------------------------------------------------------
