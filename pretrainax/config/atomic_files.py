@@ -27,7 +27,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def replacing_folder(path: str) -> Iterator[str]:
-    """Yields a folder beside `path` that takes its name at the end; where another process was faster, its folder stays."""
+    """Yields a folder beside `path` that takes its name at the end; that of a process that was faster stays."""
     temporary = _temporary(path)
     shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
     try:

@@ -46,6 +46,7 @@ class Choice:
     """
 
     _classes: ClassVar[dict[str, type["Choice"]]] = {}  # by module:name
+    endings: ClassVar[tuple[str, ...]] = ()  # of the files that it reads
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # which each that can be chosen has
 
     def __init_subclass__(cls, **kwargs):
@@ -111,12 +112,14 @@ class Choice:
 
     @classmethod
     def reading(cls, path: str) -> Optional[str]:
-        """Returns the name of the choice that reads files of such a name, or the files in such a folder, if one says so:
-        its class has their `endings`."""
+        """Returns the name of the choice that reads files of such a name, or those in such a folder.
+
+        The class of one says so by its `endings`; None: none does.
+        """
         names = [path]
         if os.path.isdir(path):
             names = sorted(name for _, _, names in itertools.islice(os.walk(path), 100) for name in names)
-        kinds = [kind for kind in _choices_by_name().values() if getattr(kind, "endings", ())]
+        kinds = [kind for kind in _choices_by_name().values() if kind.endings]
         return next((kind.__name__ for name in names for kind in kinds if name.endswith(kind.endings)), None)
 
     @classmethod
@@ -142,7 +145,7 @@ class Choice:
         own = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
         if others := cls._siblings(field):
-            return f"{line}; give one that has, as --{path}=\"{others[-1]}({field}=...)\" ({', '.join(others)})"
+            return f'{line}; give one that has, as --{path}="{others[-1]}({field}=...)" ({", ".join(others)})'
         return f"{line}, {nearest(field, own)}"
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:

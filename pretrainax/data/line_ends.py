@@ -1,4 +1,4 @@
-"""Takes off what is no part of a text: the byte-order mark before it, and the carriage returns of Windows' line ends."""
+"""Takes off what is no part of a text: a byte-order mark before it, and the carriage returns of Windows' line ends."""
 
 import collections
 from typing import Any, TypeVar

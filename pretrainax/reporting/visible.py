@@ -1,4 +1,4 @@
-"""Shows text of others on a terminal: nothing in it moves the cursor, sets colours, or turns the order of characters."""
+"""Shows text of others on a terminal: nothing in it moves the cursor, sets colours, or turns the order of letters."""
 
 _PICTURES = {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: 0x2421}
 _HIDDEN = (

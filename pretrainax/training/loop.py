@@ -82,7 +82,9 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
         state, exit_code = loop.train(state)
         corpus_check.raise_if_damaged()
         if corpus_check.left:
-            writer.note(f"the checksums of {corpus_check.left:,} files of the corpus were not compared: the run was over")
+            writer.note(
+                f"the checksums of {corpus_check.left:,} files of the corpus were not compared: the run was over"
+            )
         if exit_code == 0:
             with goodput.on("finishing"):
                 finish(run, state, writer, loop.last_evaluation or run.validate(state.params))

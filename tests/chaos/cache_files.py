@@ -109,7 +109,9 @@ def main() -> int:
                     for _ in range(given.flips):
                         counts[cache.survives(rng.choice(paths), rng)] += 1
     tried = sum(counts.values())
-    print(f"{tried} flips, {counts['named']} named, {counts['harmless']} harmless, {report.failed} kinds of file failed")
+    print(
+        f"{tried} flips, {counts['named']} named, {counts['harmless']} harmless, {report.failed} kinds of file failed"
+    )
     return int(report.failed > 0)
 
 

@@ -56,7 +56,9 @@ every = pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("choice", [Unigram, BPE])
 def test_more_characters_than_pieces_says_what_to_take(choice):
     text = "".join(chr(0x4E00 + i % 3000) for i in range(9000))
-    message = r"vocab_size is 500, the characters alone of this text need \d+.*take config.tokenizer=\"ByteBPE\(vocab_size="
+    message = (
+        r"vocab_size is 500, the characters alone of this text need \d+.*take config.tokenizer=\"ByteBPE\(vocab_size="
+    )
     with pytest.raises(UserError, match=message):
         choice(vocab_size=500).build(iter([text]))
 

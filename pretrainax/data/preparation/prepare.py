@@ -128,7 +128,7 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
 
 
 def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> list[Corpus]:
-    """Opens the corpora of both splits. Where a source that holds documents out leaves one side empty, one is chosen."""
+    """Opens the corpora of both splits. Where a source that holds documents out leaves one empty, one is chosen."""
     corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
     if recipe.source.holds_out and not all(corpus.num_documents for corpus in corpora):
         kept_in = os.path.join(recipe.cache, "corpora", recipe.key, "held_out.json")

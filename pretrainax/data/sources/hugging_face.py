@@ -52,7 +52,9 @@ class HuggingFace(RecordSets, Source):
         names = {str(split): list(map(str, names)) for split, names in found.items()}
         contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
         remote = {split: [n for n in names[split] if not os.path.exists(n)] for split in names}
-        settings = {k: v for k, v in files.settings_of(self).items() if k not in ("path", "data_files", "valid_data_files")}
+        settings = {
+            k: v for k, v in files.settings_of(self).items() if k not in ("path", "data_files", "valid_data_files")
+        }
         return files.digest(settings, type(builder).__name__, contents, remote)  # Json, Text, …: how they are read
 
     def shards(self, split: str) -> list[files.Part]:

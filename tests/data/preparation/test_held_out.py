@@ -1,4 +1,4 @@
-"""A split always has both sides: where the rule of a source leaves one empty, a document is held out, and it is said."""
+"""A split always has both sides: where the rule of a source leaves one empty, a document is held out, and said so."""
 
 import itertools
 import json
@@ -28,7 +28,9 @@ def texts(prepared):
     """The documents of each split, without their separators."""
     decode = prepared.tokenizer.decode
     return [
-        sorted(decode(corpus.document(i)).removesuffix("</s>") for corpus in corpora for i in range(corpus.num_documents))
+        sorted(
+            decode(corpus.document(i)).removesuffix("</s>") for corpus in corpora for i in range(corpus.num_documents)
+        )
         for corpora in (prepared.train, prepared.valid)
     ]
 
