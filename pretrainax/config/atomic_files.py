@@ -1,7 +1,8 @@
-"""Files that appear under their name when they are complete, or never, whenever the process is killed."""
+"""Files and folders that appear under their name when they are complete, or never, whenever the process is killed."""
 
 import contextlib
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -13,7 +14,7 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
     The name of the file names the machine and the process: several may write the same `path` at once.
     """
-    temporary = f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+    temporary = _temporary(path)
     try:
         with open(temporary, "wb") as f:
             yield f
@@ -22,6 +23,29 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)
         raise
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str) -> Iterator[str]:
+    """Yields a folder beside `path` that takes its name at the end; that of a process that was faster stays."""
+    temporary = _temporary(path)
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
+    try:
+        os.makedirs(temporary)
+        yield temporary
+        try:
+            os.rename(temporary, path)
+        except OSError:
+            if not os.path.isdir(path):
+                raise
+            shutil.rmtree(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _temporary(path: str) -> str:
+    return f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
 
 
 def write_atomically(path: str, content: str | bytes) -> None:

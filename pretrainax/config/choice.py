@@ -4,10 +4,13 @@ import ast
 import dataclasses
 import importlib
 import importlib.metadata
+import itertools
+import os
+import re
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 from pretrainax.config.errors import UserError, nearest, shortened
 
@@ -43,6 +46,7 @@ class Choice:
     """
 
     _classes: ClassVar[dict[str, type["Choice"]]] = {}  # by module:name
+    endings: ClassVar[tuple[str, ...]] = ()  # of the files that it reads
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field]]  # which each that can be chosen has
 
     def __init_subclass__(cls, **kwargs):
@@ -94,12 +98,59 @@ class Choice:
     def parse(cls, text: str) -> "Choice":
         """Reads `"TextFiles(path='my/books', valid_fraction=0.05)"`, as a flag gives it for a whole field.
 
-        Values are literals, choices and tuples of them. Nothing is evaluated.
+        Values are literals, choices and tuples of them. Nothing is evaluated. Of the class of the field's value, an
+        error can say what the field takes.
         """
         try:
             return _choice(ast.parse(text, mode="eval").body, cls)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: nested too deep
-            raise UserError(f"cannot read {shortened(text)!r}; write Name or Name(field=value, ...)") from None
+            error = UserError(f"cannot read {shortened(text)!r}; write Name or Name(field=value, ...)")
+        except UserError as e:
+            error = e
+        if re.fullmatch(r"[^()]*[^()\w][^()]*|\w+", text) and (takers := cls.taking_path(text)):
+            calls = " or ".join(f"{name}(path={text!r})" for name in takers)
+            what = "is a folder" if os.path.isdir(os.path.expanduser(text)) else "is a file"
+            if os.path.exists(os.path.expanduser(text)):
+                error = UserError(f"{text!r} {what}: did you mean {calls}?")
+            elif os.sep in text:
+                error = UserError(f"{text!r} looks like a path, and nothing is there: did you mean {calls}?")
+        raise error from None
+
+    @classmethod
+    def reading(cls, path: str) -> Optional[str]:
+        """Returns the name of the choice that reads files of such a name, or those in such a folder.
+
+        The class of one says so by its `endings`; None: none does.
+        """
+        names = [path]
+        if os.path.isdir(path):
+            names = sorted(name for _, _, names in itertools.islice(os.walk(path), 100) for name in names)
+        kinds = [kind for kind in _choices_by_name().values() if kind.endings]
+        return next((kind.__name__ for name in names for kind in kinds if name.endswith(kind.endings)), None)
+
+    @classmethod
+    def taking_path(cls, path: str) -> list[str]:
+        """Returns the names of the choices that could be meant where a field of this class is given a path alone."""
+        if found := cls._siblings("path"):
+            reader = cls.reading(os.path.expanduser(path))
+            return [reader] if reader in found else ["TextFiles"] if "TextFiles" in found else found
+        return []
+
+    @classmethod
+    def _siblings(cls, field: str) -> list[str]:
+        """Returns the names of the choices for the same field of a config that have a field of this name."""
+        kind = next((c for c in cls.__mro__ if c.__module__ == "pretrainax.config.kinds"), None)
+        names = kind.names() if kind else []
+        return [name for name in names if field in _choices_by_name()[name].__dataclass_fields__]
+
+    @classmethod
+    def no_field(cls, path: str, field: str) -> str:
+        """Writes the error line of a flag for a field that the class of a choice at `path` does not have."""
+        own = cls.__dataclass_fields__
+        line = f"{path} is {cls.__name__}, which has no field {field!r}"
+        if others := cls._siblings(field):
+            return f'{line}; give one that has, as --{path}="{others[-1]}({field}=...)" ({", ".join(others)})'
+        return f"{line}, {nearest(field, own)}"
 
     @classmethod
     def names(cls) -> list[str]:

@@ -29,6 +29,8 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     for i, name in enumerate(names):
         if node is None:
             raise UserError(f"--{path}: {done} is None; give it first, as --{done}={spelled(hint)}")
+        if isinstance(node, Choice) and name not in node.__dataclass_fields__:
+            raise UserError(node.no_field(done, name))
         if name not in getattr(node, "__dataclass_fields__", ()):
             raise UserError(f"{done} has no field {name!r}, {_known(name, node, experiment)}")
         hint = typing.get_type_hints(type(node))[name]
@@ -45,8 +47,7 @@ def fields_named(name: str, experiment: Experiment) -> list[str]:
 
 
 def _known(name: str, node: Any, experiment: Experiment) -> str:
-    elsewhere = [] if isinstance(node, Choice) else fields_named(name, experiment)
-    if elsewhere:
+    if elsewhere := fields_named(name, experiment):
         return f"did you mean --{' or --'.join(elsewhere)}?"
     return nearest(name, getattr(node, "__dataclass_fields__", ()))
 

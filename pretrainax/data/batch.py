@@ -64,6 +64,7 @@ FIELDS = (
 )
 SHAPES = {field.name: field.shape for field in FIELDS}
 TOKEN_FIELDS = ("tokens", "encoder_tokens")  # what enters the model
+_IDS = tuple(field.name for field in FIELDS if field.below == "vocab_size")
 SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # and which of it is padding
 
 
@@ -110,6 +111,11 @@ def padding_fraction(batch: HostBatch) -> float:
     """Returns the share of the tokens that enter the model which is padding."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
+
+
+def highest_id(batch: HostBatch) -> int:
+    """Returns the highest id of a token that is read or predicted; a negative one counts as very high."""
+    return max(int(batch[name].view(np.uint32).max()) for name in _IDS if name in batch)
 
 
 def lengths_of(batch: Mapping[str, Any]) -> Lengths:

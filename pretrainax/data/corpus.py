@@ -2,12 +2,14 @@
 
 import functools
 import os
+import threading
 from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, PARTS, base_of, read_json
+from pretrainax.data import checksums
+from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, PARTS, base_of
 
 
 class Corpus:
@@ -15,7 +17,7 @@ class Corpus:
 
     def __init__(self, directory: str):
         self.directory = directory
-        index = read_json(os.path.join(directory, INDEX))
+        index = checksums.read_json(os.path.join(directory, INDEX))
         if index is None:
             raise ValueError(f"{directory} holds no prepared corpus")
         self.num_tokens: int = index["tokens"]
@@ -25,6 +27,7 @@ class Corpus:
         self.parts: Optional[str] = index.get("parts")  # what documents are divided into: "sentences" | "pairs" | None
         self.num_parts: int = index.get("num_parts", 0)
         self.fingerprint: str = index["fingerprint"]
+        self.checksums: dict[str, str] = index.get("checksums", {})  # by file; empty where it was made before them
         self._dtype = np.dtype(index["dtype"])
         self._starts = np.cumsum([0, *index["shards"]])  # [shards + 1] token offsets
         self._shards: dict[int, np.ndarray] = {}
@@ -76,6 +79,20 @@ class Corpus:
         """int64 [parts]: the offset behind each part's last token; a document ends where its last part does."""
         return _map(os.path.join(self.directory, PARTS), np.dtype(np.int64), self.num_parts)
 
+    def check(self, name: str, stop: Optional[threading.Event] = None) -> None:
+        """Raises UserError unless a file of this folder is as it was written. Nothing is known of one without checksum.
+
+        stop: once it is set, the answer is no longer wanted.
+        """
+        path = os.path.join(self.directory, name)
+        if name in self.checksums and checksums.of_file(path, stop) != self.checksums[name]:
+            if stop is None or not stop.is_set():
+                raise UserError(damaged(path))
+
+    def path_of(self, place: int) -> str:
+        """Returns the file that the token at an offset is in."""
+        return f"{base_of(self.directory, int(self._starts.searchsorted(place, 'right')) - 1)}.tokens"
+
     def _shard(self, shard: int) -> np.ndarray:
         if shard not in self._shards:
             size = int(self._starts[shard + 1] - self._starts[shard])
@@ -83,7 +100,12 @@ class Corpus:
         return self._shards[shard]
 
 
+def damaged(path: str) -> str:
+    """Writes the error line of a file of a corpus that is not as it was written."""
+    return f"{path} is damaged: delete {os.path.dirname(path)} and prepare again"
+
+
 def _map(path: str, dtype: np.dtype, size: int) -> np.ndarray:
     if not os.path.exists(path) or os.path.getsize(path) != size * dtype.itemsize:
-        raise UserError(f"{path} is damaged: delete {os.path.dirname(path)} and prepare again")
+        raise UserError(damaged(path))
     return np.memmap(path, dtype, mode="r", shape=(size,)).view(np.ndarray) if size else np.empty(0, dtype)

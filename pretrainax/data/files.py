@@ -17,11 +17,12 @@ from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 
-from pretrainax.config import UserError
+from pretrainax.config import Choice, UserError, to_json
 from pretrainax.config.regular_files import check_regular
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
+MAX_RECORD_BYTES = 1 << 29  # of one record, where a source does not say
 _CHUNK = 1 << 22  # bytes read at a time
 
 
@@ -71,11 +72,44 @@ def path_problems(source: Any) -> Iterator[str]:
         path = getattr(source, field)
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
             yield f"{source.config_path}.{field} is {path!r}, which does not exist"
+        elif path is not None and (reader := _other_reader(source, os.path.expanduser(path))):
+            yield (
+                f"{source.config_path}.{field} is {path!r}, which is for {reader}: set {source.config_path} to "
+                f"{reader}({field}={path!r})"
+            )
+
+
+def _other_reader(source: Any, path: str) -> Optional[str]:
+    """Names the source that a file is for, by its name or its first line, where that is another one."""
+    if not os.path.isfile(path):
+        return None
+    own, by_name = type(source).__name__, Choice.reading(path)
+    if own == "TextFiles" and by_name is None and _begins_with_json(path):
+        return "JsonLines"
+    if own == "JsonLines" and by_name == "TextFiles":  # whose content may be lines of JSON all the same
+        return None if _begins_with_json(path) else by_name
+    return None if by_name in (own, "TextFiles") else by_name
+
+
+def _begins_with_json(path: str) -> bool:
+    """Says whether the first line of a file is a JSON object."""
+    with contextlib.suppress(ValueError, RecursionError, OSError, *BROKEN_ARCHIVE), _open(path) as f:
+        return isinstance(json.loads(f.readline(1 << 20).decode("utf-8-sig")), dict)
+    return False
 
 
 def fraction_problems(source: Any) -> Iterator[str]:
     if not 0 < source.valid_fraction < 1:
         yield f"{source.config_path}.valid_fraction is {source.valid_fraction}, it must be between 0 and 1"
+
+
+def settings_of(source: Any) -> dict[str, Any]:
+    """Returns the fields that the text of a source follows from. One that came later counts where it is not as before:
+    what was prepared without it is still good."""
+    settings = to_json(source)
+    if settings.get("max_record_bytes") == MAX_RECORD_BYTES:
+        del settings["max_record_bytes"]
+    return settings
 
 
 def fingerprint(source: Any, settings: dict, endings: tuple[str, ...]) -> str:
@@ -159,17 +193,17 @@ class _Zstandard(io.RawIOBase):
     """The content of all frames of a file. zstandard's own reader takes a file that is cut off for a whole one."""
 
     def __init__(self, path: str):
-        self._content, self._left = self._frames(path), b""
+        self._content, self._left = self._frames(path), memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._left:
-            self._left = next(self._content, None)
-            if self._left is None:
-                self._left = b""
+            content = next(self._content, None)
+            if content is None:
                 return 0
+            self._left = memoryview(content)
         size = min(len(buffer), len(self._left))
         buffer[:size], self._left = self._left[:size], self._left[size:]
         return size
@@ -180,7 +214,7 @@ class _Zstandard(io.RawIOBase):
         decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # what zstd --long=31 makes
         frame, left = None, b""
         with open(path, "rb") as f:
-            while compressed := left or f.read(1 << 14):  # little: it may be the 10,000th part of its content
+            while compressed := left or f.read(1 << 9):  # little: it may be the 30,000th part of its content
                 frame = frame or decompressor.decompressobj()
                 try:
                     yield frame.decompress(compressed)
@@ -227,7 +261,9 @@ def ranges(path: str, start: int, stop: int, longest_line: int) -> Iterator[Part
     with open(path, "rb") as f:
         while start < stop:
             f.seek(min(start + SHARD_BYTES, stop))
-            if f.tell() < stop:
+            if f.tell() < stop and longest_line < 0:
+                skip_line(f)
+            elif f.tell() < stop:
                 _rest_of_line(f, longest_line)
             end = min(f.tell(), stop)
             yield Part(path, start, end)
@@ -253,6 +289,12 @@ def _skip(f: Stream, count: int) -> None:
         return
     while count and (chunk := f.read(min(_CHUNK, count))):
         count -= len(chunk)
+
+
+def skip_line(f: Stream) -> None:
+    """Reads on to the end of the line, however far that is, and keeps nothing of it."""
+    while (part := f.readline(_CHUNK)) and not part.endswith(b"\n"):
+        pass
 
 
 def _rest_of_line(f: Stream, longest_line: int) -> bytes:

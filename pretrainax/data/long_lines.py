@@ -8,6 +8,7 @@ import codecs
 import io
 import json
 import re
+import sys
 from typing import Any, Union
 
 LONG = 1 << 22  # bytes of a line that is treated so, and of its strings that stay UTF-8
@@ -16,13 +17,16 @@ _ESCAPE = re.compile(rb"\\u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|\\u\w{4}|\\.", re
 _CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
-def read_line(f: io.BufferedIOBase) -> Union[bytes, bytearray]:
-    """Returns the next line with its end; a long one as a bytearray, which grows in place."""
+def read_line(f: io.BufferedIOBase, most: int = sys.maxsize) -> Union[bytes, bytearray]:
+    """Returns the next line with its end; a long one as a bytearray, which grows in place.
+
+    Of one with more than `most` bytes, a part that has more; the rest is not read.
+    """
     line = f.readline(LONG)
     if len(line) < LONG or line.endswith(b"\n"):
         return line
     line = bytearray(line)
-    while part := f.readline(LONG):
+    while len(line) <= most and (part := f.readline(LONG)):
         line += part
         if part.endswith(b"\n"):
             break

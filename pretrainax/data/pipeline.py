@@ -17,8 +17,9 @@ import numpy as np
 from absl import flags
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.data.batch import Example, HostBatch, Lengths
+from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
+from pretrainax.data.corpus import Corpus, damaged
 from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
 from pretrainax.data.preparation.workers import check_shared_memory
@@ -27,7 +28,6 @@ from pretrainax.data.row_stream import RowOptions, RowStream
 from pretrainax.data.sources.base import WeightStages
 
 if TYPE_CHECKING:
-    from pretrainax.data.corpus import Corpus
     from pretrainax.tokenization.base import Vocabulary
 
 
@@ -45,7 +45,7 @@ class Batches:
 
     def __init__(
         self,
-        corpora: Sequence["Corpus"],
+        corpora: Sequence[Corpus],
         objective: Objective,
         vocabulary: "Vocabulary",
         options: RowOptions,
@@ -118,13 +118,27 @@ class Batches:
     def __getitem__(self, step: int) -> HostBatch:
         first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
         rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
-        return collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
+        batch = collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
+        if highest_id(batch) >= self.vocabulary.size:
+            raise UserError(self._explain_ids(range(first, first + self.local_batch_size), highest_id(batch)))
+        return batch
 
     @functools.cached_property
     def template(self) -> Example:
         """An array of each name that batches have: those of all objectives of a mixture, if a batch has some or not."""
         draws = CounterRng(self.seed)
         return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
+
+    def _explain_ids(self, rows: range, highest: int) -> str:
+        """Writes the error line of rows with an id that no text has: where in which corpus it is from."""
+        size = self.vocabulary.size
+        line = f"a batch has the id {highest}, and the tokenizer {size} ids"
+        for stream, n in map(self._place, rows):
+            for start, length in stream.row(n)[0]:
+                bad = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
+                if len(bad):
+                    return f"{line}: {damaged(stream.corpus.path_of(start + int(bad[0])))}"
+        return f"{line}: config.objective makes one that is none"
 
     def _place(self, row: int) -> tuple[RowStream, int]:
         number, n = self.schedule[row]

@@ -4,23 +4,29 @@ A plan is made once for a corpus, an objective and a length, and kept beside the
 packed rows are as much a function of (seed, index) as windows are.
 """
 
-import json
+import contextlib
+import errno
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable
 from typing import NamedTuple, Optional
 
 import numpy as np
+from absl import logging
 
 from pretrainax.config import UserError, to_json
+from pretrainax.config.atomic_files import replacing_folder
+from pretrainax.data import checksums
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.objectives import Objective
 from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentences
 from pretrainax.data.permutation import permute
+from pretrainax.data.preparation.shards import ENDS, PARTS
 
-_FORMAT = 2  # of the files, and of how pieces are cut and left out
+_FORMAT = 3  # of the files, and of how pieces are cut and left out
 _STATISTICS = "figures.json"
 
 PermutationKeys = Optional[tuple[int, ...]]  # of an epoch, see permutation.permute; None: in order
@@ -64,8 +70,9 @@ class TablePlan(RowPlan):
     def __init__(self, directory: str):
         self.directory = directory
         self._starts, self._lengths, self._ends = (_load(directory, name) for name in ("starts", "lengths", "ends"))
-        with open(os.path.join(directory, _STATISTICS), encoding="utf-8") as f:
-            self.statistics = json.load(f)
+        figures = checksums.read_json(os.path.join(directory, _STATISTICS))
+        assert figures is not None  # of a plan that is whole
+        self.statistics = figures["statistics"]
         self.rows_per_epoch = len(self._ends)
         self.pieces_per_row = len(self._starts) / max(len(self._ends), 1)
 
@@ -112,7 +119,7 @@ class BucketPlan(TablePlan):
 def make_row_plan(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int, batch_size: int, shuffle: bool
 ) -> RowPlan:
-    """Returns the plan of a corpus, from the disk where it was made before.
+    """Returns the plan of a corpus, from the disk where it was made before and is whole.
 
     Raises:
       UserError: the corpus has not a single row.
@@ -120,9 +127,11 @@ def make_row_plan(
     longest = objective.lengths(sequence_length).raw
     if not packing.cuts:
         if corpus.num_tokens < longest:
+            is_valid = os.path.basename(corpus.directory) == "valid"
             raise UserError(
-                f"the corpus has {corpus.num_tokens} tokens, one row of config.data.sequence_length {sequence_length} "
-                f"takes {longest}: set a smaller one, or give more text in config.data.source"
+                f"{'the validation text' if is_valid else 'the corpus'} has {corpus.num_tokens} tokens, one row of "
+                f"config.data.sequence_length {sequence_length} takes {longest}: set a smaller one, or give more text "
+                f"in config.data.source{', or a larger valid_fraction of it' if is_valid else ''}"
             )
         return WindowPlan(corpus.num_tokens, longest, shuffle)
     key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length)
@@ -144,6 +153,8 @@ def _make_tables(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Returns the tables of a TablePlan, by name, and its statistics."""
+    for name in (ENDS, PARTS):  # a plan is kept: it must not be made of a damaged file
+        corpus.check(name)
     lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
     capacity = lengths_of[-1]
     if objective.unit == "pairs":
@@ -182,35 +193,68 @@ def _make_tables(
 
 
 def _find_or_write(directory: str, make: Callable) -> str:
-    """Returns the directory of a plan, written by `make` where it is not there yet.
+    """Returns the directory of a plan, written by `make` where there is none that is whole.
 
-    Where the corpus may only be read, it is one in its place among the temporary files.
+    Where the corpus may only be read, it is in a folder of this user's own among the temporary files.
     """
-    places = (directory, os.path.join(tempfile.gettempdir(), "pretrainax", os.path.basename(directory)))
-    for place in places:
-        if os.path.isdir(place):
-            return place
+    private = os.path.join(tempfile.gettempdir(), f"pretrainax-{os.getuid()}")
+    places = {directory: os.path.dirname(directory), os.path.join(private, os.path.basename(directory)): private}
+    for place, folder in places.items():
+        if os.path.isdir(place) and (folder != private or _is_private(folder)):
+            if _is_whole(place):
+                return place
+            logging.warning("%s is damaged: it is made anew", place)
+            shutil.rmtree(place, ignore_errors=True)
     (tables, statistics), reasons = make(), []
-    for place in places:
-        temporary = f"{place}.tmp{os.getpid()}"
-        shutil.rmtree(temporary, ignore_errors=True)  # of a process of this number that was killed
+    for place, folder in places.items():
         try:
-            os.makedirs(temporary)
-            for name, table in tables.items():
-                np.save(os.path.join(temporary, f"{name}.npy"), table, allow_pickle=False)
-            with open(os.path.join(temporary, _STATISTICS), "w", encoding="utf-8") as f:
-                json.dump(statistics, f)
-            os.rename(temporary, place)
-        except OSError as e:  # cannot be written, is full, or another process was faster
-            shutil.rmtree(temporary, ignore_errors=True)
-            if not os.path.isdir(place):
-                reasons.append(f"{place}: {e.strerror}")
-                continue
+            if folder == private:
+                _make_private(folder)
+            with replacing_folder(place) as temporary:
+                _write(temporary, tables, statistics)
+        except OSError as e:  # cannot be written, or is full
+            reasons.append(f"{place}: {e.strerror}")
+            continue
         return place
     raise UserError(f"cannot write {'; '.join(reasons)}: set TMPDIR to a folder that can be written")
 
 
+def _make_private(folder: str) -> None:
+    """Makes a folder that nobody else can write to; PermissionError where somebody else made one of its name."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    if not _is_private(folder):
+        raise PermissionError(errno.EPERM, "it is a folder of another user, or one that others can write to", folder)
+
+
+def _is_private(folder: str) -> bool:
+    found = os.lstat(folder)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+
+
+def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, float]) -> None:
+    for name, table in tables.items():
+        np.save(_file(directory, name), table, allow_pickle=False)
+    sums = {name: checksums.of_file(_file(directory, name)) for name in tables}
+    checksums.write_json(os.path.join(directory, _STATISTICS), {"statistics": statistics, "checksums": sums})
+
+
+def _is_whole(directory: str) -> bool:
+    """Says whether the files of a plan are as they were written."""
+    figures = checksums.read_json(os.path.join(directory, _STATISTICS))
+    try:
+        return figures is not None and all(
+            checksums.of_file(_file(directory, name)) == wanted for name, wanted in figures["checksums"].items()
+        )
+    except OSError:
+        return False
+
+
+def _file(directory: str, name: str) -> str:
+    return os.path.join(directory, f"{name}.npy")
+
+
 def _load(directory: str, name: str) -> np.ndarray:
-    path = os.path.join(directory, f"{name}.npy")
+    path = _file(directory, name)
     array = np.load(path, mmap_mode="r" if os.path.getsize(path) > 1 << 16 else None, allow_pickle=False)
     return array.view(np.ndarray)

@@ -3,7 +3,8 @@
 A kind is a file of its own, with the choice that learns it: `sentencepiece`, `subwords` (WordPiece, byte-level BPE, all
 that has a tokenizer.json), `characters`. `huggingface` reads those of others.
 
-Text never turns into a special id, whatever it says: a document about `<extra_id_0>` is a document, not a mask.
+Text never turns into a special id, whatever it says: a document about `<extra_id_0>` is a document, not a mask. In this
+alone the ids are not those of transformers, which makes special ids of such pieces within a text.
 """
 
 import dataclasses

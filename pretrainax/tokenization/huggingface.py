@@ -2,6 +2,9 @@
 
 `huggingface_export` writes such a directory; reading back what was written gives the same ids, vocabulary and
 fingerprint. Only JSON, text and SentencePiece models are read; a repository's own code never is.
+
+The ids are those of transformers for a text without special pieces: where "<s>" or "[MASK]" stands in a text it stays
+text here, and its letters get ids; transformers makes the special id of it unless `split_special_tokens=True`.
 """
 
 import dataclasses

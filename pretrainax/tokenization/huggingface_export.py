@@ -15,6 +15,9 @@ from pretrainax.tokenization.tokenizer_json import tokenizer_json
 def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) -> None:
     """Writes the files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
 
+    But for special pieces within a text, as "<s>" or "[MASK]": they stay text here, and become special ids there unless
+    it is told `split_special_tokens=True`.
+
     A tokenizer.json that was read is written as it was. One of ours gets the special tokens around a text that are
     usual for `model`: [CLS] … [SEP] of an encoder, … </s> of an encoder-decoder, <s> … of a decoder. Qwen 2 is the one
     `model_type` for which AutoTokenizer puts its own rules in the place of those of the file.

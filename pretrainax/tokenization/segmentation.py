@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 
 from pretrainax.reporting.tables import text_table
+from pretrainax.reporting.visible import visible
 from pretrainax.tokenization.base import Tokenizer
 
 
@@ -28,4 +29,4 @@ def _characters(tokenizer: Tokenizer, ids: list[int]) -> Iterator[list[int]]:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return visible(json.dumps(text, ensure_ascii=False))

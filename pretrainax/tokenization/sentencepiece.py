@@ -23,6 +23,7 @@ SPECIALS = {
     "gemma": {"pad": "<pad>", "eos": "<eos>", "bos": "<bos>", "unk": "<unk>"},
 }
 _DEFAULTS = {"pad": "<pad>", "bos": "<s>", "eos": "</s>", "unk": "<unk>"}  # those that SentencePiece has settings for
+_LONGEST_LINE = 1 << 20  # bytes
 _RARE = 1e-3  # share of the characters; SentencePiece leaves out the rarest ones that make up 5e-4 of a text
 
 
@@ -99,7 +100,7 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
             settings[f"{field}_id"] = i
             if piece != _DEFAULTS[field]:  # what is set is written to the model, and changes its fingerprint
                 settings[f"{field}_piece"] = piece
-    lines = [line for text in texts for line in text.split("\n") if line]
+    lines = [part for text in texts for line in text.split("\n") if line for part in _parts(line)]
     if sum(line.count(" ") for line in lines) < _RARE * sum(map(len, lines)):  # as in Chinese
         settings["required_chars"] = SPACE_MARK  # or a space would be three bytes that are read as the mark
     if others := [piece for field, piece in specials.items() if field not in _DEFAULTS]:
@@ -117,13 +118,20 @@ def learn(texts: Iterator[str], model_type: str, vocab_size: int, specials: Mapp
             allow_whitespace_only_pieces=True,  # indentation
             byte_fallback=True,
             user_defined_symbols=["\n", "\n\n"],
-            max_sentence_length=1 << 20,  # bytes of a line; longer ones are left out
+            max_sentence_length=_LONGEST_LINE,  # bytes; longer ones are left out
             num_threads=4,  # the result depends on it: the same on every machine
             minloglevel=2,
         )
     except RuntimeError as e:
         raise UserError(_explain(str(e), vocab_size)) from e
     return model.getvalue()
+
+
+def _parts(line: str) -> list[str]:
+    """Cuts a line that SentencePiece would leave out for its length, before spaces where there are some."""
+    if len(line) <= _LONGEST_LINE // 4 or len(line.encode()) <= _LONGEST_LINE:
+        return [line]
+    return re.findall(r"(?s).{1,4096}(?= |\Z)|.{1,4096}", line)
 
 
 def read(model: bytes, specials: Mapping[str, str], num_sentinels: int, path: str | None) -> SentencePieceTokenizer:
@@ -157,7 +165,11 @@ def _explain(error: str, vocab_size: int) -> str:
     if too_high:
         return too_little_text(vocab_size, int(too_high[1]))
     if too_low:
-        return f"config.tokenizer.vocab_size is {vocab_size}, the characters alone of this text need {too_low[1]}"
+        return (
+            f"config.tokenizer.vocab_size is {vocab_size}, the characters alone of this text need {too_low[1]}, as in "
+            "Chinese: set it to twice as many at least, or take config.tokenizer="
+            f'"ByteBPE(vocab_size={vocab_size})", which makes characters of bytes'
+        )
     return (
         f"SentencePiece cannot learn from this text, config.tokenizer.vocab_size={vocab_size}: {error.split('] ')[-1]}"
     )

@@ -25,9 +25,10 @@ import jax
 
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
-from pretrainax.config import Experiment, RunFailed
+from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.batch import HostBatch, check_batch, padding_fraction, tokens_read
+from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.inspection import check
 from pretrainax.data.pipeline import batches_of, iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -92,8 +93,17 @@ def train(
         described = header.rows(run, papers_source)
         writer.header([("workdir", workdir + resumed), *start, *described, ("measured", check.one_line(measured))])
         check.check(measured, experiment.objective)
-        loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, observe)
+        corpora = (*run.prepared.train, *run.prepared.valid)
+        corpus_check = stack.enter_context(CorpusCheck(corpora, jax.process_index(), jax.process_count()))
+        for directory in corpus_check.unknown:
+            writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
+        loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
+        corpus_check.raise_if_damaged()
+        if corpus_check.left:
+            writer.note(
+                f"the checksums of {corpus_check.left:,} files of the corpus were not compared: the run was over"
+            )
         if exit_code == 0:
             with goodput.on("finishing"):
                 finish(run, state, writer, loop.last_evaluation or run.validate(state.params))
@@ -128,10 +138,12 @@ class Loop:
         goodput: Goodput,
         preemption: PreemptionHandler,
         loop_state: LoopState,
+        corpus_check: CorpusCheck,
         observe: Optional[Observer] = None,
     ):
         self.run, self.checkpoints, self.writer, self.goodput = run, checkpoints, writer, goodput
         self.preemption, self.loop_state, self.observe = preemption, loop_state, observe
+        self.corpus_check, self.saved = corpus_check, False  # a step of this start has been saved
         self.is_compiled = False
         self.first_step = loop_state.step + 1  # of this start, whatever is rolled back later
         self._reset()
@@ -193,6 +205,7 @@ class Loop:
                     self._announce_speed(step - self.first_step, steps - step)
                 jax.block_until_ready(self.pending[-2:-1])  # never more than one step ahead of the devices
 
+                self._stop_if_text_is_damaged()
                 self.run.peers.beat(step)
                 is_last, is_leaving = step == steps, self.run.peers.agree(self.preemption.requested)
                 if step % train.log_every == 0 or is_last:
@@ -288,6 +301,14 @@ class Loop:
             self.loop_state.skipped_updates += len(left_out)
             self.writer.note(f"{left_out[0]}; {len(left_out)} of the last {len(steps)} updates left out")
 
+    def _stop_if_text_is_damaged(self) -> None:
+        """Raises UserError where a checksum is wrong, with the checkpoints that may have seen the text."""
+        try:
+            self.corpus_check.raise_if_damaged()
+        except UserError as e:
+            seen = f"; checkpoints after step {self.first_step - 1} may have seen it: delete these too" * self.saved
+            raise UserError(f"{e}{seen}") from e
+
     def _describe_nonfinite(self, step: int, parameter: int) -> str:
         """Names the examples of a step that is not finite, and the first parameter at fault.
 
@@ -341,7 +362,7 @@ class Loop:
     def _save(self, state: TrainState) -> None:
         """Saves a checkpoint: nothing that `_read_metrics` has not seen to be finite."""
         self._read_metrics()
-        evaluation = self.last_evaluation
+        evaluation, self.saved = self.last_evaluation, True
         with self.goodput.on("saving"):
             self.checkpoints.save(
                 self.loop_state.step, state, self.loop_state.to_json(), evaluation and {"loss": evaluation["loss"]}

@@ -15,6 +15,7 @@ from typing import Any, Optional, SupportsFloat
 from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
+from pretrainax.reporting.visible import visible
 from pretrainax.training.metrics import cut_after, perplexity, read_metrics
 from pretrainax.training.tensorboard import EventsWriter
 
@@ -53,7 +54,8 @@ class MetricsWriter:
         self.note(f"PretrainAX\n{text_table(rows, indent='  ')}\n")
 
     def note(self, text: str) -> None:
-        """Prints a line between the others, above the bar where there is one."""
+        """Prints a line between the others, above the bar where there is one; control characters as visible signs."""
+        text = visible(text)
         if self.primary and self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         elif self.primary:

@@ -18,7 +18,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
-from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.data.preparation.prepare import SPLITS, Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -218,6 +218,8 @@ def open_run(
         host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
         with peers.zero_first():
             prepared = prepare_data(experiment)
+            for split in SPLITS:
+                batches_of(experiment, prepared, split)  # which puts the plan of its rows beside the corpus
         mesh = make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))
         if preemption is not None:

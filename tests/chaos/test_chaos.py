@@ -8,7 +8,7 @@ import pytest
 from pretrainax.config import UserError
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
-from tests.chaos import checkpoint_files, kill
+from tests.chaos import cache_files, checkpoint_files, kill
 from tests.chaos.surroundings import Surroundings
 from tests.chaos.terminal import Terminal
 from tests.chaos.workdirs import Workdirs
@@ -35,6 +35,14 @@ def test_every_file_of_a_checkpoint_that_is_damaged_in_some_way_is_named_and_the
     for file in checkpoint_files.files(two_steps / "20"):
         for damage in rng.sample(list(checkpoint_files.damages(4, rng).values()), 3):
             checkpoint_files.try_one(two_steps, file, damage)
+
+
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "not finished"])
+def test_a_bit_of_any_file_of_a_cache_that_is_another_one_is_named_or_harmless(finished, tmp_path):
+    cache, rng = cache_files.Cache(tmp_path, finished), random.Random(1)
+    found = {kind: cache.survives(rng.choice(paths), rng) for kind, paths in cache.files().items()}
+    assert {"tokens", "npz", "documents.bin", "figures.json", "starts.npy"} < found.keys()
+    assert found["tokens"] == "named"  # all others are of what can be made anew, or is not asked
 
 
 def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(undisturbed):

@@ -1,10 +1,11 @@
-"""A file has its old content or its new one, and nothing is left beside it."""
+"""A file has its old content or its new one, and nothing is left beside it; so is a folder."""
 
 import os
+import socket
 
 import pytest
 
-from pretrainax.config.atomic_files import replacing, write_atomically
+from pretrainax.config.atomic_files import replacing, replacing_folder, write_atomically
 
 
 @pytest.mark.parametrize("content, expected", [("grün\n", "grün\n".encode()), (b"\x00\xff", b"\x00\xff")])
@@ -30,3 +31,36 @@ def test_of_a_file_that_fails_nothing_is_left(tmp_path):
         f.write(b"ne")
         raise KeyboardInterrupt
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["file"]
+
+
+def write_folder(path, content):
+    with replacing_folder(str(path)) as folder:
+        with open(os.path.join(folder, "file"), "w") as f:
+            f.write(content)
+        return folder
+
+
+def test_a_folder_is_there_when_it_is_complete_and_under_a_name_of_this_process_before(tmp_path):
+    before = write_folder(tmp_path / "folder", "new")
+    assert os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder" / "file").read_text() == "new"
+    assert before == f"{tmp_path / 'folder'}.tmp-{socket.gethostname()}-{os.getpid()}"
+
+
+def test_of_a_folder_that_fails_nothing_is_left(tmp_path):
+    with pytest.raises(KeyboardInterrupt), replacing_folder(str(tmp_path / "folder")):
+        raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_folder_of_a_faster_process_stays(tmp_path):
+    write_folder(tmp_path / "folder", "first")
+    write_folder(tmp_path / "folder", "second")
+    assert os.listdir(tmp_path) == ["folder"] and (tmp_path / "folder" / "file").read_text() == "first"
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_no_part_of_a_folder(tmp_path):
+    left = tmp_path / f"folder.tmp-{socket.gethostname()}-{os.getpid()}"
+    left.mkdir()
+    (left / "stray").touch()
+    write_folder(tmp_path / "folder", "new")
+    assert os.listdir(tmp_path / "folder") == ["file"] and os.listdir(tmp_path) == ["folder"]

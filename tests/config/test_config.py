@@ -10,6 +10,7 @@ from pretrainax import optim
 from pretrainax.config import Choice, DataConfig, Experiment, RotaryPositions, UserError, validation
 from pretrainax.data.objectives import Objective
 from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
+from pretrainax.tokenization import Unigram
 from tests.support import tiny
 
 
@@ -68,12 +69,49 @@ def test_a_flag_gives_choices_within_a_choice():
         ("TextFiles(path=3)", "TextFiles.path is 3, it must be of type str"),
         ("MaskedLM(rate='0.15')", "MaskedLM.rate is '0.15', it must be of type"),
         ("NearDuplicates(ngram=True)", "NearDuplicates.ngram is True, it must be of type int"),
+        ("my/texts", "cannot read"),
         ("OneEach(buckets=(64, 'x'))", r"OneEach.buckets is \(64, 'x'\), it must be a tuple, each of type int"),
     ],
 )
 def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
     with pytest.raises(UserError, match=message):
         Choice.parse(text)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("texts", r"'texts' is a folder: did you mean TextFiles\(path='texts'\)\?"),
+        ("./texts", r"'./texts' is a folder: did you mean TextFiles\(path='./texts'\)\?"),
+        ("lines", r"'lines' is a folder: did you mean JsonLines\(path='lines'\)\?"),
+        ("lines/a.jsonl", r"'lines/a.jsonl' is a file: did you mean JsonLines\(path='lines/a.jsonl'\)\?"),
+        ("table.parquet", r"'table.parquet' is a file: did you mean Parquet\(path='table.parquet'\)\?"),
+        ("no/such", r"'no/such' looks like a path, and nothing is there: did you mean TextFiles\(path='no/such'\)\?"),
+        ("TextFile", "unknown choice 'TextFile', did you mean 'TextFiles'"),
+        ("TextFiles(pth='texts')", "TextFiles has no field 'pth', did you mean 'path'"),
+    ],
+)
+def test_a_path_where_a_source_is_wanted_says_which_source(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    for path in ("texts/a.txt", "lines/a.jsonl", "table.parquet"):
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).touch()
+    with pytest.raises(UserError, match=message):
+        PythonDocs.parse(given)
+
+
+def test_a_path_where_a_tokenizer_is_wanted_says_which_tokenizers(tmp_path):
+    with pytest.raises(UserError, match=r"is a folder: did you mean BPE\(path=.*\) or ByteBPE\(path="):
+        Unigram.parse(str(tmp_path))
+
+
+def test_a_field_that_another_source_has_says_which():
+    line = PythonDocs.no_field("config.data.source", "path")
+    assert line == (
+        "config.data.source is PythonDocs, which has no field 'path'; give one that has, as "
+        '--config.data.source="TextFiles(path=...)" (ArrayRecord, HuggingFace, JsonLines, Parquet, TextFiles)'
+    )
+    assert "did you mean 'valid_fraction'" in TextFiles.no_field("config.data.source", "valid_fractio")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption()]
 class CountingCorpus:
     """Token i is 200 + i: what a window holds tells where it came from."""
 
-    parts = None
+    directory, parts = "train", None
 
     def __init__(self, num_tokens):
         self.num_tokens = num_tokens
@@ -137,6 +137,42 @@ def test_processes_share_the_same_global_batch(objective, processes):
     for step in (0, 11):
         locals_ = [part[step] for part in parts]
         assert same(whole[step], {name: np.concatenate([x[name] for x in locals_]) for name in locals_[0]})
+
+
+# --- ids
+
+
+def corpus_with(folder, bad, characters="abcd"):
+    """Two shards of the tokenizer's own ids, one of which is `bad`; and the file that this is in."""
+    size = TOKENIZER.vocabulary.size
+    for i in range(2):
+        with shards.ShardWriter(str(folder), i, TOKENIZER) as writer:
+            list(writer.write([characters * 20], collections.Counter()))
+    shards.write_index(str(folder), 2, size, "fingerprint")
+    path = folder / "00001.tokens"
+    tokens = np.fromfile(path, np.uint16)
+    tokens[30] = bad
+    tokens.tofile(path)
+    return Corpus(str(folder)), path
+
+
+@pytest.mark.parametrize("more", [0, 1, 60_000])
+@pytest.mark.parametrize("objective", [CausalLM(), SpanCorruption()], ids=lambda o: type(o).__name__)
+def test_an_id_beyond_the_vocabulary_ends_the_run_and_names_the_file(tmp_path, more, objective):
+    vocabulary = TOKENIZER.vocabulary if isinstance(objective, CausalLM) else VOCABULARY
+    corpus, path = corpus_with(tmp_path, vocabulary.size + more)
+    options, others = row_options(dict(sequence_length=15, global_batch_size=2, seed=3, shuffle=False))
+    batches = Batches([corpus], objective, vocabulary, options, **others)
+    with pytest.raises(UserError, match=rf"a batch has the id {vocabulary.size + more}.*: {path} is damaged: delete"):
+        for step in range(batches.rows_per_epoch // 2):
+            batches[step]
+
+
+def test_the_last_id_of_the_vocabulary_is_one(tmp_path):
+    corpus, _ = corpus_with(tmp_path, TOKENIZER.vocabulary.size - 1)
+    options, others = row_options(dict(sequence_length=15, global_batch_size=2, seed=3, shuffle=False))
+    batches = Batches([corpus], CausalLM(), TOKENIZER.vocabulary, options, **others)
+    assert max(batches[step]["tokens"].max() for step in range(5)) == TOKENIZER.vocabulary.size - 1
 
 
 # --- mixtures

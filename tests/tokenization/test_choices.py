@@ -53,6 +53,24 @@ every = pytest.mark.parametrize("name", CONFIGS)
 # --- exactness -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("choice", [Unigram, BPE])
+def test_more_characters_than_pieces_says_what_to_take(choice):
+    text = "".join(chr(0x4E00 + i % 3000) for i in range(9000))
+    message = (
+        r"vocab_size is 500, the characters alone of this text need \d+.*take config.tokenizer=\"ByteBPE\(vocab_size="
+    )
+    with pytest.raises(UserError, match=message):
+        choice(vocab_size=500).build(iter([text]))
+
+
+def test_a_text_that_is_one_line_is_learned_from():
+    """Of 1.4 MB, of which SentencePiece would leave out all."""
+    words = ["".join(random.Random(i).choices("abcdefghij", k=i % 7 + 2)) for i in range(500)]
+    line = " ".join(random.Random(0).choices(words, k=220_000))
+    tokenizer = Unigram(vocab_size=500, num_sentinels=0).build(iter([line]))
+    assert len(tokenizer.encode(" ".join(words))) < 4 * len(words)
+
+
 @pytest.mark.parametrize("name", LOSSLESS)
 @settings(max_examples=300, deadline=None)
 @given(st.text(), st.sampled_from(["", " ", "\n", "\u2581", "\u2585", "\t", "\0", "<extra_id_0>", "\r\n"]))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed, UserError
+from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.objectives import Statistic
 from pretrainax.data.packing import OneEach
 from pretrainax.data.pipeline import Batches, batches_of
@@ -69,6 +70,49 @@ def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, t
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
     assert loop.train(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 6]
+
+
+def flip(path):
+    """A token is another one of the vocabulary."""
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+def test_a_flipped_bit_of_the_corpus_ends_the_run_before_a_checkpoint_has_seen_it(experiment, tmp_path, split):
+    experiment.data.cache_dir, experiment.checkpoint.every = str(tmp_path / "cache"), 1
+    prepare(experiment)
+    (path,) = (tmp_path / "cache").rglob(f"{split}/00000.tokens")
+    flip(path)
+    with pytest.raises(UserError, match=rf"{split}/00000\.tokens is damaged: delete .* and prepare again$"):
+        loop.train(experiment, str(tmp_path / "run"))
+    assert not steps(tmp_path / "run")
+
+
+def test_damage_that_is_found_later_names_the_checkpoints_that_may_have_seen_it(experiment, tmp_path, monkeypatch):
+    """Looked for after three steps."""
+    experiment.data.cache_dir, experiment.checkpoint.every = str(tmp_path / "cache"), 2
+    prepare(experiment)
+    flip(next((tmp_path / "cache").rglob("train/00000.tokens")))
+    look, looks = CorpusCheck.raise_if_damaged, []
+
+    def late(self):
+        looks.append(1)
+        if len(looks) > 3:
+            self._thread.join()
+            look(self)
+
+    monkeypatch.setattr(CorpusCheck, "raise_if_damaged", late)
+    with pytest.raises(UserError, match=r"prepare again; checkpoints after step 0 may have seen it: delete these too"):
+        loop.train(experiment, str(tmp_path / "run"))
+    assert steps(tmp_path / "run") == [2]
+
+
+def test_a_run_that_is_over_before_the_corpus_is_compared_says_so(experiment, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(CorpusCheck, "_run", lambda self: None)
+    assert loop.train(experiment, str(tmp_path)) == 0
+    assert "files of the corpus were not compared: the run was over" in capsys.readouterr().err
 
 
 def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_path, monkeypatch):

@@ -6,8 +6,10 @@ import jax
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.data.packing import BestFit
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
+from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import AXES
 from pretrainax.training.setup import open_run
 from tests.support import tiny
@@ -26,6 +28,21 @@ def test_a_run_is_open_under_its_mesh_and_no_longer(experiment):
         assert run.mesh.size == 8 and run.is_primary
         assert run.abstract_state.params.keys() == run.fresh_state().params.keys()
     assert jax.sharding.get_abstract_mesh().empty
+
+
+def test_plans_of_packed_rows_are_made_while_the_other_processes_wait(experiment, tmp_path, monkeypatch):
+    experiment.data.packing, experiment.data.cache_dir = BestFit(), str(tmp_path)
+    zero_first, made = Watchdog.zero_first, []
+
+    @contextlib.contextmanager
+    def watched(self):
+        with zero_first(self):
+            yield
+            made.extend(tmp_path.rglob("rows-*"))
+
+    monkeypatch.setattr(Watchdog, "zero_first", watched)
+    with open_run(experiment):
+        assert len(made) == 2 and made == list(tmp_path.rglob("rows-*"))
 
 
 def test_signals_count_once_the_data_is_there(experiment):

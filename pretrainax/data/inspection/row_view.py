@@ -9,6 +9,7 @@ from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_dec
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches
+from pretrainax.reporting.visible import visible
 
 # The kinds of a piece.
 KINDS = {
@@ -56,7 +57,7 @@ class Words:
         self.spellings = tokenizer.spellings()
 
     def of(self, ids: np.ndarray) -> str:
-        """Returns the text of a run of ids; line breaks and tabs are seen."""
+        """Returns the text of a run of ids; line breaks, tabs and control characters are seen."""
         runs = itertools.groupby(ids.tolist(), lambda i: i in self._special or i >= len(self.spellings))
         text = "".join(
             "".join(self._special.get(i, "\ufffd") for i in run)
@@ -64,7 +65,7 @@ class Words:
             else b"".join(self.spellings[i] for i in run).decode("utf-8", "replace")
             for special, run in runs
         )
-        return text.replace("\n", "⏎").replace("\t", "⇥")
+        return visible(text.replace("\n", "⏎").replace("\t", "⇥"))
 
 
 def views_of(batches: Batches, words: Words, count: int) -> list[View]:

@@ -12,34 +12,39 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from pretrainax.config.atomic_files import replacing
-from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_json
+from pretrainax.config import UserError
+from pretrainax.config.atomic_files import replacing, write_atomically
+from pretrainax.data import checksums
+from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_arrays
 from pretrainax.data.sources.base import Document
 
 _AT_A_TIME = 1 << 22  # hashes compared in memory at once: 100 MB
 
 
 def hashed(documents: Iterable[Document], directory: str, shard: int) -> Iterator[Document]:
-    """Passes documents on and writes their hashes, sorted: a file of all first halves, all second halves, all numbers.
+    """Passes documents on and writes their hashes, sorted: a file of all first halves, all second halves, all numbers,
+    and a checksum.
 
     A hash is 128 bits of blake2b: two texts of 1e10 share one with a probability of 1e-19.
     """
     digests = bytearray()
     for document in documents:
-        digests += _digest(document)
+        digests += hash_of(document)
         yield document
     high, low = np.frombuffer(digests, "<u8").reshape(-1, 2).T
     order = np.lexsort((low, high))  # equal ones stay in their order
-    with replacing(_path(directory, shard)) as f:
-        for column in (high[order], low[order], order.astype("<i8")):
-            f.write(column.tobytes())
+    content = b"".join(column.tobytes() for column in (high[order], low[order], order.astype("<i8")))
+    checksum = checksums.new()
+    checksum.update(content)
+    write_atomically(_path(directory, shard), content + checksum.digest())
 
 
 def _path(directory: str, shard: int) -> str:
     return f"{base_of(directory, shard)}.hashes"
 
 
-def _digest(document: Document) -> bytes:
+def hash_of(document: Document) -> bytes:
+    """Returns the 16 bytes by which equal documents are known."""
     digest = hashlib.blake2b(digest_size=16)
     for text in document if isinstance(document, tuple) else (document,):
         for piece in pieces_of(text):
@@ -53,7 +58,7 @@ def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
 
     A range of hashes at a time, each read from all shards once.
     """
-    sizes = [os.path.getsize(_path(directory, shard)) // 24 for shard in range(count)]
+    sizes = [_checked_size(_path(directory, shard)) for shard in range(count)]
     found = [[] for _ in range(count)]
     ranges = sum(sizes) // _AT_A_TIME + 1
     for i in range(ranges):
@@ -66,6 +71,17 @@ def find_duplicates(directory: str, count: int) -> list[np.ndarray]:
         for shard in np.unique(shards[again]):
             found[shard].append(documents[again[shards[again] == shard]])
     return [np.sort(np.concatenate(f)) if f else np.empty(0, np.int64) for f in found]
+
+
+def _checked_size(path: str) -> int:
+    """Returns how many hashes a file holds; UserError where they are not those that were written."""
+    with open(path, "rb") as f:
+        content = f.read()
+    size, checksum = len(content) // 24, checksums.new()
+    checksum.update(content[: 24 * size])
+    if content[24 * size :] not in (b"", checksum.digest()):  # b"": written before there were checksums
+        raise UserError(f"{path} is damaged: delete {os.path.dirname(path)} and run the same command again")
+    return size
 
 
 def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -81,21 +97,22 @@ def _hashes_in(path: str, size: int, i: int, ranges: int) -> tuple[np.ndarray, n
 def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.ndarray], dtype: str) -> None:
     """Writes a shard again without some of its documents. dropped: reason -> their numbers; none has two reasons."""
     old, new = base_of(source, shard), base_of(directory, shard)
-    totals = read_json(f"{old}.json")
-    with np.load(f"{old}.npz", allow_pickle=False) as arrays:
-        arrays = dict(arrays)
+    totals = checksums.read_json(f"{old}.json")
+    if totals.get("tokens_checksum") not in (None, checksums.of_file(f"{old}.tokens")):
+        raise UserError(f"{old}.tokens is damaged: delete {source} and run the same command again")
+    arrays = read_arrays(old, totals)
     tokens = np.memmap(f"{old}.tokens", dtype, mode="r") if totals["tokens"] else np.empty(0, dtype)
     ends, counts, kept = arrays["ends"], arrays["counts"], np.ones(totals["documents"], bool)
     for numbers in dropped.values():
         kept[numbers] = False
     starts = np.append(0, ends[:-1])
+    written, checksum = 0, checksums.new()
     with replacing(f"{new}.tokens") as f:
-        written = 0
-        for start, end in _runs(~kept, starts, ends):  # what lies between those that are dropped
-            f.write(tokens[written:start].data)
+        for start, end in [*_runs(~kept, starts, ends), (len(tokens), len(tokens))]:
+            f.write(tokens[written:start].data)  # what lies between those that are dropped
+            checksum.update(tokens[written:start].data)
             counts = counts - np.bincount(tokens[start:end], minlength=len(counts))
             written = end
-        f.write(tokens[written:].data)
     lengths = np.where(kept, ends - starts, 0)
     removed = (ends - starts - lengths).cumsum()  # tokens, up to the end of each document
     new_arrays = {"ends": (ends - removed)[kept], "bytes": arrays["bytes"][kept], "counts": counts}
@@ -103,7 +120,7 @@ def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.
         owners = ends.searchsorted(arrays["part_ends"])
         new_arrays["part_ends"] = (arrays["part_ends"] - removed[owners])[kept[owners]]
     skipped = collections.Counter(totals["skipped"]) + collections.Counter({k: len(n) for k, n in dropped.items()})
-    finish_shard(new, new_arrays, skipped)
+    finish_shard(new, new_arrays, skipped, checksum.hexdigest())
 
 
 def _runs(chosen: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:

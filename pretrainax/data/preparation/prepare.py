@@ -19,6 +19,7 @@ from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
 from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
+from pretrainax.data.preparation.held_out import SPLITS, hold_out
 from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
@@ -26,7 +27,6 @@ from pretrainax.data.sources.base import Shard
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
-SPLITS = ("train", "valid")
 TaskRunner = Callable[[Callable, list[tuple]], Iterator]  # calls a function for each of some tasks, perhaps elsewhere
 
 
@@ -78,10 +78,8 @@ def prepare(
     started = time.perf_counter()
     with open_cache(experiment.data) as (cache, workers):
         recipes, tokenizer = _recipes(experiment, cache, workers, report)
-        corpora = {
-            split: tuple(_corpus(split, recipe, workers, elsewhere or workers.run, report) for recipe in recipes)
-            for split in SPLITS
-        }
+        made = [_corpora(recipe, workers, elsewhere or workers.run, report) for recipe in recipes]
+    corpora = dict(zip(SPLITS, zip(*made, strict=True), strict=True))
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
     return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}")
 
@@ -129,12 +127,32 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
     return "; ".join([*sizes, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
 
 
+def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> list[Corpus]:
+    """Opens the corpora of both splits. Where a source that holds documents out leaves one empty, one is chosen."""
+    corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
+    if recipe.source.holds_out and not all(corpus.num_documents for corpus in corpora):
+        kept_in = os.path.join(recipe.cache, "corpora", recipe.key, "held_out.json")
+        source = hold_out(recipe.source, recipe.quality, kept_in, workers, report)
+        key = digest(recipe.key, source.chosen, source.is_only)
+        recipe = recipe._replace(source=source, fingerprint=source.fingerprint(), key=key)
+        corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
+        what = "the end of the only document" if source.is_only else "the document with the smallest hash"
+        report(f"the split of {source} leaves one side empty: {what} is for validation")
+    for split, corpus in zip(SPLITS, corpora, strict=True):
+        if not corpus.num_documents:
+            more = "" if split == "train" else "; set config.data.source.valid_path, or a larger valid_fraction"
+            raise UserError(f"config.data.source holds no document for {split}{more}: {recipe.source}")
+    return corpora
+
+
 def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> Corpus:
     """Opens a corpus, which is made first where it is not in the cache."""
     directory = recipe.directory(split)
     if not shards.is_complete(directory):
         with alone(directory, report):
             if not shards.is_complete(directory):
+                if os.path.exists(os.path.join(directory, shards.INDEX)):
+                    report(f"the index of {directory} is damaged: it is made anew")
                 workers.worked = True
                 count = _tokenize(split, recipe, tokenizing, report)
                 if recipe.drops:
@@ -142,11 +160,7 @@ def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner
                 shards.write_index(directory, count, recipe.vocabulary_size, f"{recipe.key}-{split}", recipe.parts)
     if recipe.drops:
         shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also what a run left that was killed right here
-    opened = Corpus(directory)
-    if not opened.num_documents:
-        more = "" if split == "train" else "; set config.data.source.valid_path, or a larger valid_fraction"
-        raise UserError(f"config.data.source holds no document for {split}{more}: {recipe.source}")
-    return opened
+    return Corpus(directory)
 
 
 def _tokenize(split: str, recipe: Recipe, run: TaskRunner, report: Callable, index: int = 0, count: int = 1) -> int:

@@ -1,20 +1,20 @@
 """Writes the token shards of a corpus, which `pretrainax.data.corpus` reads.
 
 Shard N of a split's folder is `N.tokens` (raw uint16 or uint32), `N.npz` (where its documents and their parts end, how
-long their text is, how often each id occurs) and `N.json` (totals), written last: a shard that has it is complete.
-`index.json` is written when all are.
+long their text is, how often each id occurs) and `N.json` (totals and checksums), written last: a shard that has it is
+complete. `index.json`, with the checksums of all files, is written when all are.
 """
 
 import collections
 import contextlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Optional, Union
 
 import numpy as np
 
-from pretrainax.config.atomic_files import replacing, write_atomically
+from pretrainax.config.atomic_files import replacing
+from pretrainax.data import checksums
 from pretrainax.data.preparation import sentences
 from pretrainax.data.sources.base import Document
 from pretrainax.tokenization.base import Tokenizer
@@ -32,20 +32,42 @@ def base_of(directory: str, shard: int) -> str:
 
 
 def is_complete(directory: str) -> bool:
-    return read_json(os.path.join(directory, INDEX)) is not None
+    return checksums.read_json(os.path.join(directory, INDEX)) is not None
 
 
 def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int]:
-    """Returns the shards below `count` that are still to write."""
+    """Returns the shards below `count` that are still to write, or are damaged.
+
+    The tokens themselves, which are nearly all there is, are not read: their checksums are compared later.
+    """
     itemsize = np.dtype(token_dtype(vocabulary_size)).itemsize
     missing = []
     for shard in range(count):
         base = base_of(directory, shard)
-        totals = read_json(f"{base}.json")
-        tokens = f"{base}.tokens"
+        totals, tokens = checksums.read_json(f"{base}.json"), f"{base}.tokens"
         if totals is None or not os.path.exists(tokens) or os.path.getsize(tokens) != totals["tokens"] * itemsize:
             missing.append(shard)
+        elif read_arrays(base, totals) is None:
+            missing.append(shard)
     return missing
+
+
+def read_arrays(base: str, totals: dict[str, Any]) -> Optional[dict[str, np.ndarray]]:
+    """Returns what stands beside the tokens of a shard; None where it is damaged."""
+    try:
+        with np.load(f"{base}.npz", allow_pickle=False) as arrays:
+            arrays = dict(arrays)
+    except Exception:  # what NumPy, zipfile and zlib raise where a byte is another one, or the file is missing
+        return None
+    return arrays if totals.get("arrays_checksum") in (None, _checksum_of(arrays)) else None
+
+
+def _checksum_of(arrays: dict[str, np.ndarray]) -> str:
+    """Returns the checksum of what arrays hold: the file that they are written to may hold the time."""
+    checksum = checksums.new()
+    for name in sorted(arrays):
+        checksum.update(name.encode() + arrays[name].tobytes())
+    return checksum.hexdigest()
 
 
 class ShardWriter:
@@ -60,7 +82,7 @@ class ShardWriter:
         self._separator = tokenizer.vocabulary.separator
         self._dtype = np.dtype(token_dtype(tokenizer.vocabulary.size))
         self._counts = np.zeros(tokenizer.vocabulary.size, np.int64)
-        self._size = 0  # tokens written
+        self._size, self._checksum = 0, checksums.new()  # of the tokens written
         self._ends, self._part_ends, self._bytes = [], [], []  # lists of arrays
         self._skipped = collections.Counter()
         self._stack = contextlib.ExitStack()
@@ -75,7 +97,7 @@ class ShardWriter:
             return
         arrays = {"ends": self._ends, "bytes": self._bytes} | ({"part_ends": self._part_ends} if self._parts else {})
         arrays = {name: _concatenated(parts) for name, parts in arrays.items()}
-        finish_shard(self._base, arrays | {"counts": self._counts}, self._skipped)
+        finish_shard(self._base, arrays | {"counts": self._counts}, self._skipped, self._checksum.hexdigest())
 
     def write(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
         """Yields each document that has been written; what holds no text, or nothing of the vocabulary, has not."""
@@ -157,33 +179,41 @@ class ShardWriter:
 
     def _append(self, tokens: np.ndarray) -> None:
         self._file.write(tokens.data)
+        self._checksum.update(tokens.data)
         self._counts += np.bincount(tokens, minlength=len(self._counts))
         self._size += len(tokens)
 
 
-def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, int]) -> None:
-    """Writes what stands beside the tokens; arrays: ends, bytes, counts, and of a corpus with parts part_ends."""
+def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, int], checksum: str) -> None:
+    """Writes what stands beside the tokens.
+
+    Args:
+      arrays: ends, bytes, counts, and of a corpus with parts part_ends.
+      checksum: of the tokens.
+    """
     with replacing(f"{base}.npz") as f:
         np.savez(f, **arrays)
     totals = {"tokens": int(arrays["counts"].sum()), "documents": len(arrays["ends"])}
     totals |= {"parts": len(arrays.get("part_ends", ())), "bytes": int(arrays["bytes"].sum())}
-    write_json(f"{base}.json", totals | {"skipped": {k: n for k, n in sorted(skipped.items()) if n}})
+    totals |= {"skipped": {k: n for k, n in sorted(skipped.items()) if n}}
+    sums = {"tokens_checksum": checksum, "arrays_checksum": _checksum_of(arrays)}
+    checksums.write_json(f"{base}.json", totals | sums)
 
 
 def write_index(
     directory: str, count: int, vocabulary_size: int, fingerprint: str, parts: Optional[str] = None
 ) -> None:
     """Joins `count` finished shards into a corpus."""
-    totals = [read_json(f"{base_of(directory, shard)}.json") for shard in range(count)]
+    totals = [checksums.read_json(f"{base_of(directory, shard)}.json") for shard in range(count)]
     counts, offset = np.zeros(vocabulary_size, np.int64), 0
     with contextlib.ExitStack() as stack:
         names = {"ends": ENDS} | ({"part_ends": PARTS} if parts else {})
         files = {name: stack.enter_context(replacing(os.path.join(directory, file))) for name, file in names.items()}
         for shard, total in enumerate(totals):
-            with np.load(f"{base_of(directory, shard)}.npz", allow_pickle=False) as arrays:
-                for name, f in files.items():
-                    f.write((arrays[name] + offset).tobytes())
-                counts += arrays["counts"]
+            arrays = read_arrays(base_of(directory, shard), total)
+            for name, f in files.items():
+                f.write((arrays[name] + offset).tobytes())
+            counts += arrays["counts"]
             offset += total["tokens"]
     with replacing(os.path.join(directory, COUNTS)) as f:
         f.write(counts.tobytes())
@@ -196,7 +226,9 @@ def write_index(
         "num_parts": sum(t["parts"] for t in totals),
         "shards": [t["tokens"] for t in totals],
     }
-    write_json(os.path.join(directory, INDEX), index)
+    sums = {f"{shard:05d}.tokens": t["tokens_checksum"] for shard, t in enumerate(totals) if "tokens_checksum" in t}
+    sums |= {name: checksums.of_file(os.path.join(directory, name)) for name in (*names.values(), COUNTS)}
+    checksums.write_json(os.path.join(directory, INDEX), index | {"checksums": sums})
 
 
 # --- text ----------------------------------------------------------------------------------------------------------
@@ -237,15 +269,3 @@ def _whole(text: Union[str, bytearray], end: int) -> int:
 
 def _concatenated(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(arrays) if arrays else np.empty(0, np.int64)
-
-
-def write_json(path: str, value: Any) -> None:
-    write_atomically(path, json.dumps(value))
-
-
-def read_json(path: str) -> Optional[dict]:
-    try:
-        with open(path, encoding="utf-8") as f:
-            return json.load(f)
-    except (FileNotFoundError, json.JSONDecodeError):  # missing, or cut short by a crash of the machine
-        return None

@@ -2,15 +2,17 @@
 
 import collections
 import functools
+import itertools
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterable
 from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import Experiment, UserError, to_json
+from pretrainax.config.atomic_files import replacing_folder
+from pretrainax.data import checksums
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import shards
 from pretrainax.data.preparation.cache import FORMAT, open_cache
@@ -20,6 +22,7 @@ from pretrainax.data.sources.base import Document, Shard
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
+_CHECKSUMS = "checksums.json"  # of the other files of a tokenizer's folder
 _SAMPLED_SHARDS = 256  # at most, to learn a vocabulary from
 
 
@@ -40,14 +43,20 @@ def sample_split(experiment: Experiment, split: str, limit: int) -> list[str]:
 def make_tokenizer(
     config: TokenizerConfig, source: Source, fingerprints: list[str], cache: str, workers: Workers, report: Callable
 ) -> str:
-    """Returns the directory in the cache of the tokenizer that `config` names or, trained on `source`, makes."""
+    """Returns the directory in the cache of the tokenizer that `config` names or, trained on `source`, makes.
+
+    A damaged one is made anew: from the same text it is the same.
+    """
     loaded = None if config.path is None else config.load()
     weights = component_weights(source).tolist()
     key = digest(fingerprints, weights, to_json(config), FORMAT) if loaded is None else loaded.fingerprint
     directory = os.path.join(cache, "tokenizers", key)
-    if not os.path.isdir(directory):
+    if not _is_whole(directory):
         with alone(directory, report):
-            if not os.path.isdir(directory):
+            if not _is_whole(directory):
+                if os.path.isdir(directory):
+                    report(f"the tokenizer in {directory} is damaged: it is made anew")
+                    shutil.rmtree(directory)
                 if loaded is None:
                     report("training the tokenizer")
                     texts = sample_texts(source, config.train_bytes, workers)
@@ -63,16 +72,20 @@ def _train(config: TokenizerConfig, texts: Iterable[str], directory: str) -> Non
 
 
 def _save(tokenizer: Tokenizer, directory: str) -> None:
-    """Writes a directory that is there as a whole or not at all."""
-    temporary = f"{directory}.tmp-{socket.gethostname()}-{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    tokenizer.save(temporary)
-    try:
-        os.rename(temporary, directory)
-    except OSError:  # another machine was faster: it is the same one
-        shutil.rmtree(temporary)
-        if not os.path.isdir(directory):
-            raise
+    """Writes a directory that is there as a whole or not at all; another machine that was faster wrote the same."""
+    with replacing_folder(directory) as folder:
+        tokenizer.save(folder)
+        sums = {name: checksums.of_file(os.path.join(folder, name)) for name in os.listdir(folder)}
+        checksums.write_json(os.path.join(folder, _CHECKSUMS), sums)
+
+
+def _is_whole(directory: str) -> bool:
+    """Says whether a tokenizer is there as it was written; nothing is known of one from before there were checksums."""
+    if not os.path.exists(os.path.join(directory, _CHECKSUMS)):
+        return os.path.isdir(directory)
+    sums = checksums.read_json(os.path.join(directory, _CHECKSUMS))
+    paths = {} if sums is None else {os.path.join(directory, name): wanted for name, wanted in sums.items()}
+    return bool(paths) and all(os.path.exists(p) and checksums.of_file(p) == wanted for p, wanted in paths.items())
 
 
 def component_weights(source: Source) -> np.ndarray:
@@ -84,7 +97,23 @@ def component_weights(source: Source) -> np.ndarray:
 
 
 def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: str = "train") -> Iterable[str]:
-    """Returns `limit` bytes of text (None: all of it), as much from each of the shards of a component."""
+    """Returns `limit` bytes of text (None: all of it), as much from each of the shards of a component.
+
+    Where the rule of the split leaves none for training, that of validation: the split is made anew later.
+    """
+    for each in (split, *["valid"] * (split == "train" and any(c.holds_out for c in source.components()))):
+        texts, read = iter(_texts_of_split(source, limit, workers, each)), []
+        for text in texts:
+            read.append(text)
+            if text.strip():
+                return itertools.chain(read, texts)
+    if limit is None:  # blank as it is: some tokenizers ask for no more
+        return read
+    what = "text to train a tokenizer on" if split == "train" else "validation text"
+    raise UserError(f"config.data.source holds no {what}: {source}")
+
+
+def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, split: str) -> Iterable[str]:
     components = source.components()
     if limit is None:
         documents = (
@@ -101,11 +130,7 @@ def sample_texts(source: Source, limit: Optional[int], workers: Workers, split: 
         share = int(np.ceil(limit * weight / max(len(chosen), 1)))
         tasks += [(len(tasks) + i, component, shard, share) for i, shard in enumerate(chosen) if share]
     samples = dict(workers.run(_sample_shard, tasks))
-    texts = [text for i in range(len(tasks)) for text in samples[i]]
-    if not any(map(str.strip, texts)):
-        what = "text to train a tokenizer on" if split == "train" else "validation text"
-        raise UserError(f"config.data.source holds no {what}: {source}")
-    return texts
+    return [text for i in range(len(tasks)) for text in samples[i]]
 
 
 def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int, list[str]]:

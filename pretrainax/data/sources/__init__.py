@@ -1,6 +1,7 @@
 """Sources of documents. A source names its shards, reads one of them as text, and has a fingerprint.
 
-Shards are small picklable descriptions, so that processes can read different ones at a time.
+Shards are small picklable descriptions, so that processes can read different ones at a time. What a document says is
+text: "<s>" or "[MASK]" in it is tokenized as its letters, where transformers makes special ids of them.
 """
 
 from pretrainax.data.sources.array_record import ArrayRecord

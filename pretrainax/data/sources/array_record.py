@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
 from pretrainax.config import Experiment, UserError
@@ -11,7 +11,7 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, equal_cuts, json_object, row_of, rows_of
 
-_BATCH_BYTES = 1 << 22  # of records that are in memory at a time, as they are on disk
+_BATCH_BYTES = 1 << 22  # of records that are in memory at a time, unless one alone has more
 
 
 @dataclasses.dataclass
@@ -20,6 +20,7 @@ class ArrayRecord(RecordFiles, Source):
 
     `path` is a file, a folder (every .array_record and .arrayrecord below it) or a glob. A shard is a range of
     records. Without `valid_path`, `valid_fraction` of the documents are for validation, by a hash of the text.
+    Records that were compressed together (`group_size` of the writer) are in memory together.
     """
 
     text_field: Optional[str] = dataclasses.field(default=None, kw_only=True)  # of JSON; None: a record is a text
@@ -35,25 +36,25 @@ class ArrayRecord(RecordFiles, Source):
         return equal_cuts(_opened(file).num_records(), os.path.getsize(file))
 
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
-        parse = _text if self.text_field is None else json_object
+        def parse(record: bytes) -> Mapping:
+            self.check_size(len(record))
+            return {None: record} if self.text_field is None else json_object(record)
+
         return self.documents(_records(shard), parse, row_of(shard.place), shard.split, skipped)
-
-
-def _text(record: bytes) -> dict[None, bytes]:
-    return {None: record}  # the only field, of the name that text_field has
 
 
 def _records(shard: files.Part) -> Iterator[tuple[int, bytes]]:
     path, start, stop, _ = shard
-    reader = _opened(path)
-    rows = rows_of(reader.num_records(), os.path.getsize(path), _BATCH_BYTES)
-    for first in range(start, stop, rows):
+    reader, first, rows = _opened(path), start, 1  # what a record takes in memory its size on disk does not tell
+    while first < stop:
         last = min(first + rows, stop)
         try:
             records = reader.read(first, last)
         except (RuntimeError, ValueError, IndexError) as e:
             raise UserError(f"{path}, rows {first} to {last - 1} (from 0): damaged ({e})") from e
         yield from enumerate(records, first)
+        first, size = last, sum(map(len, records))
+        rows = min(2 * rows, rows_of(len(records), size, _BATCH_BYTES))
 
 
 def _opened(path: str) -> Any:

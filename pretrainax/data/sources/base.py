@@ -18,6 +18,7 @@ class Source(kinds.Source):
     """Base of the sources. `split` is "train" or "valid"."""
 
     pairs: ClassVar[bool] = False  # documents are (source, target)
+    holds_out: ClassVar[bool] = False  # validation has no text of its own: some of that for training is held out
     config_path: ClassVar[str] = "config.data.source"  # where error lines say that its fields are
 
     def components(self) -> tuple["Source", ...]:

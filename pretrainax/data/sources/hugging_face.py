@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from pretrainax.config import Experiment, UserError, to_json
+from pretrainax.config import Experiment, UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
@@ -52,7 +52,9 @@ class HuggingFace(RecordSets, Source):
         names = {str(split): list(map(str, names)) for split, names in found.items()}
         contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
         remote = {split: [n for n in names[split] if not os.path.exists(n)] for split in names}
-        settings = {k: v for k, v in to_json(self).items() if k not in ("path", "data_files", "valid_data_files")}
+        settings = {
+            k: v for k, v in files.settings_of(self).items() if k not in ("path", "data_files", "valid_data_files")
+        }
         return files.digest(settings, type(builder).__name__, contents, remote)  # Json, Text, …: how they are read
 
     def shards(self, split: str) -> list[files.Part]:

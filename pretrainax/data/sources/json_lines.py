@@ -1,12 +1,13 @@
 """Lines of JSON."""
 
+import codecs
 import collections
 import dataclasses
 import os
 from collections.abc import Iterator
 from typing import ClassVar, Optional, Union
 
-from pretrainax.data import files, long_lines
+from pretrainax.data import files, line_ends, long_lines
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, json_object
 
@@ -34,16 +35,24 @@ class JsonLines(RecordFiles, Source):
             first = files.line_number(shard.place, shard.start) if shard.start else 1
             return f"{shard.place}:{first + number}"
 
-        lines = ((number, line) for number, line in enumerate(_lines(shard)) if not line.isspace())
-        return self.documents(lines, json_object, where, shard.split, skipped)
+        def parse(line: Union[bytes, bytearray]) -> dict:
+            self.check_size(len(line))
+            if line.startswith(codecs.BOM_UTF8):
+                skipped[line_ends.MARKS] += shard.split != "valid"  # else counted in both splits
+            return json_object(line)
+
+        lines = _lines(shard, self.max_record_bytes)
+        numbered = ((number, line) for number, line in enumerate(lines) if not line.isspace())
+        return self.documents(numbered, parse, where, shard.split, skipped)
 
 
-def _lines(shard: files.Part) -> Iterator[Union[bytes, bytearray]]:
+def _lines(shard: files.Part, most: int) -> Iterator[Union[bytes, bytearray]]:
+    """Yields the lines of a shard; of those with more than `most` bytes the beginning, which has more too."""
     with files.opened(shard.place) as f:
-        if shard.stop is None:
-            while line := long_lines.read_line(f):
-                yield line
-            return
-        f.seek(shard.start)
-        while f.tell() < shard.stop:
-            yield long_lines.read_line(f)
+        if shard.stop is not None:
+            f.seek(shard.start)
+        while (shard.stop is None or f.tell() < shard.stop) and (line := long_lines.read_line(f, most)):
+            is_cut = len(line) > most and not line.endswith(b"\n")
+            yield line
+            if is_cut:
+                files.skip_line(f)

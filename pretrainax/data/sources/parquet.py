@@ -11,7 +11,9 @@ from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordFiles, row_of, rows_of
 
-_BATCH_BYTES = 1 << 22  # of rows that are in memory at a time
+_BATCH_BYTES = 1 << 22  # of rows that are in memory at a time, as they are encoded
+_DECODED_BYTES = 1 << 29  # of them, at most, where each row were as large as all of them are encoded
+_BATCH_ROWS = 1 << 10
 
 
 @dataclasses.dataclass
@@ -36,23 +38,33 @@ class Parquet(RecordFiles, Source):
 
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
         with _opened(shard.place) as table:
-            groups = [table.metadata.row_group(i) for i in range(shard.stop)]
-            first = sum(group.num_rows for group in groups[: shard.start])
-            groups = groups[shard.start :]
-            counts, sizes = [g.num_rows for g in groups], [g.total_byte_size for g in groups]
-            batches = table.iter_batches(
-                rows_of(sum(counts), sum(sizes), _BATCH_BYTES),
-                row_groups=range(shard.start, shard.stop),
-                columns=self.columns(table.schema_arrow.names),
-                use_threads=False,
-            )
-            rows = ((batch, i) for batch in batches for i in range(batch.num_rows))
-            yield from self.documents(enumerate(rows, first), _record, row_of(shard.place), shard.split, skipped)
+            columns = self.columns(table.schema_arrow.names)
+            rows = self._rows(table, columns, range(shard.start, shard.stop))
+            yield from self.documents(rows, self._record, row_of(shard.place), shard.split, skipped)
+
+    def _rows(self, table: Any, columns: list[str], groups: range) -> Iterator[tuple[int, tuple[Any, int]]]:
+        """Yields number, batch and place in it of each row of row groups."""
+        number = sum(table.metadata.row_group(i).num_rows for i in range(groups.start))
+        for group in groups:
+            count, size = table.metadata.row_group(group).num_rows, _encoded_bytes(table, group, columns)
+            # A few bytes may stand for a value that came before: each row may be as large as all of them are encoded.
+            most = max(1, min(_BATCH_ROWS, _DECODED_BYTES // max(size, 1)))
+            rows = min(rows_of(count, size, _BATCH_BYTES), most)
+            for batch in table.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False):
+                yield from ((number + i, (batch, i)) for i in range(batch.num_rows))
+                number += batch.num_rows
+
+    def _record(self, row: tuple[Any, int]) -> dict[str, Any]:
+        batch, i = row
+        if batch.nbytes > self.max_record_bytes:
+            self.check_size(batch.slice(i, 1).nbytes)
+        return {name: column[i].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
 
 
-def _record(row: tuple[Any, int]) -> dict[str, Any]:
-    batch, i = row
-    return {name: column[i].as_py() for name, column in zip(batch.schema.names, batch.columns, strict=True)}
+def _encoded_bytes(table: Any, group: int, columns: list[str]) -> int:
+    """Returns the bytes of columns of a row group, not compressed."""
+    chunks = (table.metadata.row_group(group).column(i) for i in range(table.metadata.num_columns))
+    return sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in columns)
 
 
 @contextlib.contextmanager

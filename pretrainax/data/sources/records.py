@@ -3,11 +3,13 @@
 import collections
 import dataclasses
 import json
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Optional, Union
 
-from pretrainax.config import Experiment, UserError, nearest, to_json
+from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.data import files, long_lines
+from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Document
 
 
@@ -20,6 +22,7 @@ class Records:
     prefix: str = ""  # put before the text, as the task of a pair ("translate English to German: ")
     valid_fraction: float = 0.01  # of the records, where validation has no files and no split of its own
     on_error: str = "stop"  # at a broken record: stop | skip it and count it
+    max_record_bytes: int = files.MAX_RECORD_BYTES  # a larger record is a broken one; memory takes a few times as much
 
     broken: ClassVar[str] = "broken records"  # how they are counted
 
@@ -27,10 +30,24 @@ class Records:
     def pairs(self) -> bool:
         return self.target_field is not None
 
+    @property
+    def holds_out(self) -> bool:
+        return getattr(self, "valid_path", None) is None and getattr(self, "valid_split", None) is None
+
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from files.fraction_problems(self)
         if self.on_error not in ("stop", "skip"):
             yield f"{self.config_path}.on_error is {self.on_error!r}, {nearest(self.on_error, ('stop', 'skip'))}"
+        if self.max_record_bytes < 1:
+            yield f"{self.config_path}.max_record_bytes is {self.max_record_bytes}, it must be at least 1"
+
+    def check_size(self, size: int) -> None:
+        """Raises ValueError where a record of this many bytes is too large."""
+        if size > self.max_record_bytes:
+            raise ValueError(
+                f"a record of {size:,} bytes or more, {self.config_path}.max_record_bytes is "
+                f"{self.max_record_bytes:,}: raise it if the record is text, and the memory enough"
+            )
 
     def documents(
         self,
@@ -48,8 +65,9 @@ class Records:
           split: only documents of this one, by a hash of the text, so that equal texts are in the same; None: all.
         """
         for number, row in rows:
+            found = collections.Counter()
             try:
-                document, place = self._document(parse(row))
+                document, place = self._document(parse(row), found)
             except (ValueError, RecursionError) as e:  # broken JSON and broken UTF-8 are ValueErrors
                 if self.on_error == "skip":
                     skipped[self.broken] += split != "valid"  # else counted in both splits
@@ -57,17 +75,21 @@ class Records:
                 skipping = f"{type(self).__name__}(..., on_error='skip') in {self.config_path} skips and counts them"
                 raise UserError(f"{where(number)}: {e}; {skipping}") from e
             if split is None or (split == "valid") == (place < self.valid_fraction):
+                if found:
+                    skipped.update(found)
                 yield document
 
-    def _document(self, record: Mapping) -> tuple[Document, float]:
-        text = self._text(record, "text_field")
+    def _document(self, record: Mapping, found: collections.Counter) -> tuple[Document, float]:
+        text = plain(self._text(record, "text_field"), found)
         long = isinstance(text, bytearray)
+        encoded = text if long else text.encode("utf-8")
+        self.check_size(len(encoded))
         # The place of a pair is that of its source: a source is in one split, with all its targets.
-        place = files.fraction(text if long else text.encode("utf-8"))
+        place = files.fraction(encoded)
         if self.target_field is not None:
-            target = self._text(record, "target_field")
+            target = plain(self._text(record, "target_field"), found)
             source, target = (t.decode() if isinstance(t, bytearray) else t for t in (text, target))
-            target.encode("utf-8")
+            self.check_size(len(encoded) + len(target.encode("utf-8")))
             return (self.prefix + source, target), place
         if long:
             text[:0] = self.prefix.encode()
@@ -81,8 +103,10 @@ class Records:
             value = value[key]
         if isinstance(value, bytes):
             return value.decode("utf-8")
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # a label, or a number that is a text
+            return str(value)
         if not isinstance(value, (str, bytearray)):
-            raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string")
+            raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string or a whole number")
         return value
 
     def columns(self, names: Iterable[str]) -> list[str]:
@@ -112,7 +136,7 @@ class RecordFiles(Records):
         yield from super().problems(experiment)
 
     def fingerprint(self) -> str:
-        return files.fingerprint(self, to_json(self), self.endings)
+        return files.fingerprint(self, files.settings_of(self), self.endings)
 
     def shards(self, split: str) -> list[files.Part]:
         wanted = None if self.valid_path is not None else split

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator
 from typing import Any, Optional
 
-from pretrainax.config import UserError, to_json
+from pretrainax.config import UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
-from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
+from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of, rows_of
 
-_BATCH = 100  # records that are read at a time
+_BATCH, _BATCH_BYTES = 100, 1 << 22  # records that are read at a time, at most
 
 
 @dataclasses.dataclass
@@ -30,7 +30,7 @@ class TFDS(RecordSets, Source):
         info = self._builder().info
         sizes = {name: [int(n) for n in split.shard_lengths] for name, split in info.splits.items()}
         bytes_ = {name: split.num_bytes for name, split in info.splits.items()}
-        return files.digest(to_json(self), info.full_name, sizes, bytes_)
+        return files.digest(files.settings_of(self), info.full_name, sizes, bytes_)
 
     def shards(self, split: str) -> list[files.Part]:
         splits = self._builder().info.splits
@@ -45,7 +45,8 @@ class TFDS(RecordSets, Source):
             records = builder.as_data_source(split=shard.place)
         except NotImplementedError as e:
             raise UserError(f"{self.name} is prepared in a format without random access: {e}") from e
-        rows, parse = _rows(records, shard), named_classes(builder.info.features)
+        split, parse = builder.info.splits[shard.place], named_classes(builder.info.features)
+        rows = _rows(records, shard, min(_BATCH, rows_of(split.num_examples, split.num_bytes, _BATCH_BYTES)))
         return self.documents(rows, parse, row_of(f"{self.name} {shard.place}"), shard.split, skipped)
 
     def _builder(self) -> Any:
@@ -64,9 +65,9 @@ class TFDS(RecordSets, Source):
         return builder
 
 
-def _rows(records: Any, shard: files.Part) -> Iterator[tuple[int, dict]]:
-    for first in range(shard.start, shard.stop, _BATCH):
-        numbers = range(first, min(first + _BATCH, shard.stop))
+def _rows(records: Any, shard: files.Part, count: int) -> Iterator[tuple[int, dict]]:
+    for first in range(shard.start, shard.stop, count):
+        numbers = range(first, min(first + count, shard.stop))
         try:
             batch = records.__getitems__(numbers)
         except RuntimeError as e:

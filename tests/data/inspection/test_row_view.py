@@ -37,6 +37,24 @@ def masked_row(**more):
     }
 
 
+class EvilTokenizer(FakeTokenizer):
+    def spellings(self):
+        return [b""] * 7 + [b" my", b"\x1b[2J", b" \xc2\x9b31m", "\u202e".encode(), b"\x07", b"\n"]
+
+
+def test_text_that_commands_a_terminal_is_seen_there_and_on_the_page():
+    row = {
+        "tokens": np.array([MY, DOG, IS, HAIRY, CAT]),
+        "segment_ids": np.ones(5, int),
+        "targets": np.array([DOG, IS, HAIRY, CAT, MY]),
+        "loss_weights": np.ones(5, np.float32),
+    }
+    shown = view(row, Words(EvilTokenizer()))
+    measured = Measured([], 1, [], np.ones(1), {})
+    for text in (render(shown, colours=False, width=80), page.render("config", "summary", measured, [shown])):
+        assert "␛[2J" in text and not set("\x1b\x9b\u202e\x07") & set(text)
+
+
 def test_masked_random_and_kept_words():
     reads, predicts = view(masked_row(), words).sides
     assert reads.pieces == [

@@ -83,7 +83,7 @@ def test_two_processes_make_what_one_makes(tmp_path, lines):
 
 def test_summary_counts_both_splits_and_what_was_skipped(tmp_path, lines):
     with open(lines / "0.jsonl", "a") as f:
-        f.write('{"text": ""}\n{"text": 3}\n')
+        f.write('{"text": ""}\n{"text": 3.5}\n')
     prepared = run(tmp_path, JsonLines(str(lines), valid_path=str(lines / "1.jsonl"), on_error="skip"))
     wanted = "train 60 documents, 0.0 MB, {:,} tokens; valid 10 documents, 0.0 MB, {:,} tokens; "
     wanted = wanted.format(prepared.train[0].num_tokens, prepared.valid[0].num_tokens)
@@ -290,8 +290,9 @@ def test_source_without_documents_is_an_error(tmp_path):
 
 
 def test_source_without_validation_documents_says_what_to_set(tmp_path, lines):
+    (tmp_path / "blank.jsonl").write_text('{"text": " "}\n')
     with pytest.raises(UserError, match=r"no document for valid; set config\.data\.source\.valid_path, or a larger"):
-        run(tmp_path, JsonLines(str(lines), valid_fraction=1e-9))
+        run(tmp_path, JsonLines(str(lines), valid_path=str(tmp_path / "blank.jsonl")))
 
 
 def test_tokenizer_that_does_not_fit_the_model_is_an_error(tmp_path, lines):

@@ -10,7 +10,7 @@ import zstandard
 
 from pretrainax.config import UserError
 from pretrainax.data import files, long_lines
-from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.data.sources import JsonLines, Parquet, TextFiles
 from tests.support.reading import texts, write_lines
 
 # --- text files ----------------------------------------------------------------------------------------------------
@@ -139,6 +139,48 @@ def test_fingerprint_depends_on_the_settings(tmp_path):
     assert a != b
 
 
+@pytest.mark.parametrize(
+    "source, name, content, reader",
+    [
+        (TextFiles, "a.jsonl", '{"text": "x"}\n', "JsonLines"),
+        (TextFiles, "a.jsonl.gz", "", "JsonLines"),
+        (TextFiles, "a.json", '{"text": "x"}\n', "JsonLines"),
+        (TextFiles, "a.parquet", "", "Parquet"),
+        (JsonLines, "a.txt", "some text\n", "TextFiles"),
+        (JsonLines, "a.parquet", "", "Parquet"),
+        (Parquet, "a.jsonl", '{"text": "x"}\n', "JsonLines"),
+    ],
+)
+def test_file_that_another_source_reads_is_a_problem_of_the_config(tmp_path, source, name, content, reader):
+    path = tmp_path / name
+    path.write_text(content)
+    (problem,) = source(str(path)).problems(None)
+    field = "config.data.source"
+    assert problem == f"{field}.path is '{path}', which is for {reader}: set {field} to {reader}(path='{path}')"
+
+
+@pytest.mark.parametrize(
+    "source, name, content",
+    [
+        (TextFiles, "a.txt", '{"text": "x"}\n'),  # JSON may be what is to be learnt
+        (TextFiles, "a.md", "some text"),
+        (TextFiles, "a.json", "[1, 2]"),
+        (JsonLines, "a.txt", '{"text": "x"}\n'),
+        (JsonLines, "a.json", '{"text": "x"}\n'),
+    ],
+)
+def test_file_of_an_unusual_name_is_no_problem(tmp_path, source, name, content):
+    (tmp_path / name).write_text(content)
+    assert not list(source(str(tmp_path / name)).problems(None))
+
+
+@pytest.mark.parametrize("number, text", [(3, "3"), (-12, "-12"), (2**70, str(2**70))])
+def test_json_whole_number_is_its_decimal_text(tmp_path, number, text):
+    path = write_lines(tmp_path / "a.jsonl", [{"text": "x", "label": number}])
+    assert texts(JsonLines(path, valid_path=path, target_field="label"), "train") == [("x", text)]
+    assert texts(JsonLines(path, valid_path=path, text_field="label"), "train") == [text]
+
+
 # --- JSON lines ----------------------------------------------------------------------------------------------------
 
 
@@ -183,7 +225,8 @@ BROKEN = {
     '{"text": "x"\n': "broken JSON at column 13 ",
     '["text"]\n': "a JSON object is needed, not list",
     '{"txet": "x"}\n': r"no field 'text', did you mean 'txet'\? \(set config.data.source.text_field\)",
-    '{"text": 3}\n': "field 'text' holds int, it must be a string",
+    '{"text": 3.5}\n': "field 'text' holds float, it must be a string or a whole number",
+    '{"text": true}\n': "field 'text' holds bool, it must be a string or a whole number",
     '{"text": "\\ud800"}\n': "'utf-8' codec can't encode",
 }
 
@@ -253,7 +296,7 @@ def test_json_prefix_changes_no_split(tmp_path):
     "record, message",
     [
         ({"text": "x", "tagret": "y"}, r"no field 'target', did you mean 'tagret'.*\? \(set .*\.target_field\)"),
-        ({"text": "x", "target": 1}, "field 'target' holds int, it must be a string"),
+        ({"text": "x", "target": 0.5}, "field 'target' holds float, it must be a string"),
         ({"text": None, "target": "y"}, "field 'text' holds NoneType, it must be a string"),
     ],
 )

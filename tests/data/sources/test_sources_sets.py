@@ -27,7 +27,7 @@ class TinyTexts(tfds.core.GeneratorBasedBuilder):
     def _info(self):
         return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(
             {"text": tfds.features.Text(), "upper": tfds.features.Text(), "number": np.int64,
-             "parity": tfds.features.ClassLabel(names=["even", "odd"])}
+             "parity": tfds.features.ClassLabel(names=["even", "odd"]), "half": np.float32}
         ))
 
     def _split_generators(self, dl_manager):
@@ -36,7 +36,7 @@ class TinyTexts(tfds.core.GeneratorBasedBuilder):
     def _generate_examples(self, count):
         for i in range(count):
             text = f"text {i} of {count}"
-            yield i, {"text": text, "upper": text.upper(), "number": i, "parity": i % 2}
+            yield i, {"text": text, "upper": text.upper(), "number": i, "parity": i % 2, "half": i / 2}
 """
 
 
@@ -96,11 +96,15 @@ def test_tfds_gives_pairs(tfds_dir):
 
 
 def test_tfds_record_of_the_wrong_type_names_the_row(tfds_dir):
-    source = TFDS("tiny_texts", data_dir=tfds_dir, text_field="number")
-    with pytest.raises(UserError, match=r"tiny_texts validation, row 0 \(from 0\): field 'number' holds int"):
+    source = TFDS("tiny_texts", data_dir=tfds_dir, text_field="half")
+    with pytest.raises(UserError, match=r"tiny_texts validation, row 0 \(from 0\): field 'half' holds float"):
         texts(source, "valid")
     source.on_error, skipped = "skip", collections.Counter()
     assert texts(source, "valid", skipped) == [] and skipped == {"broken records": 7}
+
+
+def test_tfds_whole_number_is_its_decimal_text(tfds_dir):
+    assert sorted(texts(TFDS("tiny_texts", data_dir=tfds_dir, text_field="number"), "valid")) == list("0123456")
 
 
 def test_tfds_shards_are_ranges_of_records(tfds_dir, monkeypatch):

@@ -1,0 +1,95 @@
+"""A split that leaves no side empty: one document is held out, or the end of the only one there is."""
+
+import collections
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Optional
+
+from pretrainax.data import checksums
+from pretrainax.data.files import digest
+from pretrainax.data.preparation.duplicates import hash_of
+from pretrainax.data.preparation.filters import QualityFilter
+from pretrainax.data.preparation.workers import Workers, until_stopped
+from pretrainax.data.sources import Source
+from pretrainax.data.sources.base import Document, Shard
+
+SPLITS = ("train", "valid")
+
+
+class HeldOut(Source):
+    """The documents of a source whose own rule leaves one side empty, split anew.
+
+    For validation there is the document with the smallest hash; where all are the same one, the last tenth of it. So
+    the split follows from the documents alone, however they lie in files and shards.
+    """
+
+    def __init__(self, source: Source, chosen: str, is_only: bool):
+        """chosen: the hash of the document; is_only: there is no other."""
+        self.source, self.chosen, self.is_only = source, chosen, is_only
+
+    def __repr__(self) -> str:
+        return repr(self.source)
+
+    @property
+    def pairs(self) -> bool:
+        return self.source.pairs
+
+    def fingerprint(self) -> str:
+        return digest(self.source.fingerprint(), self.chosen, self.is_only)
+
+    def shards(self, split: str) -> list[Shard]:
+        return [(split, shard) for shard in _all_shards(self.source)]
+
+    def read(self, shard: Shard, skipped: collections.Counter) -> Iterator[Document]:
+        split, inner = shard
+        is_valid = split == "valid"
+        for document in self.source.read(inner, collections.Counter() if is_valid else skipped):
+            if self.is_only and not isinstance(document, tuple):
+                yield _cut(document)[is_valid]
+            elif (hash_of(document).hex() == self.chosen) == is_valid:
+                yield document
+
+
+def hold_out(
+    source: Source, quality: Optional[QualityFilter], kept_in: str, workers: Workers, report: Callable
+) -> HeldOut:
+    """Returns the source with a document held out. Which one is looked for once and kept in a file."""
+    found = checksums.read_json(kept_in)
+    if found is None:
+        report("the split leaves one side empty: looking for a document to hold out")
+        tasks = [(source, shard, quality) for shard in _all_shards(source)]
+        smallest = sorted(set().union(*workers.run(_smallest_hashes, tasks)))[:2]
+        found = {"chosen": smallest[0] if smallest else "", "is_only": len(smallest) == 1}
+        os.makedirs(os.path.dirname(kept_in), exist_ok=True)
+        checksums.write_json(kept_in, found)
+    return HeldOut(source, **found)
+
+
+def _all_shards(source: Source) -> list[Shard]:
+    return [shard for split in SPLITS for shard in source.shards(split)]
+
+
+def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilter]) -> set[str]:
+    """Returns the two smallest hashes of the documents of a shard that hold text, or as many as there are."""
+    documents, smallest = until_stopped(source.read(shard, collections.Counter())), set()
+    if quality is not None:
+        documents = quality.kept(documents, collections.Counter())
+    for document in documents:
+        texts = document if isinstance(document, tuple) else (document,)
+        if all(text and not text.isspace() for text in texts):
+            smallest = set(sorted({*smallest, hash_of(document).hex()})[:2])
+    return smallest
+
+
+def _cut(text: Any) -> tuple[Any, Any]:
+    """Returns a text, str or UTF-8, without about its last tenth, and that: they part after white space, if there is
+    some."""
+    line, space = (b"\n", b" ") if isinstance(text, bytearray) else ("\n", " ")
+    text = text.rstrip()
+    latest = len(text) * 9 // 10
+    place = max(text.rfind(line, 0, latest), text.rfind(space, 0, latest)) + 1
+    if place < len(text) // 2:  # one long word
+        place = latest
+        while isinstance(text, bytearray) and text[place] & 0xC0 == 0x80:  # inside a character
+            place -= 1
+    return text[:place], text[place:]
