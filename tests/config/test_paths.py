@@ -25,9 +25,7 @@ def test_a_scheme_is_no_folder(path):
     assert path_problem(path).startswith(f"{path.split(':')[0]}:// paths are not supported yet")
 
 
-@pytest.mark.parametrize(
-    "path", ["", "/a/b", "a:b", "runs/a://b", "C:/x", "~/runs", "wiki/20231101.en", "é漢"]
-)
+@pytest.mark.parametrize("path", ["", "/a/b", "a:b", "runs/a://b", "C:/x", "~/runs", "wiki/20231101.en", "é漢"])
 def test_what_can_be_a_path_is_none_of_the_problems(path):
     assert path_problem(path) == ""
 
