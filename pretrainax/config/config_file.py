@@ -2,7 +2,6 @@
 
 import glob
 import importlib.machinery
-import importlib.util
 import os
 import re
 import sys
@@ -51,10 +50,10 @@ def configs_like(name: str) -> list[str]:
 
 
 def _import(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_loader(_MODULE, importlib.machinery.SourceFileLoader(_MODULE, file))
-    module = importlib.util.module_from_spec(spec)
+    module = ModuleType(_MODULE)
+    module.__file__ = os.path.abspath(file)
     sys.modules[_MODULE] = module  # so that what it defines can be sent to other processes
-    spec.loader.exec_module(module)
+    importlib.machinery.SourceFileLoader(_MODULE, file).exec_module(module)
     return module
 
 

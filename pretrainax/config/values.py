@@ -46,7 +46,8 @@ def range_problems(experiment: Experiment) -> Iterator[str]:
         if isinstance(value, int):
             lowest, highest = _RANGES.get(path, (-(2**63), 2**63 - 1))
             if not lowest <= value <= highest:
-                yield f"{path} is {_shown(value)}, it must be from {lowest} to {highest}"
+                limit = f"at most {highest}" if value > highest else f"at least {lowest}"
+                yield f"{path} is {_shown(value)}, it must be {limit}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{path} is {value}, it must be a finite number"
         elif isinstance(value, str) and path.rpartition(".")[2] in PATHS and (problem := path_problem(value)):

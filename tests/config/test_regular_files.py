@@ -41,9 +41,9 @@ def test_no_more_of_a_file_is_read_than_it_may_have(tmp_path):
 @pytest.mark.parametrize(
     "part, field, value, said",
     [
-        ("train", "steps", 10**40, "config.train.steps is 1000.*, it must be from"),
-        ("train", "steps", 2**31, "config.train.steps is 2147483648, it must be from"),
-        ("train", "seed", 2**32, "config.train.seed is 4294967296, it must be from"),
+        ("train", "steps", 10**40, "config.train.steps is 1000.*, it must be at most"),
+        ("train", "steps", 2**31, "config.train.steps is 2147483648, it must be at most"),
+        ("train", "seed", 2**32, "config.train.seed is 4294967296, it must be at most"),
         ("model", "d_model", 2**63, "config.model.d_model is 9223372036854775808"),
         ("model", "norm_epsilon", float("nan"), "config.model.norm_epsilon is nan, it must be a finite number"),
         ("data", "cache_dir", "gs://a/b", "gs:// paths are not supported yet"),
