@@ -194,10 +194,10 @@ def _read_gpt_neo(json: ConfigJson, config: ModelConfig) -> None:
     config.d_ff = json.get("intermediate_size") or 4 * config.d_model
     types = json.get("attention_types") or [[["global", "local"], 12]]
     said = [kind for period, times in types for kind in period * times]
-    if json.get("attention_layers") not in (None, said):
-        raise UserError(f"config.json has attention_types {types}, and attention_layers that are not those")
     if len(said) != config.num_layers or set(said) - {"global", "local"}:
         raise UserError(f"config.json has attention_types {types}: not {config.num_layers} layers, 'global' or 'local'")
+    if json.get("attention_layers") not in (None, said):
+        raise UserError(f"config.json has attention_types {types}, and attention_layers that are not those")
     config.layer_pattern = shortest(said, usual=config.layer_pattern)
     config.window = json.get("window_size", 256) if "local" in said else None
 
