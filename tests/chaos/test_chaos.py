@@ -102,9 +102,5 @@ def test_a_run_whose_terminal_hangs_up_saves_and_resumes(undisturbed, tmp_path):
     Terminal(undisturbed, tmp_path).the_terminal_hangs_up()
 
 
-def test_a_run_that_nobody_reads_goes_on(undisturbed, tmp_path):
-    Terminal(undisturbed, tmp_path).all_is_closed()
-
-
 def test_a_run_that_can_start_too_few_threads_ends_in_a_line(undisturbed, tmp_path):
     Terminal(undisturbed, tmp_path).few_threads(times=1)
