@@ -132,12 +132,13 @@ def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: C
     corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
     if recipe.source.holds_out and not all(corpus.num_documents for corpus in corpora):
         kept_in = os.path.join(recipe.cache, "corpora", recipe.key, "held_out.json")
+        where = recipe.source.config_path
         source = hold_out(recipe.source, recipe.quality, kept_in, workers, report)
         key = digest(recipe.key, source.chosen, source.is_only)
         recipe = recipe._replace(source=source, fingerprint=source.fingerprint(), key=key)
         corpora = [_corpus(split, recipe, workers, tokenizing, report) for split in SPLITS]
         what = "the end of the only document" if source.is_only else "the document with the smallest hash"
-        report(f"the split of {source} leaves one side empty: {what} is for validation")
+        report(f"the split of {where} leaves one side empty: {what} is for validation")
     for split, corpus in zip(SPLITS, corpora, strict=True):
         if not corpus.num_documents:
             more = "" if split == "train" else "; set config.data.source.valid_path, or a larger valid_fraction"

@@ -15,6 +15,7 @@ import numpy as np
 
 from pretrainax.config.atomic_files import replacing
 from pretrainax.data import checksums
+from pretrainax.data.line_ends import MARKS, RETURNS
 from pretrainax.data.preparation import sentences
 from pretrainax.data.sources.base import Document
 from pretrainax.tokenization.base import Tokenizer
@@ -219,8 +220,10 @@ def write_index(
         f.write(counts.tobytes())
     index = {name: sum(t[name] for t in totals) for name in ("tokens", "documents", "bytes")}
     index["skipped"] = dict(sum((collections.Counter(t["skipped"]) for t in totals), collections.Counter()))
+    # What was prepared before they were taken off is another text under the same key: a run on it is not to go on here.
+    cleaned = "-plain" if {MARKS, RETURNS} & index["skipped"].keys() else ""
     index |= {
-        "fingerprint": fingerprint,
+        "fingerprint": fingerprint + cleaned,
         "dtype": token_dtype(vocabulary_size),
         "parts": parts,
         "num_parts": sum(t["parts"] for t in totals),

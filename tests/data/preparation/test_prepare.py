@@ -141,6 +141,38 @@ def test_corpus_of_a_source_serves_each_mixture_with_it(tmp_path, mixture):
     assert alone.train[0].directory == mixed.train[0].directory
 
 
+def test_text_that_was_made_plain_has_a_fingerprint_of_its_own(tmp_path):
+    """A run on what an earlier version prepared of it, with its carriage returns, must not go on with this one."""
+    for name, content in (("plain", b"one\ntwo\n" * 50), ("windows", b"one\r\ntwo\r\n" * 50)):
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    plain, windows = (run(tmp_path, TextFiles(str(tmp_path / f"{name}.txt"))) for name in ("plain", "windows"))
+    a, b = (prepared.tokenizer.decode(prepared.train[0].document(0)) for prepared in (plain, windows))
+    assert a[:100] == b[:100]
+    assert "skipped 100 carriage returns" in windows.summary and "carriage" not in plain.summary
+    assert windows.train[0].fingerprint.endswith("train-plain") and plain.train[0].fingerprint.endswith("train")
+
+
+def test_damaged_tokenizer_is_made_anew_and_said(tmp_path, lines):
+    source, said = JsonLines(str(lines), valid_fraction=0.3), []
+    first = run(tmp_path, source, ByteBPE(vocab_size=270))
+    (path,) = files(tmp_path / "cache" / "tokenizers", "tokenizer.json")
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"e", b"f", 1))
+    again = prepare(experiment(tmp_path, source, ByteBPE(vocab_size=270)), report=said.append)
+    assert again.tokenizer.fingerprint == first.tokenizer.fingerprint and path.read_bytes() == content
+    assert said[0] == f"the tokenizer in {path.parent} is damaged: it is made anew"
+
+
+def test_damaged_index_is_made_anew_and_said(tmp_path, lines):
+    source, said = JsonLines(str(lines), valid_fraction=0.3), []
+    first = run(tmp_path, source)
+    path = pathlib.Path(first.train[0].directory) / "index.json"
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"1", b"2", 1))
+    prepare(experiment(tmp_path, source), report=said.append)
+    assert path.read_bytes() == content and said[0] == f"the index of {path.parent} is damaged: it is made anew"
+
+
 # --- the cache -----------------------------------------------------------------------------------------------------
 
 
