@@ -15,7 +15,8 @@ from typing import Literal
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, RunFailed, UserError, nearest
+from pretrainax.config import AUTO, Choice, Experiment, RunFailed, UserError, nearest
+from pretrainax.config.auto import Size
 from pretrainax.config.validation import validate
 
 
@@ -26,6 +27,13 @@ class _ChoiceParser(flags.ArgumentParser):
         return argument if isinstance(argument, Choice) else Choice.parse(argument)  # absl parses defaults too
 
 
+class _SizeParser(flags.IntegerParser):
+    """Reads a whole number, or the word that stands for one: --config.model.vocab_size=auto."""
+
+    def parse(self, argument: str | int) -> str | int:
+        return AUTO if argument == AUTO else super().parse(argument)
+
+
 def _register_choices() -> None:
     """Lets flags give a whole Choice, of each class that is imported so far."""
     for kind in Choice.imported():
@@ -33,6 +41,7 @@ def _register_choices() -> None:
 
 
 _register_choices()
+config_flags.register_flag_parser_for_type(Size, _SizeParser())
 config_flags.register_flag_parser_for_type(Literal, flags.ArgumentParser())  # `validate` says what is allowed
 CONFIG = config_flags.DEFINE_config_file("config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = flags.DEFINE_string("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")

@@ -7,7 +7,7 @@ import importlib.metadata
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pretrainax.config.errors import UserError, nearest
 
@@ -136,7 +136,7 @@ def _choice(node: ast.expr) -> Choice:
     for field in fields.keys() - values:
         if fields[field].default is fields[field].default_factory is dataclasses.MISSING:
             raise UserError(f"{name} needs a value for {field!r}: write {name}({field}=...)")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     for field, value in values.items():
         if not fits(value, hints[field]):
             raise UserError(f"{name}.{field} is {value!r}, it must be {spelled(hints[field])}")
@@ -148,6 +148,8 @@ def fits(value: object, hint: object) -> bool:
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in kinds
+    if origin is Annotated:  # a type, and a word
+        return value in kinds[1:] or fits(value, kinds[0])
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, kind) for kind in kinds)
     if origin is tuple:
@@ -163,6 +165,9 @@ def spelled(hint: object) -> str:
     """Returns a type as error lines have it: "of type int", "'stop' or 'skip'"."""
     if typing.get_origin(hint) is typing.Literal:
         return " or ".join(map(repr, typing.get_args(hint)))
+    if typing.get_origin(hint) is Annotated:
+        kind, *words = typing.get_args(hint)
+        return " or ".join([spelled(kind), *map(repr, words)])
     return f"of type {hint.__name__ if isinstance(hint, type) else hint}"
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Literal, Optional
 
+from pretrainax.config.auto import Size
 from pretrainax.config.positions import LearnedPositions, Position
 
 LayerKind = Literal["global", "local"]  # a token attends to all others, or to a window
@@ -26,7 +27,8 @@ class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
     family: Literal["encoder", "encoder_decoder", "decoder"] = "decoder"
-    vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
+    # rows of the embedding; may exceed the tokenizer's size (padding for the hardware); auto: the next multiple of 128
+    vocab_size: Size = 32_000
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
     share_layers: bool = False  # one block, applied num_layers times (ALBERT)

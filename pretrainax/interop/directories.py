@@ -99,10 +99,8 @@ def export_workdir(
     model = config.load(run).model
     tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
     exported_part = None if model.generator is None else part
-    if exported_part is not None:
-        model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
-    family, config_json = describe_model(model, os.path.join(workdir, ORIGINAL, "config.json"))
-    config_json |= _token_ids(config_json, tokenizer.vocabulary)
+    imported = os.path.join(workdir, ORIGINAL, "config.json")
+    family, config_json, model = describe_export(model, tokenizer.vocabulary, part, imported)
     rows = rows_of(family.names(model), models.abstract_params(model))
     tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
     first, _ = next(iter(tensors.values()))
@@ -127,6 +125,20 @@ def export_workdir(
     return f"{len(tensors):,} tensors exported to {to} as {config_json['architectures'][0]} in {seconds:.1f} s"
 
 
+def describe_export(
+    model: ModelConfig, vocabulary: Vocabulary, part: str = "discriminator", imported: str = ""
+) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
+    """Returns what `describe_model` does, for the part of `model` that is exported with a tokenizer of `vocabulary`.
+
+    Raises:
+      UserError: transformers cannot compute it, and why.
+    """
+    if model.generator is not None:
+        model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
+    family, config_json, model = describe_model(model, imported)
+    return family, config_json | _token_ids(config_json, vocabulary), model
+
+
 def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Callable[[str], np.dtype]) -> Tensors:
     """Returns the dtype and the shape of each tensor of an export, by name."""
     tensors = {}
@@ -139,7 +151,7 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
 
 
 def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -> None:
-    """Copies each parameter to its places.
+    """Copies each parameter to its places. Biases that only theirs has stay the zeros that they are.
 
     Args:
       part: of a model with a generator, whose paths are as `models.electra` says; else None.

@@ -46,19 +46,28 @@ from pretrainax.training.train_step import TrainState
 Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
 
 
-def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observe: Optional[Observer] = None) -> int:
+def train(
+    experiment: Experiment,
+    workdir: str,
+    process_age: float = 0.0,
+    observe: Optional[Observer] = None,
+    extend: bool = False,
+) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
 
     Args:
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
+      extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
+    extended = ""
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
+        nonlocal extended
         with goodput.on("preparing"):
             prepared = prepare(experiment)
-            claim_workdir(workdir, experiment, prepared)
+            extended = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     with open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
@@ -71,7 +80,9 @@ def train(experiment: Experiment, workdir: str, process_age: float = 0.0, observ
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         measured = check.measure(run.train_batches)
-        writer.header([("workdir", workdir + resumed), *run.describe(), ("measured", check.one_line(measured))])
+        steps = [("steps", extended)] if extended else []
+        rows = [("workdir", workdir + resumed), *steps, *run.describe(), *run.describe_export()]
+        writer.header([*rows, ("measured", check.one_line(measured))])
         check.check(measured, experiment.objective)
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, observe)
         state, exit_code = loop.train(state)
@@ -155,7 +166,8 @@ class Loop:
             for step in range(first, steps + 1):
                 if self._is_out_of_patience():
                     self.writer.note(
-                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping"
+                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping; with a "
+                        "larger config.evaluate.patience the same command goes on"
                     )
                     break
                 batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)

@@ -14,11 +14,12 @@ import jax
 import optax
 
 from pretrainax import models
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.interop.directories import describe_export
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -132,6 +133,14 @@ class Run:
             ),
             *(("WARNING", warning) for warning in warnings),
         ]
+
+    def describe_export(self) -> list[tuple[str, str]]:
+        """Returns a row of the header that says why the model cannot be exported to transformers, where it cannot."""
+        try:
+            describe_export(self.experiment.model, self.prepared.tokenizer.vocabulary)
+        except UserError as reason:
+            return [("WARNING", f"cannot be exported to transformers: {reason}")]
+        return []
 
 
 class Steps(NamedTuple):
