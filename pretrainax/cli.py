@@ -31,7 +31,10 @@ class _SizeParser(flags.IntegerParser):
     """Reads a whole number, or the word that stands for one: --config.model.vocab_size=auto."""
 
     def parse(self, argument: str | int) -> str | int:
-        return AUTO if argument == AUTO else super().parse(argument)
+        try:
+            return AUTO if argument == AUTO else super().parse(argument)
+        except ValueError as e:
+            raise ValueError(f"it must be a whole number or {AUTO}") from e
 
 
 def _register_choices() -> None:

@@ -51,3 +51,14 @@ def test_a_run_that_cannot_be_built_leaves_no_mesh(experiment):
     with pytest.raises(UserError, match="global_batch_size 12"), open_run(experiment):
         pass
     assert jax.sharding.get_abstract_mesh().empty
+
+
+@pytest.mark.parametrize("changes, wanted", [({}, []), ({"use_bias": False}, []), ({"norm": "rms"}, ["norm='rms'"])])
+def test_what_cannot_be_exported_is_said_before_the_first_step(experiment, changes, wanted):
+    for name, value in changes.items():
+        setattr(experiment.model, name, value)
+    with open_run(experiment) as run:
+        rows = run.describe_export()
+    assert [name for name, _ in rows] == ["WARNING"] * len(wanted)
+    for (_, line), words in zip(rows, wanted, strict=True):
+        assert line.startswith("cannot be exported to transformers: no architecture") and line.endswith(words)
