@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018, arXiv 1810.04805): `:base :large`.
+"""BERT (Devlin et al. 2018, arXiv 1810.04805): `:base :large`, and for a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/bert_base.py --config.data.source="SourceMixture(
         sources=(
@@ -23,10 +23,12 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import MaskedLM, NextSentencePrediction
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
+from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import WordPiece
 from pretrainax.zoo.bert import bert
 
 
+@with_small_sizes
 def get_config(variant: str = "base") -> Experiment:
     return Experiment(
         model=bert(variant or "base"),

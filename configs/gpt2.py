@@ -1,4 +1,5 @@
-"""GPT-2 by causal language modelling (Radford et al. 2019): `:124m :355m :774m :1558m`.
+"""GPT-2 by causal language modelling (Radford et al. 2019): `:124m :355m :774m :1558m`, and for a laptop
+`:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/gpt2.py:124m --config.data.source="HuggingFace(
         path='Skylion007/openwebtext')"
@@ -12,10 +13,12 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.gpt import gpt2
 
 
+@with_small_sizes
 def get_config(variant: str = "124m") -> Experiment:
     model = gpt2(variant or "124m")
     model.dropout_rate = 0.0  # the published 0.1 is for many epochs over little text

@@ -1,4 +1,5 @@
-"""LLaMA 1, 2, 3 and 3.1 by causal language modelling: `:1_7b` … `:1_65b`, `:2_7b` … `:2_70b`, `:3_8b` … `:3_1_405b`.
+"""LLaMA 1, 2, 3 and 3.1 by causal language modelling: `:1_7b` … `:1_65b`, `:2_7b` … `:2_70b`, `:3_8b` … `:3_1_405b`,
+and for a laptop `:tiny :mini :midi` (of LLaMA 3).
 
     python -m pretrainax.main --config=configs/llama.py:3_8b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
@@ -19,6 +20,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.zoo.llama import llama
 from pretrainax.zoo.variants import pick
@@ -41,6 +43,7 @@ RECIPES = {
 }
 
 
+@with_small_sizes
 def get_config(variant: str = "3_8b") -> Experiment:
     variant = variant or "3_8b"
     learning_rate, tokens = pick("configs/llama.py", variant, RECIPES)  # 3.2 was pruned from 3.1, it has no recipe

@@ -1,4 +1,5 @@
-"""ModernBERT by masked language modelling (Warner et al. 2024, arXiv 2412.13663): `:base :large`.
+"""ModernBERT by masked language modelling (Warner et al. 2024, arXiv 2412.13663): `:base :large`, and for
+a laptop `:tiny :mini :midi`.
 
     python -m pretrainax.main --config=configs/modernbert_base.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.train.accumulate=8
@@ -21,6 +22,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import MaskedLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupStableDecay
+from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.modernbert import modernbert
 from pretrainax.zoo.variants import pick
@@ -30,6 +32,7 @@ LENGTH = 1024
 RECIPES = {"base": (8e-4, 1e-5, 4608, 3e9), "large": (5e-4, 1e-5, 4928, 2e9)}
 
 
+@with_small_sizes
 def get_config(variant: str = "base") -> Experiment:
     variant = variant or "base"
     learning_rate, weight_decay, batch_size, warmup = pick("modernbert_base", variant, RECIPES)

@@ -1,5 +1,5 @@
 """T5 by span corruption (Raffel et al. 2020, arXiv 1910.10683): `:small :base :large :3b :11b` are T5 1.1,
-`:v1_0_small` … `:v1_0_11b` the models of the paper.
+`:v1_0_small` … `:v1_0_11b` the models of the paper, and for a laptop `:tiny :mini :midi` (of 1.1).
 
     python -m pretrainax.main --config=configs/t5_base.py --config.data.source="HuggingFace(
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
@@ -15,10 +15,12 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import SpanCorruption
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import Unigram
 from pretrainax.zoo.t5 import t5
 
 
+@with_small_sizes
 def get_config(variant: str = "base") -> Experiment:
     return Experiment(
         model=t5(variant or "base"),

@@ -3,14 +3,20 @@
 Any field of the config can be overridden: `--config.train.steps=1000`. The same command on the same workdir resumes.
 A resumed run may have other fields that are no mathematics (mesh, logging, how often it saves) or answer a fault
 (`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it); others are refused.
+A run, finished or not, goes on past its end with more config.train.steps. Where a learning rate (or a mixture of texts)
+that depends on them would have been another one until now, `--extend` says that it may change on the way.
 Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (run the same command again).
 """
 
 import os
 import time
 
+from absl import flags
+
 from pretrainax import cli
 from pretrainax.config import UserError
+
+_EXTEND = flags.DEFINE_bool("extend", False, "Go on past the planned end with another learning rate than until there")
 
 
 def main() -> int:
@@ -25,7 +31,9 @@ def main() -> int:
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)
-    return loop.train(experiment, workdir, goodput.process_age(), papers_source=cli.papers_source())
+    return loop.train(
+        experiment, workdir, goodput.process_age(), papers_source=cli.papers_source(), extend=_EXTEND.value
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import jax
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, UserError, resolve_auto
 from pretrainax.planning import plans_page, report, search
 from pretrainax.planning.compiled import Compiled, compile_step
 from pretrainax.planning.topologies import Topology
@@ -37,6 +37,8 @@ def main() -> int:
         print(plans_page.markdown(list(plans_page.rows())), end="")
         return 0
     experiment = cli.experiment(files=False)
+    tokenizer = experiment.tokenizer
+    resolve_auto(experiment, tokenizer.size if tokenizer.path is None else None)
     if _TOPOLOGY.value is None:
         raise UserError("--topology is missing: the devices of the run, as v5p:4x4x8 or h100:8")
     topology = Topology.parse(_TOPOLOGY.value)

@@ -8,6 +8,7 @@ Overrides come after construction, so derived values are properties and `validat
 Importing this module imports neither JAX nor NumPy: data loader workers load it.
 """
 
+from pretrainax.config.auto import AUTO, resolve_auto
 from pretrainax.config.choice import Choice
 from pretrainax.config.errors import RunFailed, UserError, nearest
 from pretrainax.config.experiment import (
@@ -33,6 +34,7 @@ from pretrainax.config.positions import (
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
 
 __all__ = [
+    "AUTO",
     "CheckpointConfig",
     "Choice",
     "DataConfig",
@@ -58,5 +60,6 @@ __all__ = [
     "from_json",
     "load",
     "nearest",
+    "resolve_auto",
     "to_json",
 ]

@@ -10,7 +10,7 @@ import re
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any, ClassVar, Optional
+from typing import Annotated, Any, ClassVar, Optional
 
 from pretrainax.config.errors import UserError, nearest, shortened
 
@@ -238,7 +238,7 @@ def _choice(node: ast.expr, kind: type[Choice] = Choice) -> Choice:
     for field in fields.keys() - values:
         if fields[field].default is fields[field].default_factory is dataclasses.MISSING:
             raise UserError(f"{name} needs a value for {field!r}: write {name}({field}=...)")
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     for field, value in values.items():
         if not fits(value, hints[field]):
             raise UserError(misfit(f"{name}.{field}", value, hints[field]))
@@ -250,6 +250,8 @@ def fits(value: object, hint: object) -> bool:
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return value in kinds
+    if origin is Annotated:  # a type, and a word
+        return value in kinds[1:] or fits(value, kinds[0])
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, kind) for kind in kinds)
     if origin is tuple:
@@ -271,6 +273,8 @@ def spelled(hint: object) -> str:
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(map(repr, kinds))
+    if origin is Annotated:
+        return " or ".join([spelled(kinds[0]), *map(repr, hint.__metadata__)])
     if origin in (typing.Union, types.UnionType):
         return " or ".join("None" if kind is type(None) else spelled(kind) for kind in kinds)
     if origin is tuple and kinds[-1] is ...:

@@ -88,7 +88,7 @@ class EvaluateConfig:
 
     every: int = free(500)  # steps
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
-    patience: Optional[int] = None  # stop after this many evaluations without a new best loss
+    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
 
 
 @dataclasses.dataclass

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal, Optional
 
+from pretrainax.config.auto import Size
 from pretrainax.config.choice import Choice
 from pretrainax.config.positions import LearnedPositions, Position
 
@@ -40,10 +41,9 @@ class Generator(Choice):
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
-    family: Literal["encoder", "encoder_decoder", "decoder"] = (
-        "decoder"  # in which of three ways blocks are put together
-    )
-    vocab_size: int = 32_000  # rows of the embedding; may exceed the tokenizer's size (padding for the hardware)
+    family: Literal["encoder", "encoder_decoder", "decoder"] = "decoder"
+    # rows of the embedding; may exceed the tokenizer's size (padding for the hardware); auto: the next multiple of 128
+    vocab_size: Size = 32_000
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
     share_layers: bool = False  # one block, applied num_layers times (ALBERT)

@@ -33,7 +33,7 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
             raise UserError(node.no_field(done, name))
         if name not in getattr(node, "__dataclass_fields__", ()):
             raise UserError(f"{done} has no field {name!r}, {_known(name, node, experiment)}")
-        hint = typing.get_type_hints(type(node))[name]
+        hint = typing.get_type_hints(type(node), include_extras=True)[name]
         if i < len(names) - 1:
             node, done = getattr(node, name), f"{done}.{name}"
     if text is None and hint is not bool:
@@ -83,6 +83,8 @@ def _read(text: str, kind: Any, path: str) -> Any:
         return _whole(text)
     if kind is float:
         return float(text)
+    if typing.get_origin(kind) is typing.Annotated:  # a type, and a word
+        return text if text in kind.__metadata__ else _read(text, kind.__origin__, path)
     if typing.get_origin(kind) is tuple:
         return _tuple(text, kind)
     if isinstance(kind, type) and issubclass(kind, Choice):

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator
 from typing import ClassVar, Optional
 
+from pretrainax.config.auto import Size
 from pretrainax.config.choice import Choice
 
 if typing.TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Position(Choice):
 class LearnedPositions(Position):
     """One trained vector a position (Devlin et al. 2018)."""
 
-    max_length: int = 512  # positions there are
+    max_length: Size = 512  # positions there are; auto: those of the longest row
     offset: int = 0  # rows at the start of the table that no position uses (RoBERTa, BART: 2, in fairseq's way)
 
 
@@ -63,7 +64,7 @@ class LinearScaling(RotaryScaling):
 class RotaryPositions(Position):
     """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
 
-    max_length: int = 2048  # the context the model is made for
+    max_length: Size = 2048  # the context the model is made for; auto: the longest row
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
     scaling: Optional[RotaryScaling] = None  # to a longer context than the model was trained on; None: as it is
     local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
@@ -89,7 +90,8 @@ class DisentangledPositions(Position):
 
     num_buckets: int = 256  # of each direction; half of them for exact distances, half for logarithmic ranges
     max_distance: int = 512  # from here on, all share the last bucket
-    max_length: int = 512  # the context the model is made for, and the absolute positions that a mask decoder knows
+    # the context the model is made for, and the absolute positions that a mask decoder knows; auto: the longest row
+    max_length: Size = 512
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         m = experiment.model

@@ -29,7 +29,7 @@ class FieldReference(NamedTuple):
 
 def fields_of(cls: type) -> list[FieldReference]:
     """Returns the fields of a dataclass, in the order of its calls."""
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     found = []
     for field in in_order(cls):
         default, hint = default_of(field), hints[field.name]
@@ -51,6 +51,8 @@ def type_text(hint: object) -> str:
     origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " | ".join(map(repr, kinds))
+    if origin is typing.Annotated:
+        return " | ".join([type_text(kinds[0]), *map(repr, hint.__metadata__)])
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(type_text, kinds))
     if origin is tuple:

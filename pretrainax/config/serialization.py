@@ -29,7 +29,7 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
             cls = Choice.named(str(value["type"]))
         elif typing.get_origin(cls) in (typing.Union, types.UnionType):
             (cls,) = (t for t in typing.get_args(cls) if t is not type(None))
-        hints = typing.get_type_hints(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
         for name in value.keys() - (fields := {f.name for f in dataclasses.fields(cls)}) - {"type"}:
             raise UserError(f"{path}: unknown field {name!r}, {nearest(name, fields)}")
         items = {k: from_json(hints[k], v, f"{path}.{k}") for k, v in value.items() if k != "type"}

@@ -5,6 +5,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from pretrainax.config.auto import AUTO
 from pretrainax.config.choice import Choice
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
@@ -82,8 +83,8 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
 
 def _number_problems(e: Experiment) -> Iterator[str]:
     for path in _POSITIVE:
-        if get(e, path) < 1:
-            yield f"config.{path} is {get(e, path)}, it must be at least 1"
+        if (value := get(e, path)) != AUTO and value < 1:
+            yield f"config.{path} is {value}, it must be at least 1"
     for path in _NOT_NEGATIVE:
         if get(e, path) < 0:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"

@@ -21,7 +21,7 @@ _RANGES = {  # lowest and highest; of others what 64 bits hold
 
 def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
     """Yields path ("config.data.source"), type and value of each field of a config, of its parts and their choices."""
-    hints = typing.get_type_hints(type(config))
+    hints = typing.get_type_hints(type(config), include_extras=True)
     for field in dataclasses.fields(config):
         where, value = f"{path}.{field.name}", getattr(config, field.name)
         yield where, hints[field.name], value

@@ -7,7 +7,8 @@ from typing import Optional
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.config.json_files import read_object
-from pretrainax.zoo.family import ConfigJson, HuggingFace
+from pretrainax.zoo.convert import rows_of
+from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 
 _ADAPTERS = "adapter_config.json"  # of peft
 _MOST_LAYERS = 10_000  # more than any model has; each of them is looked at
@@ -76,8 +77,10 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
     raise UserError(f"config.json has model_type {model_type!r}, {nearest(str(model_type), known)}")
 
 
-def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson]:
-    """Returns the family of transformers that computes `model`, and its config.json.
+def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
+    """Returns the family of transformers that computes `model`, its config.json, and the model as it has it.
+
+    That may have biases, all zero, where `model` has none. A family without them is preferred.
 
     Args:
       imported: model_type of the config.json that the model came with, which is tried first.
@@ -85,13 +88,22 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
     Raises:
       UserError: no architecture of transformers computes it; names what the nearest one cannot say.
     """
-    reasons = []
+    found, reasons = [], []
     for family in sorted(families(), key=lambda family: family.model_type != imported):
         try:
-            return family, family.write_config(model)
+            config_json = family.write_config(model)
+            found.append((family, config_json, family.read_config(config_json)))
         except UserError as e:
             reasons.append(str(e))
         except (AttributeError, KeyError, TypeError):  # a position of another kind has not the fields that it looks for
             continue
+    for family, config_json, theirs in sorted(
+        found, key=lambda x: (x[0].model_type != imported, biases(x[2]) != biases(model))
+    ):
+        try:
+            rows_of(family.names(theirs), models.abstract_params(theirs))
+            return family, config_json, theirs
+        except ValueError as e:  # tensors that its class always has
+            reasons.append(f"{config_json['architectures'][0]} of transformers has no way to say this: {e}")
     closest = min((reason for reason in reasons if "no way to say" in reason), key=len, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

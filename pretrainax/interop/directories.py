@@ -118,13 +118,8 @@ def export_workdir(
     model, tokenizer = experiment.model, load_tokenizer(os.path.join(workdir, "tokenizer"))
     _check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part
-    if exported_part is not None:
-        model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
     imported = _imported(workdir, "config.json")
-    family, config_json = describe_model(model, imported.get("model_type"))
-    start = experiment.objective.components()[0][1].decoder_start(tokenizer.vocabulary)
-    config_json |= _token_ids(config_json, tokenizer.vocabulary, start) | _ids_of(imported)
-    _check_padding(family, config_json, model)
+    family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
     rows = rows_of(family.names(model), models.abstract_params(model))
     tensors = _tensors(family, model, rows, _export_dtypes(workdir, dtype))
     dtypes = {dtype.name for dtype, _ in tensors.values()}
@@ -153,6 +148,27 @@ def export_workdir(
     return f"{len(tensors):,} tensors exported to {to} as {config_json['architectures'][0]} in {seconds:.1f} s"
 
 
+def describe_export(
+    experiment: Experiment, vocabulary: Vocabulary, part: str = "discriminator", imported: Optional[ConfigJson] = None
+) -> tuple[HuggingFace, ConfigJson, ModelConfig]:
+    """Returns what `describe_model` does, for the part of a run's model that is exported, with all ids that are known.
+
+    Args:
+      imported: config.json that the model came with.
+
+    Raises:
+      UserError: transformers cannot compute it, and why.
+    """
+    model, imported = experiment.model, imported or {}
+    if model.generator is not None:
+        model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
+    family, config_json, model = describe_model(model, imported.get("model_type"))
+    start = experiment.objective.components()[0][1].decoder_start(vocabulary)
+    config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
+    _check_padding(family, config_json, model)
+    return family, config_json, model
+
+
 def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Callable[[str], np.dtype]) -> Tensors:
     """Returns the dtype and the shape of each tensor of an export, by name."""
     tensors = {}
@@ -165,7 +181,7 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
 
 
 def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -> None:
-    """Copies each parameter to its places.
+    """Copies each parameter to its places. Biases that only theirs has stay the zeros that they are.
 
     Args:
       part: of a model with a generator, whose paths are as `models.electra` says; else None.

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
-from pretrainax.config import Experiment, UserError, kinds, nearest
+from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.config.regular_files import read_bytes
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
 
@@ -58,9 +58,10 @@ class TokenizerConfig(kinds.TokenizerConfig):
             return
         if self.train_bytes is not None and self.train_bytes < 1:
             yield f"config.tokenizer.train_bytes is {self.train_bytes}, it must be at least 1"
-        if self.size is not None and self.size > experiment.model.vocab_size:
+        rows = experiment.model.vocab_size
+        if self.size is not None and rows != AUTO and self.size > rows:
             yield (
-                f"config.model.vocab_size is {experiment.model.vocab_size}, the tokenizer will have {self.size} ids: "
+                f"config.model.vocab_size is {rows}, the tokenizer will have {self.size} ids: "
                 "make it at least that, or config.tokenizer.vocab_size smaller"
             )
 

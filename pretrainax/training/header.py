@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, UserError
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.data.sources import PythonDocs
+from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.units import large_number, scientific, three_digits
 from pretrainax.training.setup import Run
 
@@ -31,7 +32,7 @@ def rows(run: Run, papers_source: str = "") -> list[Row]:
         ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
         ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
         ("run", f"{steps:,} steps, {large_number(run.tokens_per_step * steps)} tokens, {times} epochs of the text"),
-        *(("WARNING", warning) for warning in _warnings(experiment, epochs)),
+        *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_export_warnings(run))),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
 
@@ -45,6 +46,14 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
     whose = "the paper's corpus" if papers_source else "your own text"
     trial = f"{source}: a trial on {size:.0f} MB of Python's documentation"
     return f'{trial}; for {whose}: --config.data.source="{other}"'
+
+
+def _export_warnings(run: Run) -> Iterator[str]:
+    """Yields why the model cannot be exported to transformers, where it cannot."""
+    try:
+        describe_export(run.experiment, run.prepared.tokenizer.vocabulary)
+    except UserError as reason:
+        yield f"cannot be exported to transformers: {reason}"
 
 
 def _warnings(experiment: Experiment, epochs: tuple[float, ...]) -> Iterator[str]:

@@ -55,6 +55,7 @@ def train(
     process_age: float = 0.0,
     observe: Optional[Observer] = None,
     papers_source: str = "",
+    extend: bool = False,
 ) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
 
@@ -62,17 +63,20 @@ def train(
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
       papers_source: the text of the paper whose config this is, for the header.
+      extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
+    extended = ""
     exact_path(workdir)  # refused before anything is prepared
     start = describe_start(experiment, workdir)
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
+        nonlocal extended
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 held.enter_context(WorkdirLock(workdir))
             prepared = prepare(experiment)
-            claim_workdir(workdir, experiment, prepared)
+            extended = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     held = contextlib.ExitStack()  # what outlasts everything else
@@ -90,8 +94,11 @@ def train(
             writer.note(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
+        steps = [("steps", extended)] if extended else []
         described = header.rows(run, papers_source)
-        writer.header([("workdir", workdir + resumed), *start, *described, ("measured", check.one_line(measured))])
+        writer.header(
+            [("workdir", workdir + resumed), *start, *steps, *described, ("measured", check.one_line(measured))]
+        )
         check.check(measured, experiment.objective)
         corpora = (*run.prepared.train, *run.prepared.valid)
         corpus_check = stack.enter_context(CorpusCheck(corpora, jax.process_index(), jax.process_count()))
@@ -186,7 +193,8 @@ class Loop:
             for step in range(first, steps + 1):
                 if self._is_out_of_patience():
                     self.writer.note(
-                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping"
+                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping; with a "
+                        "larger config.evaluate.patience the same command goes on"
                     )
                     break
                 batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)

@@ -1,5 +1,6 @@
 """Claims a workdir for a run, and finds the state there that the run goes on from."""
 
+import dataclasses
 import os
 from typing import Optional
 
@@ -10,22 +11,37 @@ from pretrainax import models
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import Params, lacking_parameters, load_params
 from pretrainax.checkpoints.steps import list_steps
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import is_huggingface_directory
 from pretrainax.models.heads.base import head_modules
+from pretrainax.training import longer
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
 
 
-def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> None:
-    """Writes config.json and the tokenizer, or refuses a workdir where another config has been at work."""
-    path = os.path.join(workdir, "config.json")
+def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, extend: bool = False) -> str:
+    """Writes config.json and the tokenizer, or refuses a workdir where another config has been at work.
+
+    Args:
+      extend: more steps than the run there was planned for are wanted, whatever else they change.
+
+    Returns:
+      A line about the run that goes on past its end; empty for others.
+    """
+    path, extended = os.path.join(workdir, "config.json"), ""
+    if extend and not os.path.exists(path):
+        raise UserError(f"--extend is for a run that is there, and --workdir={workdir} holds none")
     if os.path.exists(path):
-        changed = config_lib.differences(config_lib.load(path), experiment)
+        old = config_lib.load(path)
+        as_long = dataclasses.replace(old, train=dataclasses.replace(old.train, steps=experiment.train.steps))
+        changed = config_lib.differences(as_long, experiment)
+        if not changed and old.train.steps != experiment.train.steps:
+            extended = longer.extend(old, experiment, _steps_done(workdir), extend)
+        changed = [] if extended else config_lib.differences(old, experiment)
         if changed:
             raise UserError(
                 f"--workdir={workdir} holds a run of another config: {', '.join(changed)}; "
@@ -42,6 +58,13 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared) -> N
             f"--workdir={workdir}: process {jax.process_index()} does not find what process 0 wrote there; "
             "give a folder that all hosts see (NFS, Filestore, a mounted bucket)"
         )
+    return extended
+
+
+def _steps_done(workdir: str) -> int:
+    """Returns the newest step that is saved, whether it verifies or not; 0 where none is."""
+    directory = os.path.join(workdir, "checkpoints")
+    return max(list_steps(directory), default=0) if os.path.isdir(directory) else 0
 
 
 def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]]:
@@ -56,6 +79,8 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
     model, checkpoint, own = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
     if not checkpoint.init_from or (os.path.isdir(own) and list_steps(own)):
         return []
+    if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
+        return [("start", f"from {checkpoint.init_from}")]
     directory = os.path.expanduser(checkpoint.init_from)
     if _is_workdir(directory):
         steps = os.path.join(directory, "checkpoints")

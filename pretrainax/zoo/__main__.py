@@ -15,9 +15,10 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.models.electra import discriminator_config
 from pretrainax.reporting import tables
 
-COLUMNS = "family row parameters layers width heads context objective paper logits gradients".split()
+COLUMNS = "family row config parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
-    "Parameters count a tied matrix once. Layers: of each stack; heads: of queries, and of keys where they are fewer. "
+    "Config: what trains it, --config=…; none: no config of this house does. Parameters count a tied matrix once. "
+    "Layers: of each stack; heads: of queries, and of keys where they are fewer. "
     "Logits: the largest difference from transformers' on tiny models of random weights, in float32; gradients: the "
     "largest relative difference of a parameter's gradient of the pretraining loss. An empty cell: transformers has no "
     "such model to compare with."
@@ -34,6 +35,7 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
             yield (
                 family.name,
                 name,
+                family.configs.get(variant, "none"),
                 f"{count(config):,}",
                 _pair(config.num_layers, config.decoder_layers if config.family == "encoder_decoder" else None, " + "),
                 str(config.d_model),

@@ -2,7 +2,7 @@
 
 from pretrainax.config import LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout, activation): Lan et al. 2019, table 1; dropout and activation: the released
@@ -90,6 +90,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Lan et al. 2019, arXiv 1909.11942",
         objective="masked language modelling, sentence order prediction",
+        configs=trained_by("albert_base", SIZES),
         huggingface=HuggingFace(
             model_type="albert",
             architecture=lambda config: "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM",

@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461)."""
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
@@ -126,6 +126,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Lewis et al. 2019, arXiv 1910.13461",
         objective="text infilling, sentence permutation",
+        configs=trained_by("bart_base", SIZES),
         huggingface=HuggingFace(
             model_type="bart",
             architecture="BartForConditionalGeneration",

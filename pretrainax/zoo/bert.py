@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide. Vocabularies: the
@@ -215,6 +215,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Devlin et al. 2018, arXiv 1810.04805",
         objective="masked language modelling, next sentence prediction",
+        configs=trained_by("bert_base", ("small", "medium", "base", "large")),
         huggingface=HUGGINGFACE,
     ),
     Family(

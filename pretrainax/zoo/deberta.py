@@ -16,7 +16,7 @@ in `…_embeddings.weight` already (from the released code, and from lists of th
 
 from pretrainax.config import DisentangledPositions, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
@@ -238,6 +238,7 @@ FAMILIES = (
         sizes=V3_SIZES,
         paper="He et al. 2021, arXiv 2111.09543",
         objective="replaced token detection",
+        configs=trained_by("deberta_v3_base", ("xsmall", "small", "base", "large")),
         huggingface=HUGGINGFACE,
     ),
 )

@@ -12,7 +12,7 @@ A config.json read from transformers is that of one of the two, and has no gener
 
 from pretrainax.config import Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS, bert, encoder_names
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has): Clark et al.
@@ -119,6 +119,7 @@ FAMILY = Family(
     sizes=SIZES,
     paper="Clark et al. 2020, arXiv 2003.10555",
     objective="replaced token detection",
+    configs=trained_by("electra_small", ("small",)) | trained_by("electra_base", ("base", "large")),
     huggingface=HUGGINGFACE,
 )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional, TypeAlias
 
 from pretrainax.config import ModelConfig, UserError
@@ -91,14 +91,20 @@ class HuggingFace:
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
-        """Returns the config.json of `config`; UserError where this family of transformers cannot compute it."""
+        """Returns the config.json of `config`; UserError where this family of transformers cannot compute it.
+
+        Biases that theirs has and `config` has not are no obstacle: `read_config` says which, and they are zero.
+        """
         architecture = self.class_of(config)
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
             value = _field(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
-        different = differences(self.read_config(json), config)
+        theirs = self.read_config(json)
+        more = zip(biases(theirs), biases(config), strict=True)
+        fillable = _BIASES if all(mine <= their for their, mine in more) else ()
+        different = [name for name in differences(theirs, config) if name not in fillable]
         if different:
             raise UserError(
                 f"{architecture} of transformers has no way to say "
@@ -114,6 +120,14 @@ def _null_is(value: object) -> bool:
 
 # Of training, not of the function that is computed: config.json may be silent about them.
 _TRAINING = ("dropout_rate", "init_stddev", "scale_residual_init")
+
+
+_BIASES = ("use_bias", "qkv_bias")
+
+
+def biases(config: ModelConfig) -> tuple[bool, bool]:
+    """Says whether a model has biases, and whether its maps to queries, keys and values have them."""
+    return config.use_bias, config.use_bias if config.qkv_bias is None else config.qkv_bias
 
 
 def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
@@ -158,3 +172,9 @@ class Family:
     paper: str
     objective: str  # of its pretraining, in words
     huggingface: Optional[HuggingFace]  # None where transformers has no such model
+    configs: Mapping[str, str] = dataclasses.field(default_factory=dict)  # variant -> what trains it, as --config takes
+
+
+def trained_by(config: str, variants: Iterable[str]) -> dict[str, str]:
+    """Returns a `Family.configs`: of these variants, which a file of configs/ calls the same."""
+    return {variant: f"configs/{config}.py:{variant}" for variant in variants}

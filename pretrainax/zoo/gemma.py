@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, head dimension)
@@ -177,6 +177,7 @@ def _family(number: str, sizes: Mapping[str, object], paper: str, **huggingface)
         sizes=sizes,
         paper=paper,
         objective="causal language modelling" + ", by distillation" * (number != "1"),
+        configs=trained_by("gemma", sizes),
         huggingface=HuggingFace(names=llama.huggingface_names, tied=llama.tied, ignored=llama.IGNORED, **huggingface),
     )
 

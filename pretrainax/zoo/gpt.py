@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
@@ -242,6 +242,7 @@ FAMILIES = (
         sizes=GPT2_SIZES,
         paper="Radford et al. 2019",
         objective="causal language modelling",
+        configs=trained_by("gpt2", GPT2_SIZES),
         huggingface=HuggingFace(
             model_type="gpt2",
             architecture="GPT2LMHeadModel",
@@ -266,6 +267,7 @@ FAMILIES = (
         sizes=GPT3_SIZES,
         paper="Brown et al. 2020, arXiv 2005.14165",
         objective="causal language modelling",
+        configs=trained_by("gpt3", GPT3_SIZES),
         # GPT-2 of transformers has no local layers; GPT-Neo has, and neither biases of queries, keys and values nor
         # scaled logits.
         huggingface=None,

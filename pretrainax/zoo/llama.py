@@ -14,7 +14,7 @@ from pretrainax.config import (
     UserError,
     nearest,
 )
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -54,6 +54,8 @@ def llama(variant: str = "3_8b") -> ModelConfig:
     """Returns LLaMA, `release_size`; UserError for an unknown variant."""
     sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
     vocab_size, epsilon, position = RELEASES[release]
+    if variant == "1_65b":  # NOTE The released params.json of 7B, 13B and 30B says 1e-06, that of 65B 1e-05.
+        epsilon = 1e-5
     return decoder(
         *sizes,
         vocab_size=vocab_size,
@@ -212,6 +214,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Touvron et al. 2023, arXiv 2302.13971, 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783",
         objective="causal language modelling",
+        configs=trained_by("llama", (size for size in SIZES if not size.startswith("3_2"))),
         huggingface=HuggingFace(
             model_type="llama",
             architecture="LlamaForCausalLM",

@@ -2,7 +2,7 @@
 
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, base of the rotation, window)
@@ -52,6 +52,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Jiang et al. 2023, arXiv 2310.06825",
         objective="causal language modelling",
+        configs=trained_by("mistral", SIZES),
         huggingface=HuggingFace(
             model_type="mistral",
             architecture="MistralForCausalLM",

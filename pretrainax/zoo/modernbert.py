@@ -2,7 +2,7 @@
 
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads): Warner et al. 2024, table 4, which counts both halves of GeGLU
@@ -120,6 +120,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Warner et al. 2024, arXiv 2412.13663",
         objective="masked language modelling",
+        configs=trained_by("modernbert_base", SIZES),
         huggingface=HuggingFace(
             model_type="modernbert",
             architecture="ModernBertForMaskedLM",

@@ -2,7 +2,7 @@
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, tied embeddings, epsilon of the norm)
@@ -77,6 +77,7 @@ FAMILIES = (
         sizes=SIZES_2,
         paper="Yang et al. 2024, arXiv 2407.10671, 2412.15115",
         objective="causal language modelling",
+        configs=trained_by("qwen", SIZES_2),
         huggingface=HuggingFace(
             model_type="qwen2",
             architecture="Qwen2ForCausalLM",
@@ -96,6 +97,7 @@ FAMILIES = (
         sizes=SIZES_3,
         paper="Yang et al. 2025, arXiv 2505.09388",
         objective="causal language modelling",
+        configs=trained_by("qwen", SIZES_3),
         huggingface=HuggingFace(
             model_type="qwen3",
             architecture="Qwen3ForCausalLM",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.bert import CONSTANTS, FIELDS, encoder_names
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
@@ -114,6 +114,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Liu et al. 2019, arXiv 1907.11692",
         objective="masked language modelling",
+        configs=trained_by("roberta_base", SIZES),
         huggingface=_huggingface("roberta", "RobertaForMaskedLM", _base),
     ),
     Family(

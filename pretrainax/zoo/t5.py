@@ -8,7 +8,7 @@ Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.
 from collections.abc import Callable
 
 from pretrainax.config import ModelConfig, RelativePositionBuckets, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -257,6 +257,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Raffel et al. 2020, arXiv 1910.10683",
         objective="span corruption",
+        configs=trained_by("t5_base", SIZES),
         huggingface=HUGGINGFACE,
     ),
     Family(
@@ -293,6 +294,7 @@ FAMILIES = (
         sizes=UL2_SIZES,
         paper="Tay et al. 2022, arXiv 2205.05131",
         objective="mixture of denoisers",
+        configs=trained_by("ul2_base", UL2_SIZES),
         huggingface=HUGGINGFACE,
     ),
 )

@@ -6,7 +6,7 @@ with all sines before all cosines.
 
 from pretrainax.config import ModelConfig, SinusoidalPositions, UserError
 from pretrainax.zoo.bart import CONSTANTS, FIELDS, block_names, read_decoder, tied, write_decoder, zeros
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, trained_by
 from pretrainax.zoo.variants import pick
 
 # Vaswani et al. 2017, table 3: variant -> (layers of each stack, width, feed-forward, heads, dropout)
@@ -77,6 +77,7 @@ FAMILIES = (
         sizes=SIZES,
         paper="Vaswani et al. 2017, arXiv 1706.03762",
         objective="translation",
+        configs=trained_by("transformer", SIZES),
         huggingface=HuggingFace(
             model_type="marian",
             architecture="MarianMTModel",

@@ -31,6 +31,7 @@ OVERRIDES = {
     "schedule": "WarmupLinear(warmup_steps=3, final_fraction=0.0)",
     "model.position": "LearnedPositions(max_length=514, offset=2)",
     "model.activation": "relu",
+    "model.vocab_size": "auto",
     "train.remat": "dots",
     "train.on_spike": "stop",
     "train.steps": "7",

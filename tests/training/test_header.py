@@ -98,3 +98,12 @@ def test_the_rate_that_a_long_warm_up_ends_at_is_that_of_the_schedule(run):
 def test_warnings_come_last(run):
     names = [name for name, _ in rows(run, epochs=(9.0,), schedule__warmup_steps=400)]
     assert names[-2:] == ["WARNING", "WARNING"] and names.count("WARNING") == 2
+
+
+@pytest.mark.parametrize("changes, wanted", [({}, []), ({"use_bias": False}, []), ({"norm": "rms"}, ["norm='rms'"])])
+def test_what_cannot_be_exported_is_said_before_the_first_step(run, changes, wanted):
+    model = dataclasses.replace(run.experiment.model, **changes)
+    lines = [line for line in warnings(run, model=model) if "export" in line]
+    assert len(lines) == len(wanted)
+    for line, words in zip(lines, wanted, strict=True):
+        assert line.startswith("cannot be exported to transformers: no architecture") and line.endswith(words)

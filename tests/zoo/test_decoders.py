@@ -290,6 +290,15 @@ def test_a_released_config_json_is_the_row(name):
     assert dataclasses.replace(config, **{field: getattr(row, field) for field in same}) == row
 
 
+# norm_eps of each released params.json of LLaMA 1; those of LLaMA 2 and 3 all say 1e-05
+NORM_EPS = {"1_7b": 1e-6, "1_13b": 1e-6, "1_33b": 1e-6, "1_65b": 1e-5}
+
+
+@pytest.mark.parametrize("variant", zoo.llama.SIZES)
+def test_the_epsilon_of_llama_is_that_of_each_release(variant):
+    assert zoo.llama.llama(variant).norm_epsilon == NORM_EPS.get(variant, 1e-5)
+
+
 def test_both_ways_of_writing_rotary_positions_are_read():
     new = {k: v for k, v in LLAMA_3_1.items() if not k.startswith("rope_")}
     new["rope_parameters"] = LLAMA_3_1["rope_scaling"] | {"rope_theta": 500000.0}

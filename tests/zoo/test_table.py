@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from pretrainax.config import UserError
 from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.rules import param_specs
 from pretrainax.zoo import __main__ as table
+from pretrainax.zoo.family import differences
 from tests.golden import CASES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -52,6 +54,32 @@ def test_every_parameter_of_a_family_is_sharded_and_decays_by_the_tables(family)
     params = models.abstract_params(family.preset(next(iter(family.sizes))))
     param_specs(params)  # both raise for a path that no row covers
     decay_mask(params)
+
+
+@pytest.mark.parametrize("name", zoo.PRESETS)
+def test_a_row_names_a_config_that_builds_it_or_says_none(name):
+    family, variant = zoo.PRESETS[name]
+    assert family.configs.keys() <= family.sizes.keys()
+    if variant not in family.configs:
+        return
+    file, _, of_config = family.configs[variant].partition(":")
+    built, published = runpy.run_path(str(ROOT / file))["get_config"](of_config).model, family.preset(variant)
+    # ModernBERT's first phase turns all layers at one base: no parameter is another one for it.
+    first_phase = ["position"] if family.name == "ModernBERT" else []
+    assert differences(built, published) == first_phase
+    assert type(built.position) is type(published.position)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.py")), ids=lambda file: file.stem)
+def test_a_config_of_published_sizes_is_named_by_their_rows(file):
+    named = {config for family in zoo.FAMILIES for config in family.configs.values()}
+    if file.stem not in ("quickstart", "shakespeare_char"):  # of no paper
+        assert any(config.startswith(f"configs/{file.name}:") for config in named)
+
+
+def test_the_row_says_so():
+    cells = {row[1]: row[2] for row in table.rows("gpt")}
+    assert cells["gpt2_355m"] == "configs/gpt2.py:355m" and cells["gpt_neo_1_3b"] == "none"
 
 
 def test_names_and_rows_are_unique():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.config import Experiment, UserError, kinds
+from pretrainax.config import AUTO, Experiment, UserError, kinds
 from pretrainax.data.batch import Example, Lengths
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Objective(kinds.Objective):
             if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
                 yield f"config.objective is {name}, which needs texts, and {type(source).__name__} has pairs"
         longest, room = max(self.lengths(length)[1:]), experiment.model.position.max_length
-        if room is not None and longest > room:
+        if room not in (None, AUTO) and longest > room:
             yield (
                 f"config.data.sequence_length {length} makes rows of {longest} tokens, "
                 f"config.model.position.max_length is {room}"

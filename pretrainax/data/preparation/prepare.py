@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 from tqdm import tqdm
 
-from pretrainax.config import Experiment, UserError, to_json
+from pretrainax.config import Experiment, UserError, resolve_auto, to_json
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
@@ -73,6 +73,8 @@ def prepare(
 ) -> Prepared:
     """Finds or makes the tokenizer and the corpora of a config. Raises a UserError when they cannot be had.
 
+    Sizes of `experiment.model` that are `auto` are numbers after it.
+
     elsewhere: where shards are tokenized, if not in processes of this machine.
     """
     started = time.perf_counter()
@@ -102,6 +104,7 @@ def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Calla
     fingerprints = [source.fingerprint() for source in components]
     directory = make_tokenizer(experiment.tokenizer, data.source, fingerprints, cache, workers, report)
     tokenizer = load_tokenizer(directory)
+    resolve_auto(experiment, tokenizer.vocabulary.size)
     check_tokenizer(tokenizer, experiment)
     filters = (data.quality, data.drop_duplicates, data.near_duplicates)
     by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())

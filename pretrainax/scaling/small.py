@@ -1,0 +1,75 @@
+"""Scales the run of a paper down to a laptop: its architecture, its objective and its optimizer, at other sizes.
+
+`configs/gpt2.py:tiny` is `configs/gpt2.py` with fewer and narrower layers, a vocabulary of 8,192 learnt from the text,
+shorter rows and fewer steps. What is exported of it is an ordinary model of its class in transformers. Parameters:
+
+| | layers | width | GPT-2 | LLaMA | BERT | ModernBERT | T5 |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| tiny | 2 | 128 | 1.5 M | 2.4 M | 1.5 M | 1.4 M | 2.9 M |
+| mini | 4 | 256 | 5.3 M | 6.8 M | 5.5 M | 4.8 M | 10.6 M |
+| midi | 6 | 384 | 13.9 M | 15.1 M | 14.2 M | 12.2 M | 27.6 M |
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pretrainax.config import AUTO, Experiment, UserError
+from pretrainax.optim import WarmupStableDecay
+
+VOCABULARY = 8192  # pieces to learn, for which 1 MB of text is enough
+
+
+class Size(NamedTuple):
+    """The sizes of a model, and of the run that trains it."""
+
+    num_layers: int  # of each stack
+    d_model: int  # of which a head has 64; a feed-forward 4 times as many, 2 times where it is gated
+    sequence_length: int
+    steps: int  # of 32 rows
+    learning_rate: float
+
+
+# tiny and mini are two of BERT's small shapes (Turc et al. 2019, arXiv 1908.08962, table 1), midi is that of nanoGPT's
+# model of characters. No model was published as "midi"; T5 and ELECTRA have each a "small" of another size.
+SIZES = {
+    "tiny": Size(2, 128, 128, 1_000, 1e-3),
+    "mini": Size(4, 256, 256, 2_000, 1e-3),
+    "midi": Size(6, 384, 256, 5_000, 5e-4),
+}
+
+
+def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str], Experiment]:
+    """Returns `get_config` with the variants of SIZES beside its own: its default run, scaled down."""
+
+    @functools.wraps(get_config)
+    def with_them(variant: str = "") -> Experiment:
+        if variant in SIZES:
+            return scale_down(get_config(""), SIZES[variant])
+        try:
+            return get_config(variant)
+        except UserError as e:
+            raise UserError(f"{e}; small ones for a laptop: {', '.join(SIZES)}") from e
+
+    return with_them
+
+
+def scale_down(run: Experiment, size: Size) -> Experiment:
+    """Returns `run`, of a paper, with other sizes: those that are fields of its parts are set there."""
+    model, every = run.model, size.steps // 10
+    model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
+    model.d_ff, model.num_heads = (2 if model.gated else 4) * size.d_model, size.d_model // 64
+    model.num_kv_heads = model.head_dim = None
+    if model.position.max_length is not None:
+        model.position.max_length = AUTO
+    run.tokenizer.vocab_size = VOCABULARY
+    run.data.sequence_length = size.sequence_length
+    if not run.optimizer.scale_by_parameter_rms:  # else the rate is relative, and fits every size
+        run.optimizer.learning_rate = size.learning_rate
+    run.schedule.warmup_steps = every
+    if isinstance(run.schedule, WarmupStableDecay):
+        run.schedule.decay_steps = 2 * every
+    run.train.steps, run.train.global_batch_size, run.train.remat = size.steps, 32, "none"
+    run.train.log_every, run.evaluate.every, run.checkpoint.every = every // 5, every, every
+    run.evaluate.batches = 20
+    return run

@@ -1,0 +1,56 @@
+"""What transformers computes with an export, beside the model that was exported."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+
+from pretrainax import config as config_lib
+from pretrainax import models
+from pretrainax.checkpoints.params import write_params
+from pretrainax.interop import directories
+from pretrainax.layers.compute import Compute
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.tokenization.huggingface import read_tokenizer
+from tests.golden.case import Case, batch
+from tests.support.huggingface_weights import write_tokenizer
+
+
+def write_workdir(workdir: pathlib.Path, config, params, pad_id: int = 0) -> None:
+    """A workdir with these parameters, and a tokenizer of letters."""
+    workdir.mkdir()
+    write_tokenizer(workdir, pad_id)
+    tokenizer = read_tokenizer(str(workdir))
+    tokenizer.save(str(workdir / "tokenizer"))
+    by_path = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
+    write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
+    experiment = directories._evaluation_of(config, str(workdir / "tokenizer"))
+    (workdir / "config.json").write_text(config_lib.dump(experiment))
+
+
+def our_logits(config, params, arrays) -> np.ndarray:
+    with jax.default_matmul_precision("highest"):
+        model = models.build(config, Compute())
+        return np.asarray(model.apply({"params": params}, arrays, deterministic=True).heads["lm"].logits())
+
+
+def assert_transformers_computes_the_same(directory: pathlib.Path, config, params, pad_id: int = 0) -> None:
+    """The class that config.json names takes every tensor, and gives our logits."""
+    import torch
+    import transformers
+
+    from tests.golden.make import forward
+
+    (name,) = json.loads((directory / "config.json").read_text())["architectures"]
+    theirs, info = getattr(transformers, name).from_pretrained(
+        directory, output_loading_info=True, attn_implementation="eager", dtype=torch.float32
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    case = Case(config, None, pad_id=pad_id)
+    arrays = batch(case)
+    with torch.no_grad():
+        expected = forward(case, theirs.eval(), arrays)["logits"].numpy()
+    real = arrays["segment_ids"] > 0
+    got = our_logits(config, params, arrays)
+    np.testing.assert_allclose(got[real], expected[real], atol=2e-4, rtol=0)  # as all parity tests

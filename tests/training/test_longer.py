@@ -1,0 +1,167 @@
+"""Runs that go on past their planned end: bit for bit those of a longer plan, or refused until they are asked for."""
+
+import dataclasses
+import json
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.data.objectives import MaskedLM, NextSentencePrediction, ObjectiveMixture, RateChange
+from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
+from pretrainax.optim import WarmupConstant, WarmupCosine, WarmupInverseSquareRoot, WarmupLinear, WarmupStableDecay
+from pretrainax.training import longer, loop
+from tests.support import tiny
+from tests.support.runs import arrays, lines, steps
+
+
+def make(steps, schedule, source=None):
+    experiment = tiny.get_config("gpt")
+    experiment.train.steps, experiment.schedule = steps, schedule
+    experiment.data.source = source or PythonDocs()
+    return experiment
+
+
+# --- what may go on --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", [WarmupConstant(5), WarmupInverseSquareRoot(5)])
+@pytest.mark.parametrize("done", [0, 3, 10, 20])
+def test_a_rate_that_does_not_depend_on_the_steps_needs_no_word(schedule, done):
+    assert longer.extend(make(20, schedule), make(40, schedule), done, agreed=False) == "extended from 20 to 40 steps"
+
+
+@pytest.mark.parametrize("schedule", [WarmupCosine(5), WarmupLinear(5), WarmupStableDecay(5, decay_steps=10)])
+def test_a_rate_that_does_is_shown_and_asked_for(schedule):
+    old, new = make(20, schedule), make(40, schedule)
+    with pytest.raises(UserError) as refused:
+        longer.extend(old, new, 20, agreed=False)
+    line = str(refused.value)
+    assert "config.train.steps is raised from 20 to 40" in line and "Add --extend" in line
+    rates = [float(schedule.build(3e-3, length)(20)) for length in (20, 40)]
+    for rate, length in zip(rates, (20, 40), strict=True):
+        assert f"{rate:.3g} by" in line and f"{length}" in line
+    said = longer.extend(old, new, 20, agreed=True)
+    assert said.startswith("extended from 20 to 40 steps: the learning rate of step 21 is")
+
+
+@pytest.mark.parametrize(
+    "schedule, same, other",
+    [(WarmupCosine(5), 5, 8), (WarmupLinear(5), 5, 8), (WarmupStableDecay(5, decay_steps=10), 11, 13)],
+)
+def test_a_run_whose_rates_so_far_are_those_of_the_longer_plan_needs_no_word(schedule, same, other):
+    old, new = make(20, schedule), make(40, schedule)
+    assert longer.extend(old, new, same, agreed=False) == "extended from 20 to 40 steps"
+    with pytest.raises(UserError, match=f"the {other} steps done"):
+        longer.extend(old, new, other, agreed=False)
+
+
+def test_steps_are_never_lowered():
+    schedule = WarmupConstant(5)
+    for agreed in (False, True):
+        with pytest.raises(UserError, match="config.train.steps is 10, the run was planned for 20: .* not lowered"):
+            longer.extend(make(20, schedule), make(10, schedule), 5, agreed)
+
+
+def test_stages_of_a_mixture_that_have_passed_are_asked_for():
+    sources = (PythonDocs(), PythonDocs())
+    source = SourceMixture(sources=sources, weights=(1, 1), stages=((0.5, (0, 1)),))
+    old, new = (make(length, WarmupConstant(5), source) for length in (20, 40))
+    assert longer.extend(old, new, 10, agreed=False)
+    with pytest.raises(UserError, match="the stages of config.data.source"):
+        longer.extend(old, new, 11, agreed=False)
+    without = SourceMixture(sources=sources, weights=(1, 1))
+    assert longer.extend(*(make(n, WarmupConstant(5), without) for n in (20, 40)), 20, agreed=False)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda masked: masked,
+        lambda masked: NextSentencePrediction(masking=masked),
+        lambda masked: ObjectiveMixture(objectives=(MaskedLM(), masked)),
+    ],
+)
+def test_a_rate_of_masks_that_has_begun_to_change_is_asked_for(wrapped):
+    old, new = (make(length, WarmupConstant(5)) for length in (20, 40))
+    old.objective = new.objective = wrapped(MaskedLM(rate=0.3, rate_change=RateChange(to=0.1, begin=0.5)))
+    assert longer.extend(old, new, 10, agreed=False)
+    with pytest.raises(UserError, match="rate_change in config.objective"):
+        longer.extend(old, new, 11, agreed=False)
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short(text, cache):
+    """A run of 4 steps at a constant rate."""
+    experiment = make(4, WarmupConstant(2), TextFiles(path=str(text)))
+    experiment.data.cache_dir, experiment.mesh.data = str(cache), 8
+    experiment.evaluate.batches, experiment.checkpoint.every = 1, 3
+    return experiment
+
+
+def of(experiment, steps, **parts):
+    """The config anew, as the next command has it."""
+    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps), **parts)
+
+
+@pytest.fixture(scope="module")
+def whole(short, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("whole")
+    assert loop.train(of(short, 9), str(workdir)) == 0
+    return workdir
+
+
+def test_a_run_that_is_extended_twice_is_that_of_the_longer_plan_bit_for_bit(short, whole, tmp_path, capfd):
+    for length in (4, 6, 9):
+        assert loop.train(of(short, length), str(tmp_path)) == 0
+    assert "extended from 6 to 9 steps" in capfd.readouterr().err
+    assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 9
+    expected, got = arrays(whole), arrays(tmp_path)
+    assert expected.keys() == got.keys() and steps(tmp_path)[-1] == 9
+    assert all(got[path].tobytes() == expected[path].tobytes() for path in expected)
+    assert lines(tmp_path, "train") == lines(whole, "train")
+    starts = json.loads((tmp_path / "goodput.json").read_text())
+    assert [(start["step"], start["done"]) for start in starts] == [(4, True), (6, True), (9, True)]
+    with pytest.raises(UserError, match="config.train.steps is 4, the run was planned for 9"):
+        loop.train(of(short, 4), str(tmp_path))
+    assert loop.train(of(short, 9), str(tmp_path)) == 0  # the same command again
+
+
+def test_another_field_is_refused_whatever_the_steps(short, whole):
+    changed = of(short, 20, optimizer=dataclasses.replace(short.optimizer, learning_rate=1.0))
+    for extend in (False, True):
+        with pytest.raises(UserError, match="another config: optimizer.learning_rate: 0.003 -> 1.0, train.steps"):
+            loop.train(changed, str(whole), extend=extend)
+
+
+def test_nothing_to_extend_is_said(short, tmp_path):
+    with pytest.raises(UserError, match="--extend is for a run that is there"):
+        loop.train(short, str(tmp_path / "run"), extend=True)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_schedule_with_an_end_goes_on_when_asked(short, tmp_path, capfd):
+    cosine = {"schedule": WarmupCosine(2)}
+    assert loop.train(of(short, 4, **cosine), str(tmp_path)) == 0
+    with pytest.raises(UserError, match="Add --extend"):
+        loop.train(of(short, 6, **cosine), str(tmp_path))
+    assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 4
+    assert loop.train(of(short, 6, **cosine), str(tmp_path), extend=True) == 0
+    assert "extended from 4 to 6 steps: the learning rate of step 5 is" in capfd.readouterr().err
+    rate = WarmupCosine(2).build(3e-3, 6)
+    logged = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "train")}
+    assert logged[5] == pytest.approx(float(rate(4))) and logged[6] == pytest.approx(float(rate(5)))
+    assert loop.train(of(short, 6, **cosine), str(tmp_path)) == 0  # asked once; the same command resumes without
+
+
+def test_a_run_that_ended_for_lack_of_patience_goes_on_with_more(short, tmp_path, capfd):
+    still = {"optimizer": dataclasses.replace(short.optimizer, learning_rate=0.0)}
+    impatient = dataclasses.replace(short.evaluate, every=1, patience=2)
+    assert loop.train(of(short, 6, evaluate=impatient, **still), str(tmp_path)) == 0
+    assert "with a larger config.evaluate.patience the same command goes on" in capfd.readouterr().err
+    assert steps(tmp_path)[-1] < 6
+    patient = dataclasses.replace(impatient, patience=None)
+    assert loop.train(of(short, 6, evaluate=patient, **still), str(tmp_path)) == 0
+    assert steps(tmp_path)[-1] == 6
