@@ -15,7 +15,7 @@ from typing import Literal
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from pretrainax.config import Choice, Experiment, RunFailed, UserError, nearest
+from pretrainax.config import Choice, Experiment, RunFailed, UserError, load, nearest
 from pretrainax.config.validation import validate
 
 
@@ -42,10 +42,12 @@ _LINE = 4000  # characters of an error
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
+def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
-    With `commands`, the first word after the program's name is one of them, and what `main` is called with.
+    Args:
+      commands: the first word after the program's name is one of them, and what `main` is called with.
+      of_workdir: the config is that of the run in --workdir, and no file; flags override its fields.
     """
 
     def guarded(words: list[str]) -> int:
@@ -68,7 +70,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -80,6 +82,11 @@ def experiment(files: bool = True) -> Experiment:
         raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
     validate(CONFIG.value, files)
     return CONFIG.value
+
+
+def overrides() -> list[str]:
+    """Returns the fields of the config that flags set: "train.steps"."""
+    return list(flags.FLAGS["config"].override_values)
 
 
 def folder(flag: str, path: str) -> str:
@@ -109,11 +116,14 @@ def one_line(error: Exception) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
-def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
+def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
-        _check_config_flags(argv)  # which imports the classes that the config file does
+        if of_workdir:
+            _take_config_of_workdir(argv)
+        else:
+            _check_config_flags(argv)  # which imports the classes that the config file does
         _register_choices()
         rest = flags.FLAGS(argv)
         if commands and rest[1:2] not in [[command] for command in commands]:
@@ -125,6 +135,23 @@ def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
         if "--debug" in argv:
             raise
         sys.exit(complain(e))
+
+
+def _take_config_of_workdir(argv: list[str]) -> None:
+    """Makes the config.json of --workdir what --config.FIELD=VALUE overrides; --config=FILE, which it is not, fails."""
+    flags.FLAGS(argv, known_only=True)
+    workdir = WORKDIR.value
+    if CONFIG.value is not None:
+        raise UserError(
+            "--config=FILE is not for this command: it takes the config of the run in --workdir, of which flags set "
+            "single fields, as --config.data.source=..."
+        )
+    if not workdir or not os.path.exists(os.path.join(workdir, "config.json")):
+        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
+    experiment = load(os.path.join(workdir, "config.json"))
+    _check_fields(experiment, argv)
+    _register_choices()
+    config_flags.DEFINE_config_dataclass("config", experiment, allow_override=True)
 
 
 def _check_config_flags(argv: list[str]) -> None:
@@ -140,11 +167,15 @@ def _check_config_flags(argv: list[str]) -> None:
             raise UserError(
                 f"no config file {file!r}, {nearest(file, there) if there else 'nor another in its folder'}"
             )
-        experiment = runpy.run_path(file)["get_config"](variant)
-        for path in (a.split("=")[0].partition("config.")[2] for a in argv if a.lstrip("-").startswith("config.")):
-            node, done = experiment, "config"
-            for name in path.split("."):
-                fields = getattr(node, "__dataclass_fields__", ())
-                if name not in fields:
-                    raise UserError(f"{done} has no field {name!r}, {nearest(name, fields)}")
-                node, done = getattr(node, name), f"{done}.{name}"
+        _check_fields(runpy.run_path(file)["get_config"](variant), argv)
+
+
+def _check_fields(experiment: Experiment, argv: list[str]) -> None:
+    """Raises UserError for a flag of a field that the config does not have."""
+    for path in (a.split("=")[0].partition("config.")[2] for a in argv if a.lstrip("-").startswith("config.")):
+        node, done = experiment, "config"
+        for name in path.split("."):
+            fields = getattr(node, "__dataclass_fields__", ())
+            if name not in fields:
+                raise UserError(f"{done} has no field {name!r}, {nearest(name, fields)}")
+            node, done = getattr(node, name), f"{done}.{name}"

@@ -14,7 +14,7 @@ import numpy as np
 from pretrainax import config, models
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import read_params, write_params
-from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import (
     CheckpointConfig,
@@ -35,7 +35,7 @@ from pretrainax.data.objectives import (
     SentenceOrderPrediction,
     SpanCorruption,
 )
-from pretrainax.data.sources import PythonDocs
+from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.weights import DirectoryWeights
@@ -97,7 +97,8 @@ def export_workdir(
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
     model = config.load(run).model
-    tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
+    tokenizer, step_directory = load_tokenizer(os.path.join(workdir, "tokenizer")), find_checkpoint(workdir, step)
+    check_tokenizer(step_directory, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     exported_part = None if model.generator is None else part
     if exported_part is not None:
         model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
@@ -112,7 +113,7 @@ def export_workdir(
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, find_checkpoint(workdir, step), exported_part)
+        _fill(files, rows, step_directory, exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         write_tokenizer(tokenizer, staging, model)
         manifest.seal(staging)
@@ -176,7 +177,7 @@ def _evaluation_of(model: ModelConfig, tokenizer: str) -> Experiment:
     return Experiment(
         model=model,
         tokenizer=PretrainedTokenizer(path=tokenizer),
-        data=DataConfig(source=PythonDocs(), sequence_length=min(512, model.position.max_length or 512)),
+        data=DataConfig(source=NoSource(), sequence_length=min(512, model.position.max_length or 512)),
         objective=objective,
         optimizer=AdamW(learning_rate=1e-4),
         schedule=WarmupCosine(),

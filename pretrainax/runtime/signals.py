@@ -11,12 +11,14 @@ PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
 class PreemptionHandler:
     """Catches SIGTERM and SIGINT: the first asks the loop to save and leave, a second one leaves at once.
 
+    `answer` is what the first one is told.
+
     A handler of Python's waits until the main thread is back in Python, which one that waits for a device may never be.
     So the signals go through a pipe to a thread.
     """
 
     def __enter__(self):
-        self.requested = False
+        self.requested, self.answer = False, "saving after this step"
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._listen, args=(reading,), name="signals", daemon=True).start()
@@ -38,4 +40,4 @@ class PreemptionHandler:
                 elif number[0] in self._previous:
                     self.requested = True
                     name = signal.Signals(number[0]).name
-                    print(f"\n{name}: saving after this step; once more to leave at once", file=sys.stderr, flush=True)
+                    print(f"\n{name}: {self.answer}; once more to leave at once", file=sys.stderr, flush=True)
