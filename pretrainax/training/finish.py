@@ -48,7 +48,7 @@ def finish(
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
     with _or_without("curves.png", writer):
-        writer.draw(baseline and baseline["loss"])
+        writer.draw(baseline["loss"] if baseline else None)
     with _or_without("samples", writer):
         show_samples(run, params, writer.note, lambda: preemption.requested)
 

@@ -93,7 +93,7 @@ class MetricsWriter:
         """
         if not self.primary:
             return
-        rows = [("", "model", "unigram baseline")] if baseline else [("", "model")]
+        rows: list[tuple[str, ...]] = [("", "model", "unigram baseline") if baseline else ("", "model")]
         scores = {"perplexity": perplexity(baseline["loss"]), **baseline} if baseline else {}
         trained = [line["loss"] for line in read_metrics(self.path) if line["split"] == "train"]
         if trained:

@@ -88,7 +88,7 @@ def _candidates(batches: Batches) -> list[Example]:
     return [batches.examples(row)[1][0] for row in rows]
 
 
-def _legend(example: Iterable[str]) -> str:
+def _legend(example: Example) -> str:
     if is_gathered(example) or is_encoder_decoder(example):
         return _TRUTH
     return f"text ⟶ how the model goes on, drawn at temperature {_TEMPERATURE}"
@@ -125,7 +125,8 @@ class _Words:
         parts = []
         for start, end in itertools.pairwise([*starts, len(cells)]):
             word = cells[start:end]
-            guess, truth = (self._text(itertools.chain.from_iterable(ids)) for ids in list(zip(*word, strict=True))[:2])
+            guess = self._text(i for cell in word for i in cell.guess)
+            truth = self._text(i for cell in word for i in cell.truth)
             if not any(cell.is_asked for cell in word):
                 parts.append(truth)
             else:
@@ -136,7 +137,8 @@ class _Words:
 
     def shown(self, tokens: np.ndarray) -> slice:
         """Returns which of the tokens [n] are shown: at most _SHOWN, and no part of a word at either end."""
-        edges = [i for i in range(1, len(tokens)) if self._is_edge(tokens[i - 1 : i], tokens[i : i + 1])]
+        ids = tokens.tolist()
+        edges = [i for i in range(1, len(ids)) if self._is_edge(ids[i - 1 : i], ids[i : i + 1])]
         start = 0 if self.begins[tokens[0]] else min(edges, default=0)
         end = len(tokens) if len(tokens) <= _SHOWN else max((i for i in edges if start < i <= _SHOWN), default=_SHOWN)
         return slice(start, end)
@@ -167,7 +169,7 @@ class _Words:
 
     def _is_edge(self, before: Sequence[int], after: Sequence[int]) -> bool:
         """Tells if a word ends between two runs of ids."""
-        return not len(before) or not len(after) or bool(self.ends[before[-1]] or self.begins[after[0]])
+        return not before or not after or bool(self.ends[before[-1]] or self.begins[after[0]])
 
 
 def _one_line(text: str) -> str:
