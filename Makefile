@@ -19,6 +19,7 @@ FAST := tests/config tests/test_structure.py tests/test_docs.py tests/sharding t
 .PHONY: quickstart check test lint format install constraints clean
 
 quickstart: $(VENV)/installed
+	@echo "training a small T5 on the documentation that is installed here: about 3 minutes on 2 cores"
 	$(BIN)/python -m pretrainax.main --config=configs/quickstart.py
 
 test: $(VENV)/installed-test
@@ -41,6 +42,7 @@ install: $(VENV)/installed$(addprefix -,$(EXTRAS))
 
 # .venv/installed, or with extras .venv/installed-test, .venv/installed-test,tpu
 $(VENV)/install%: setup.cfg pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing into $(VENV): 1.2 GB on disk (more with extras), some minutes, by your network and disk"
 	$(PIP) install $(if $(UV),--python $(BIN)/python) --quiet --constraint constraints.txt \
 		--editable ".$(addprefix [,$(addsuffix ],$(patsubst ed-%,%,$(filter ed-%,$*))))"
 	touch $@

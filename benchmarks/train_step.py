@@ -3,7 +3,7 @@
     python benchmarks/train_step.py --config=configs/gpt2.py:124m --config.train.global_batch_size=16
     python benchmarks/train_step.py --config=configs/quickstart.py --timed_steps=50 --cold --json=quickstart.json
 
-Step time is the median over groups of steps, each waited for at its end, as training does every `log_every` steps.
+Step time is the median over groups of steps, each waited for at its end, as training does at every line it logs.
 """
 
 import time

@@ -36,7 +36,7 @@ def get_config(variant: str = "base") -> Experiment:
         ),
         optimizer=Lamb(learning_rate=1.76e-3, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
         schedule=WarmupLinear(warmup_steps=3_125),
-        train=TrainConfig(steps=125_000, global_batch_size=4096, log_every=100),
+        train=TrainConfig(steps=125_000, global_batch_size=4096),
         evaluate=EvaluateConfig(every=5_000, batches=4),
         checkpoint=CheckpointConfig(every=5_000),
     )

@@ -42,7 +42,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=Denoising(infilling_rate=0.3, mean_span_length=3.0, permutation_rate=1.0),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None),
         schedule=WarmupLinear(warmup_steps=warmup_steps),
-        train=TrainConfig(steps=500_000, global_batch_size=8000, log_every=100),
+        train=TrainConfig(steps=500_000, global_batch_size=8000),
         evaluate=EvaluateConfig(every=5_000, batches=4),
         checkpoint=CheckpointConfig(every=5_000),
     )

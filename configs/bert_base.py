@@ -39,7 +39,7 @@ def get_config(variant: str = "base") -> Experiment:
         ),
         optimizer=AdamW(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
         schedule=WarmupLinear(warmup_steps=10_000),
-        train=TrainConfig(steps=1_000_000, global_batch_size=256, log_every=100),
+        train=TrainConfig(steps=1_000_000, global_batch_size=256),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),
     )

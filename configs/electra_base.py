@@ -41,7 +41,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=ReplacedTokenDetection(rate=rate, mask_fraction=0.85),
         optimizer=AdamW(learning_rate=2e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
         schedule=WarmupLinear(warmup_steps=10_000),
-        train=TrainConfig(steps=steps, global_batch_size=batch_size, log_every=100),
+        train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),
     )

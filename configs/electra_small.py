@@ -37,7 +37,7 @@ def get_config(variant: str = "small") -> Experiment:
         objective=ReplacedTokenDetection(rate=0.15, mask_fraction=0.85),
         optimizer=AdamW(learning_rate=5e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
         schedule=WarmupLinear(warmup_steps=10_000),
-        train=TrainConfig(steps=steps, global_batch_size=128, log_every=100),
+        train=TrainConfig(steps=steps, global_batch_size=128),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),
     )

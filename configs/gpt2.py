@@ -29,7 +29,7 @@ def get_config(variant: str = "124m") -> Experiment:
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=6e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
-        train=TrainConfig(steps=600_000, global_batch_size=480, log_every=100),
+        train=TrainConfig(steps=600_000, global_batch_size=480),
         evaluate=EvaluateConfig(every=1_000, batches=20),
         checkpoint=CheckpointConfig(every=1_000),
     )

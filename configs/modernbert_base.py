@@ -49,7 +49,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=MaskedLM(rate=0.3, mask_fraction=0.8, random_fraction=0.1),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=weight_decay, clip_norm=1.0),
         schedule=WarmupStableDecay(warmup_steps=steps(warmup), decay_steps=steps(50e9)),
-        train=TrainConfig(steps=steps(1.719e12), global_batch_size=batch_size, log_every=100),
+        train=TrainConfig(steps=steps(1.719e12), global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=4_000, batches=4),
         checkpoint=CheckpointConfig(every=4_000),
     )

@@ -50,7 +50,7 @@ def get_config(variant: str = "") -> Experiment:
         objective=SpanCorruption(),
         optimizer=AdamW(learning_rate=2e-2, b2=0.98, weight_decay=0.0, scale_by_parameter_rms=True),
         schedule=WarmupCosine(warmup_steps=50, final_fraction=0.05),
-        train=TrainConfig(steps=1300, global_batch_size=16, log_every=20),
+        train=TrainConfig(steps=1300, global_batch_size=16),
         evaluate=EvaluateConfig(every=100, batches=16),
         checkpoint=CheckpointConfig(every=500),
     )

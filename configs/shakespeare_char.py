@@ -42,7 +42,7 @@ def get_config(variant: str = "") -> Experiment:
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=1e-3, b2=0.99, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=100, final_fraction=0.1),
-        train=TrainConfig(steps=2000, global_batch_size=12, log_every=100),
+        train=TrainConfig(steps=2000, global_batch_size=12),
         evaluate=EvaluateConfig(every=250, batches=0),  # the whole validation split: 145 batches of 12 x 64
         checkpoint=CheckpointConfig(every=1000),
     )

@@ -29,7 +29,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),
         optimizer=AdamW(learning_rate=2e-2, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True),
         schedule=WarmupCosine(warmup_steps=10_000, final_fraction=1e-5 / 2e-2),
-        train=TrainConfig(steps=65_536, global_batch_size=128, log_every=100),
+        train=TrainConfig(steps=65_536, global_batch_size=128),
         evaluate=EvaluateConfig(every=2_000, batches=40),
         checkpoint=CheckpointConfig(every=2_000),
     )

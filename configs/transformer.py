@@ -44,7 +44,7 @@ def get_config(variant: str = "base") -> Experiment:
             clip_norm=None,
         ),
         schedule=WarmupInverseSquareRoot(warmup_steps=WARMUP),
-        train=TrainConfig(steps=STEPS[variant], global_batch_size=96, label_smoothing=0.1, log_every=100),
+        train=TrainConfig(steps=STEPS[variant], global_batch_size=96, label_smoothing=0.1),
         evaluate=EvaluateConfig(every=2_000, batches=40),
         checkpoint=CheckpointConfig(every=2_000),
     )

@@ -40,7 +40,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=MixtureOfDenoisers(),
         optimizer=AdamW(learning_rate=1e-2, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True),
         schedule=WarmupInverseSquareRoot(warmup_steps=10_000),
-        train=TrainConfig(steps=steps, global_batch_size=batch_size, log_every=100),
+        train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),
     )

@@ -17,7 +17,7 @@ from typing import Optional
 
 from absl import app, flags, logging
 
-from pretrainax.config import Experiment, RunFailed, UserError, nearest
+from pretrainax.config import Experiment, RunFailed, UserError, load, nearest
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path
@@ -37,6 +37,7 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 _CONFIG_PARSER = _ConfigParser()
+_OVERRIDDEN: list[str] = []  # fields that flags set
 CONFIG = flags.DEFINE(_CONFIG_PARSER, "config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
@@ -50,10 +51,12 @@ _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
+def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
-    With `commands`, the first word after the program's name is one of them, and what `main` is called with.
+    Args:
+      commands: the first word after the program's name is one of them, and what `main` is called with.
+      of_workdir: the config is that of the run in --workdir, and no file; flags override its fields.
     """
 
     def guarded(words: list[str]) -> int:
@@ -83,7 +86,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = ()) -> None:
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -95,6 +98,11 @@ def experiment(files: bool = True) -> Experiment:
         raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
     validate(CONFIG.value, files)
     return CONFIG.value
+
+
+def overrides() -> list[str]:
+    """Returns the fields of the config that flags set: "train.steps"."""
+    return list(_OVERRIDDEN)
 
 
 def folder(flag: str, path: str) -> str:
@@ -146,18 +154,21 @@ def one_line(error: Exception) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
-def _parse(argv: list[str], commands: tuple[str, ...]) -> list[str]:
+def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
         _check_text(argv)
-        words, overrides = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
+        words, words_set = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
-        if overrides and CONFIG.value is None:
-            raise UserError(f"--config is missing, of which --{overrides[0][0]} sets a field")
-        for path, text in overrides:
+        if of_workdir and not (asks_help and WORKDIR.value is None):
+            flags.FLAGS.config = _config_of_workdir()
+        if words_set and CONFIG.value is None:
+            raise UserError(f"--config is missing, of which --{words_set[0][0]} sets a field")
+        for path, text in words_set:
             set_field(CONFIG.value, path, text)
+        _OVERRIDDEN[:] = [path.removeprefix("config.") for path, _ in words_set]
         if asks_help:
             _help()
             sys.exit(0)
@@ -216,11 +227,25 @@ def _check_word(word: str) -> None:
         raise UserError(f"unknown flag --{name}, {nearest(name, known)}")
 
 
+def _config_of_workdir() -> Experiment:
+    """Returns the config.json of --workdir, whose fields flags set; UserError beside --config=FILE, which it is not."""
+    if CONFIG.value is not None:
+        raise UserError(
+            "--config=FILE is not for this command: it takes the config of the run in --workdir, of which flags set "
+            "single fields, as --config.data.source=..."
+        )
+    workdir = WORKDIR.value
+    if not workdir or not os.path.exists(os.path.join(workdir, "config.json")):
+        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
+    return load(os.path.join(workdir, "config.json"))
+
+
 def _help() -> None:
     """Prints what a command does and its flags; with a --config, what its file says and every field, as overridden."""
     app.usage(shorthelp=True, writeto_stdout=True)
     if CONFIG.value is None:
         print("With --config=FILE, --help shows every field of that config.")
         return
-    print(f"\n{_config_file()[0]}\n\n{textwrap.indent(_docstring(), '  ')}\n")
+    if _CONFIG_PARSER.given:
+        print(f"\n{_config_file()[0]}\n\n{textwrap.indent(_docstring(), '  ')}\n")
     print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

@@ -9,6 +9,7 @@ Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (
 """
 
 import os
+import sys
 import time
 
 from absl import flags
@@ -25,15 +26,21 @@ def main() -> int:
 
     # after the flags are known to be good; loader workers must not import JAX
     from pretrainax.runtime import cluster, goodput, host
-    from pretrainax.training import loop
+    from pretrainax.runtime.signals import PREEMPTED
+    from pretrainax.training import loop, next_steps
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)
-    return loop.train(
+    code = loop.train(
         experiment, workdir, goodput.process_age(), papers_source=cli.papers_source(), extend=_EXTEND.value
     )
+    if code == 0 and cluster.distributed_state().process_id == 0:
+        print(next_steps.after_training(workdir, experiment, sys.argv[1:]), file=sys.stderr)
+    elif code == PREEMPTED and not cluster.is_one_of_many():
+        print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
+    return code
 
 
 if __name__ == "__main__":

@@ -113,5 +113,11 @@ def test_a_config_trains_two_steps(name, tmp_path, text, cache):
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_curves_of_a_config_have_fifty_points(name):
+    train = load(name, VARIANTS[name][-1]).train
+    assert train.steps // train.logged_every >= 50
+
+
 def test_llama_3_1_scales_its_rotary_frequencies():
     assert load("llama", "3_1_8b").model.position.scaling == LongContextScaling()

@@ -41,6 +41,15 @@ def test_make_quickstart_and_make_test_run_what_the_readme_says():
     assert "-m pytest" in run(["make", "--dry-run", "test"], ROOT)
 
 
+def test_make_quickstart_says_what_it_installs_and_how_long_it_takes():
+    said = run(["make", "--dry-run", "--always-make", "quickstart"], ROOT)
+    assert (
+        said.index("1.2 GB on disk")
+        < said.index("--constraint constraints.txt")
+        < said.index("about 3 minutes on 2 cores")
+    )
+
+
 def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)

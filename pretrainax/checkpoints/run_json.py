@@ -31,6 +31,21 @@ def read_run_json(step_directory: str) -> dict:
     return content
 
 
+def check_tokenizer(step_directory: str, fingerprint: str, tokenizer: str) -> None:
+    """Raises UserError where the parameters of a checkpoint were trained with another tokenizer than this one.
+
+    Args:
+      fingerprint: of the tokenizer.
+      tokenizer: the folder that it is in.
+    """
+    trained = read_run_json(step_directory)["extra"].get("tokenizer", fingerprint)
+    if trained != fingerprint:
+        raise UserError(
+            f"checkpoint {step_directory} was trained with tokenizer {str(trained)[:12]}, and {tokenizer} is "
+            f"{fingerprint[:12]}, whose ids mean other text: put the run's own tokenizer/ folder back"
+        )
+
+
 def signatures(tree: PyTree) -> dict[str, str]:
     """Returns dtype and shape of each array: {"params/decoder/…/kernel": "float32[4,256,8,32]"}."""
     texts = [signature_of(x.shape, x.dtype) for x in jax.tree.leaves(tree)]

@@ -74,12 +74,17 @@ class TrainConfig:
     rollback_steps: int = free(100)  # the run goes back to so many steps before the spike ...
     rollback_skip: int = free(200)  # ... and the next so many batches are left out
     max_rollbacks: int = free(20)  # one more, and the run fails
-    log_every: int = free(50)  # steps
+    log_every: int = free(0)  # steps; 0: at least 50 lines a run, and one every 50 steps
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     remat: Remat = free("none")  # kept for the backward: none: all | dots: matrix products | block: block inputs
     scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: 1, and on a CPU, where loops cost, 4
     loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
+
+    @property
+    def logged_every(self) -> int:
+        """Returns `log_every`, or what stands for its 0: curves of any length have enough points."""
+        return self.log_every or min(max(self.steps // 50, 1), 50)
 
 
 @dataclasses.dataclass

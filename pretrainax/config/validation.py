@@ -15,12 +15,12 @@ from pretrainax.config.values import fields, range_problems, type_problems
 _READ = ("tokenizer", "data.source")  # files, as these name them
 _POSITIVE = (
     "model.vocab_size model.num_layers model.d_model model.d_ff model.num_heads data.sequence_length train.steps "
-    "train.global_batch_size train.accumulate train.log_every train.spike_steps evaluate.every "
+    "train.global_batch_size train.accumulate train.spike_steps evaluate.every "
     "checkpoint.every checkpoint.keep"
 ).split()
 _NOT_NEGATIVE = (
     "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk train.rollback_steps "
-    "train.max_rollbacks evaluate.batches"
+    "train.max_rollbacks train.log_every evaluate.batches"
 ).split()
 
 

@@ -15,7 +15,7 @@ from pretrainax import config, models
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
-from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import (
     CheckpointConfig,
@@ -38,7 +38,7 @@ from pretrainax.data.objectives import (
     SentenceOrderPrediction,
     SpanCorruption,
 )
-from pretrainax.data.sources import PythonDocs
+from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.weights import DirectoryWeights, verify_files
@@ -115,7 +115,9 @@ def export_workdir(
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
     experiment = config.load(run)
-    model, tokenizer = experiment.model, load_tokenizer(os.path.join(workdir, "tokenizer"))
+    model = experiment.model
+    tokenizer, step_directory = load_tokenizer(os.path.join(workdir, "tokenizer")), find_checkpoint(workdir, step)
+    check_tokenizer(step_directory, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     _check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part
     imported = _imported(workdir, "config.json")
@@ -130,7 +132,7 @@ def export_workdir(
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, find_checkpoint(workdir, step), exported_part)
+        _fill(files, rows, step_directory, exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # which generates nothing
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
@@ -220,7 +222,7 @@ def _evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -
     return Experiment(
         model=model,
         tokenizer=PretrainedTokenizer(path=tokenizer),
-        data=DataConfig(source=PythonDocs(), sequence_length=min(512, model.position.max_length or 512)),
+        data=DataConfig(source=NoSource(), sequence_length=min(512, model.position.max_length or 512)),
         objective=objective,
         optimizer=AdamW(learning_rate=1e-4),
         schedule=WarmupCosine(),

@@ -14,6 +14,7 @@ from matplotlib import figure, ticker  # noqa: E402
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 TRAINING, VALIDATION, RATE, NORM = "#3e7cb1", "#d1603d", "#5b8c5a", "#8a6fae"
 LEFT, RIGHT = 0.055, 0.97  # of the panels, in parts of the picture's width
+MOST_POINTS = 2000  # of a curve; a longer one is drawn by the means of neighbours
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
     "font.size": 10,
@@ -67,8 +68,7 @@ def draw(
             panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=bins, steps=[1, 2, 2.5, 5, 10]))
             panel.grid(axis="x", visible=False)
             panel.set_xlim(0, 1.01 * last)
-        rate.set_xlabel("step")
-        norm.set_xlabel("step")
+            panel.set_xlabel("step")
         picture.text(LEFT, 0.945, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
         picture.text(LEFT, 0.9, _shorten(subtitle, 85), color=FAINT, va="center")
         _final_losses(picture, train[1], valid[1], baseline_loss)
@@ -81,9 +81,14 @@ def _shorten(text: str, length: int) -> str:
 
 
 def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Returns steps and values of one curve; null becomes NaN."""
+    """Returns steps and values of one curve; null becomes NaN. The last point is always one that was logged."""
     found = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
-    steps, values = np.array(found, dtype=float).reshape(-1, 2).T
+    points = np.array(found, dtype=float).reshape(-1, 2)
+    together = -(-len(points) // MOST_POINTS)
+    if together > 1:
+        before, last = np.array_split(points[:-1], MOST_POINTS - 1), points[-1:]
+        points = np.concatenate([[group.mean(axis=0) for group in before], last])
+    steps, values = points.T
     return steps, values
 
 
@@ -104,7 +109,7 @@ def _draw_losses(panel, train, valid, baseline_loss: Optional[float]) -> None:
 def _draw_rate(panel, steps: np.ndarray, values: np.ndarray) -> None:
     exponent = math.floor(math.log10(np.nanmax(values, initial=1e-12)))
     panel.set_title(rf"learning rate, in $10^{{{exponent}}}$")
-    panel.plot(steps, values / 10**exponent, color=RATE, linewidth=2)
+    _line(panel, steps, values / 10**exponent, color=RATE, linewidth=2)
     panel.set_ylim(bottom=0)
 
 
@@ -122,8 +127,15 @@ def _draw_norm(panel, steps: np.ndarray, values: np.ndarray) -> None:
 
 
 def _line_with_trend(panel, steps: np.ndarray, values: np.ndarray, color: str, trend: np.ndarray) -> None:
-    panel.plot(steps, values, color=color, linewidth=1, alpha=0.3)
-    panel.plot(steps, trend, color=color, linewidth=2, marker="o" if len(steps) == 1 else None)
+    _line(panel, steps, values, color=color, linewidth=1, alpha=0.3)
+    _line(panel, steps, np.where(np.isfinite(values), trend, np.nan), color=color, linewidth=2)
+
+
+def _line(panel, steps: np.ndarray, values: np.ndarray, **style: object) -> None:
+    """Draws a curve; a point that has no neighbour, through which no line goes, is a dot."""
+    there = np.pad(np.isfinite(values), 1)
+    alone = there[1:-1] & ~there[:-2] & ~there[2:]
+    panel.plot(steps, values, marker="o", markersize=5, markevery=np.flatnonzero(alone).tolist(), **style)
 
 
 def _trend(values: np.ndarray) -> np.ndarray:
@@ -141,11 +153,10 @@ def _final_losses(picture, train: np.ndarray, valid: np.ndarray, baseline_loss: 
     right = RIGHT
     for name, values, color in (
         ("unigram baseline", baseline, FAINT),
-        ("training loss", _trend(train), TRAINING),
+        ("training loss", train, TRAINING),
         ("validation loss", valid, VALIDATION),
     ):
-        values = values[np.isfinite(values)]
-        if len(values):
+        if np.isfinite(values[-1:]).any():
             picture.text(
                 right, 0.945, f"{values[-1]:.3f}", fontsize=16, color=color, weight="bold", ha="right", va="center"
             )

@@ -15,12 +15,14 @@ class PreemptionHandler:
     A terminal that is closed may send SIGHUP twice, or after another one: it is never the second. Under `nohup`, which
     has it ignored, it stays so.
 
+    `answer` is what the first one is told.
+
     A handler of Python's waits until the main thread is back in Python, which one that waits for a device may never be.
     So the signals go through a pipe to a thread.
     """
 
     def __enter__(self):
-        self.requested = False
+        self.requested, self.answer = False, "saving after this step"
         reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
         threading.Thread(target=self._listen, args=(reading,), name="signals", daemon=True).start()
@@ -46,4 +48,4 @@ class PreemptionHandler:
                 if not self.requested:
                     self.requested = True
                     name = signal.Signals(number[0]).name
-                    print(f"\n{name}: saving after this step; once more to leave at once", file=sys.stderr, flush=True)
+                    print(f"\n{name}: {self.answer}; once more to leave at once", file=sys.stderr, flush=True)

@@ -3,16 +3,29 @@
 from collections.abc import Iterator
 
 from pretrainax.config import Experiment, UserError
+from pretrainax.data.inspection import check
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.data.sources import PythonDocs
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.units import large_number, scientific, three_digits
+from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.setup import Run
 
 # As many are nearly as good as that much new text; then each is worth less (Muennighoff et al. 2023, arXiv 2305.16264).
 FEW_EPOCHS = 4
 
 Row = tuple[str, str]
+
+
+def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str = "") -> None:
+    """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches.
+
+    Raises:
+      UserError: what was measured is not what the objective asks for.
+    """
+    measured = check.measure(run.train_batches)
+    writer.header([*first, *rows(run, papers_source), ("measured", check.one_line(measured))])
+    check.check(measured, run.experiment.objective)
 
 
 def rows(run: Run, papers_source: str = "") -> list[Row]:

@@ -6,8 +6,7 @@ Loop       all that happens around the jitted update
   _train_steps   one after the other: a batch, the update, and what is due after it
   _roll_back, _next_batch, _watch_batches, _announce_speed: parts of that
   _read_metrics  metrics stay on the device until something needs them; each step's are looked at once
-  _log, _evaluate, _save: every `train.log_every`, `evaluate.every`, `checkpoint.every` steps
-finish     the tables, samples and pictures of the end
+  _log, _evaluate, _save: every `train.logged_every`, `evaluate.every`, `checkpoint.every` steps
 """
 
 import collections
@@ -26,11 +25,9 @@ import jax
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.batch import HostBatch, check_batch, padding_fraction, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
-from pretrainax.data.inspection import check
-from pretrainax.data.pipeline import batches_of, iterate
+from pretrainax.data.pipeline import iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.runtime.goodput import Goodput
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
@@ -38,11 +35,11 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.training import header, loss_spikes
+from pretrainax.training.finish import finish
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
-from pretrainax.training.samples import samples
 from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
 
@@ -89,17 +86,12 @@ def train(
         writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary)
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
-        measured = check.measure(run.train_batches)
         if goodput.damaged:
             writer.note(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
         steps = [("steps", extended)] if extended else []
-        described = header.rows(run, papers_source)
-        writer.header(
-            [("workdir", workdir + resumed), *start, *steps, *described, ("measured", check.one_line(measured))]
-        )
-        check.check(measured, experiment.objective)
+        header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], papers_source)
         corpora = (*run.prepared.train, *run.prepared.valid)
         corpus_check = stack.enter_context(CorpusCheck(corpora, jax.process_index(), jax.process_count()))
         for directory in corpus_check.unknown:
@@ -112,10 +104,10 @@ def train(
                 f"the checksums of {corpus_check.left:,} files of the corpus were not compared: the run was over"
             )
         if exit_code == 0:
-            with goodput.on("finishing"):
-                finish(run, state, writer, loop.last_evaluation or run.validate(state.params))
             with goodput.on("saving"):
-                checkpoints.wait()
+                checkpoints.wait()  # whatever becomes of what follows, the run is whole
+            with goodput.on("finishing"):
+                finish(run, state.params, writer, preemption, loop.last_evaluation)
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
@@ -216,7 +208,7 @@ class Loop:
                 self._stop_if_text_is_damaged()
                 self.run.peers.beat(step)
                 is_last, is_leaving = step == steps, self.run.peers.agree(self.preemption.requested)
-                if step % train.log_every == 0 or is_last:
+                if step % train.logged_every == 0 or is_last:
                     self._log()
                 is_best = False  # who leaves evaluates first where it is due: the resumed run will not come by again
                 if step % experiment.evaluate.every == 0 or is_last:
@@ -376,17 +368,3 @@ class Loop:
                 self.loop_state.step, state, self.loop_state.to_json(), evaluation and {"loss": evaluation["loss"]}
             )
         self.resumed = time.perf_counter()
-
-
-def finish(run: Run, state: TrainState, writer: MetricsWriter, metrics: dict[str, float]) -> None:
-    """Shows the validation metrics beside the unigram baseline, a few samples, and the picture."""
-    experiment = run.experiment
-    train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes
-    baseline = unigram_baseline(
-        (train[i] for i in range(min(50, experiment.train.steps))),
-        run.validation_batches(valid),
-        experiment.model.vocab_size,
-    )
-    writer.finish(metrics, baseline)
-    for text in samples(run.model, state.params, valid[0], run.prepared.tokenizer):
-        writer.note(f"  · {text}")

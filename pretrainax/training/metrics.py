@@ -9,6 +9,17 @@ from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
 
+# What stands beside a number for people; the names are those of metrics.jsonl.
+MEANINGS = {
+    "loss": "nats a target token",
+    "perplexity": "e to the loss",
+    "bits_per_token": "the loss in bits",
+    "bits_per_byte": "bits of text that a byte of it takes",
+    "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
+    "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
+    "loss_tokens": "target tokens",
+}
+
 
 def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None) -> dict[str, float]:
     """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.

@@ -1,6 +1,6 @@
 """Shows a run while it goes on, and keeps it: progress, metrics.jsonl, TensorBoard events, curves.png.
 
-Without a terminal, progress is one line a log; with one, a bar. All of it goes to stderr.
+Progress is one line a log; on a terminal a bar below says how far the run is. All of it goes to stderr.
 """
 
 import functools
@@ -16,7 +16,7 @@ from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
-from pretrainax.training.metrics import cut_after, perplexity, read_metrics
+from pretrainax.training.metrics import MEANINGS, cut_after, perplexity, read_metrics
 from pretrainax.training.tensorboard import EventsWriter
 
 
@@ -88,25 +88,27 @@ class MetricsWriter:
         else:
             self.note(_join(f"step {step}/{self.total_steps}", *_validation(metrics)))
 
-    def finish(self, metrics: dict[str, float], baseline: dict[str, float]) -> None:
-        """Prints the last validation beside the unigram baseline of the same targets, and draws curves.png.
+    def finish(self, metrics: dict[str, float], baseline: Optional[dict[str, float]]) -> None:
+        """Prints the last lines of metrics.jsonl beside the unigram baseline of the same targets.
 
         Args:
-          metrics: "loss" (nats a target), "perplexity", "accuracy" (fraction).
-          baseline: "loss", "accuracy".
+          metrics: of the last validation: "loss" (nats a target), "perplexity", "accuracy" (fraction), perhaps
+            "sequence_accuracy".
+          baseline: "loss", "accuracy"; None where it is not known.
         """
         if not self.primary:
             return
-        baseline = {"perplexity": perplexity(baseline["loss"]), **baseline}
-        rows = [("", "model", "unigram baseline")]
-        for name, label, form in (
-            ("loss", "validation loss", "{:.4f}"),
-            ("perplexity", "perplexity", "{:,.2f}"),
-            ("accuracy", "accuracy", "{:.2%}"),
-        ):
-            rows.append((label, form.format(metrics[name]), form.format(baseline[name])))
-        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n")
-        self.draw(baseline["loss"])
+        rows: list[tuple[str, ...]] = [("", "model", "unigram baseline") if baseline else ("", "model")]
+        scores = {"perplexity": perplexity(baseline["loss"]), **baseline} if baseline else {}
+        trained = [line["loss"] for line in read_metrics(self.path) if line["split"] == "train"]
+        if trained:
+            rows.append(("training loss, last batch", _show(trained[-1], ".4f")))
+        shown = [name for name in _FORMS if name in metrics]
+        for name in shown:
+            label, form = _FORMS[name]
+            rows.append((label, format(metrics[name], form), *([format(scores[name], form)] if name in scores else [])))
+        meanings = "\n".join(f"  {_FORMS[name][0]}: {MEANINGS[name]}" for name in shown if "accuracy" in name)
+        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n\n{meanings}\n")
 
     def draw(self, baseline_loss: Optional[float] = None) -> None:
         """Draws curves.png of everything logged so far."""
@@ -148,11 +150,10 @@ class MetricsWriter:
             parts.append(f"MFU {mfu:.1%}")
         if seconds is not None:
             parts.append(f"ETA {clock(seconds * (self.total_steps - step))}")
+        self.note(_join(f"step {step}/{self.total_steps}", *parts))  # which stays, when the bar has gone
         if self._bar is not None:
-            self._bar.set_description_str(_join(*parts), refresh=False)
+            self._bar.set_description_str(parts[-1], refresh=False)
             self._bar.update(step - self._bar.n)
-        else:
-            self.note(_join(f"step {step}/{self.total_steps}", *parts))
 
 
 def _number(value: Optional[SupportsFloat]) -> Optional[float]:
@@ -171,9 +172,17 @@ def _bar(total: int, done: int) -> Any:
     )
 
 
+_FORMS = {  # of a validation, what people are shown: the label and the format of each
+    "loss": ("validation loss", ".4f"),
+    "perplexity": ("perplexity", ",.2f"),
+    "accuracy": ("token accuracy", ".2%"),
+    "sequence_accuracy": ("sequence accuracy", ".2%"),
+}
+
+
 def _validation(metrics: dict[str, Optional[float]]) -> list[str]:
-    forms = {"loss": "validation loss {:.4f}", "perplexity": "perplexity {:,.2f}", "accuracy": "accuracy {:.2%}"}
-    return [form.format(metrics[name]) for name, form in forms.items() if metrics.get(name) is not None]
+    known = [(*_FORMS[name], metrics.get(name)) for name in _FORMS]
+    return [f"{label} {format(value, form)}" for label, form, value in known if value is not None]
 
 
 def _join(*parts: str) -> str:

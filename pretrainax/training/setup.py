@@ -99,9 +99,14 @@ class Run:
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
         batches = batches or self.valid_batches
-        every = max(batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
-        for i in range(min(self.experiment.evaluate.batches or every, every)):
+        for i in range(self.validation_sizes[0]):
             yield batches[i]
+
+    @property
+    def validation_sizes(self) -> tuple[int, int]:
+        """Returns how many batches a validation takes, and how many the split has."""
+        whole = max(self.valid_batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
+        return min(self.experiment.evaluate.batches or whole, whole), whole
 
     def validate(self, params: Params) -> dict[str, float]:
         """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once."""
@@ -169,10 +174,16 @@ def build_steps(
         model=model,
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
-        eval_step=train_step.make_eval_step(model, train, mesh),
+        eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(experiment)),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
         attention_specs=attention_specs,
     )
+
+
+def _has_answers(experiment: Experiment) -> bool:
+    """Returns whether all targets are answers, of which people ask how many are right as a whole."""
+    is_encoder = experiment.model.family == "encoder"
+    return not is_encoder and all(source.pairs for source in experiment.data.source.components())
 
 
 def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh, peers: Watchdog) -> Run:

@@ -200,12 +200,16 @@ def _make_gradients(
     return compute_gradients
 
 
-def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout."""
+def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: bool = False) -> jax.stages.Wrapped:
+    """Returns the jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout.
+
+    sequences: counts the sequences whose every target is right too.
+    """
+    options: LossOptions = {**loss_options(train), "sequences": sequences}
 
     def step(params, batch):
         outputs = model.apply({"params": params}, batch, deterministic=True)
-        return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1]
+        return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 

@@ -7,7 +7,7 @@ import pytest
 
 from pretrainax import config as config_lib
 from pretrainax import optim
-from pretrainax.config import Choice, DataConfig, Experiment, RotaryPositions, UserError, validation
+from pretrainax.config import Choice, DataConfig, Experiment, RotaryPositions, TrainConfig, UserError, validation
 from pretrainax.data.objectives import Objective
 from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
 from pretrainax.tokenization import Unigram
@@ -39,6 +39,13 @@ def test_differences_name_only_fields_that_change_the_mathematics():
     assert config_lib.differences(old, new) == []
     new.train.seed, new.objective.noise_density = 3, 0.5
     assert config_lib.differences(old, new) == ["objective.noise_density: 0.15 -> 0.5", "train.seed: 0 -> 3"]
+
+
+@pytest.mark.parametrize("steps", [1, 49, 50, 99, 1300, 10**6])
+def test_a_run_of_any_length_is_logged_at_fifty_steps_or_more(steps):
+    train = TrainConfig(steps=steps)
+    assert steps // train.logged_every >= min(steps, 50) and train.logged_every <= 50
+    assert TrainConfig(steps=steps, log_every=7).logged_every == 7
 
 
 def test_a_flag_gives_a_whole_choice():

@@ -185,6 +185,16 @@ def test_a_tokenizer_with_more_ids_than_rows_is_not_exported(tmp_path):
         directories.export_workdir(str(run), str(tmp_path / "out"))
 
 
+@pytest.mark.parametrize("step", [None, 0])
+def test_a_tokenizer_that_is_not_that_of_the_checkpoint_is_refused(source, tmp_path, step):
+    directories.import_directory(str(source), str(tmp_path / "run"))
+    vocabulary = tmp_path / "run" / "tokenizer" / "vocabulary.json"
+    vocabulary.write_text(vocabulary.read_text().replace('"<mask>"', '"<other>"'))
+    with pytest.raises(UserError, match=r"checkpoint .* was trained with tokenizer \w+, and .*/tokenizer is \w+"):
+        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), step)
+    assert not (tmp_path / "out").exists()
+
+
 def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
     state = {}
     for name, x in stored(source).items():
@@ -218,11 +228,9 @@ def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
 def test_an_imported_workdir_evaluates(name, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", name)
     directories.import_directory(str(source), str(tmp_path / "run"))
-    experiment = config_lib.load(tmp_path / "run" / "config.json")
-    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
-    experiment.data.sequence_length, experiment.train.global_batch_size, experiment.evaluate.batches = 16, 8, 1
-    (tmp_path / "run" / "config.json").write_text(config_lib.dump(experiment))
-    done = run(f"--workdir={tmp_path / 'run'}", module="evaluate")
+    sizes = "--config.data.sequence_length=16", "--config.train.global_batch_size=8", "--config.evaluate.batches=1"
+    where = f"--config.data.source=TextFiles(path='{text}')", f"--config.data.cache_dir={cache}"
+    done = run(f"--workdir={tmp_path / 'run'}", *where, *sizes, module="evaluate")
     if name == "t5_1_1":  # whose tokenizer here has no sentinels
         assert done.returncode == 2 and "sentinels" in done.stderr
     else:

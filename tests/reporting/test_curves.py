@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from pretrainax.reporting import curves
 
@@ -28,6 +29,37 @@ def points(count: int, **values) -> list[dict]:
 def test_any_run_has_a_picture(tmp_path, lines):
     curves.draw(str(tmp_path / "curves.png"), lines, title="run", subtitle="decoder", baseline_loss=4.0)
     assert (tmp_path / "curves.png").stat().st_size > 10_000  # bytes; a blank page of this size has fewer
+
+
+def lines_drawn(tmp_path, monkeypatch, lines):
+    """The curves of a picture: which of their points have a marker, and the axes' titles."""
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda picture, *args, **kwargs: drawn.append(picture))
+    curves.draw(str(tmp_path / "curves.png"), lines, title="run")
+    return drawn[0].axes
+
+
+def test_a_point_without_neighbours_is_a_dot_in_every_panel(tmp_path, monkeypatch):
+    nan = {"loss": None, "learning_rate": None, "gradient_norm": None}
+    gaps = [line | (nan if line["step"] in (4, 6) else {}) for line in points(9)]
+    for lines, alone in ((points(1), [0]), (gaps, [4]), (points(9), [])):
+        for panel in lines_drawn(tmp_path, monkeypatch, lines):
+            curve = panel.get_lines()[0]
+            assert curve.get_marker() == "o" and curve.get_markevery() == alone
+
+
+def test_every_axis_has_a_title(tmp_path, monkeypatch):
+    for panel in lines_drawn(tmp_path, monkeypatch, points(3)):
+        assert panel.get_xlabel() == "step" and panel.get_title(loc="left")
+
+
+def test_a_long_run_is_drawn_by_means_of_neighbours_and_its_last_point(tmp_path, monkeypatch):
+    long = points(30_011)
+    panel = lines_drawn(tmp_path, monkeypatch, long)[0]
+    steps, values = panel.get_lines()[0].get_data()
+    assert len(steps) == curves.MOST_POINTS
+    assert (steps[-1], values[-1]) == (30_011, long[-1]["loss"])
+    assert np.all(np.diff(steps) > 0)
 
 
 def test_the_trend_follows_a_straight_line_and_skips_gaps():

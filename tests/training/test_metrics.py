@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
@@ -173,8 +174,20 @@ def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
     assert out == ""
     assert err.splitlines() == [
         "step 40/206 · loss 3.210 · lr 1.0e-3 · 5,123 tokens/s · ETA 1:23",
-        "step 40/206 · validation loss 3.5000 · perplexity 2.00 · accuracy 25.00%",
+        "step 40/206 · validation loss 3.5000 · perplexity 2.00 · token accuracy 25.00%",
     ]
+
+
+def test_whole_sequences_that_are_right_are_shown_beside_their_tokens(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    run.log(4, "valid", example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54})
+    run.finish(example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54}, {"loss": 3.0, "accuracy": 0.125})
+    run.close()
+    said = capsys.readouterr().err
+    assert "token accuracy 89.70% · sequence accuracy 54.00%\n" in said
+    assert "  sequence accuracy   54.00%\n" in said
+    assert "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)\n" in said
+    assert "  sequence accuracy: targets with every token guessed right: what greedy decoding would get\n" in said
 
 
 def test_the_utilisation_is_shown_where_it_is_known(tmp_path, capsys):
@@ -203,7 +216,8 @@ def test_on_a_terminal_a_bar_moves_and_notes_stand_above_it(tmp_path, monkeypatc
     run.note("saved")
     run.close()
     last = terminal.getvalue().split("\r")[-1]
-    assert "50%" in last and "2/4 · loss 5.000 · lr 1.0e-3 · 5,123 tokens/s" in last
+    assert "50%" in last and "2/4 · ETA 0:01" in last
+    assert "step 2/4 · loss 5.000 · lr 1.0e-3 · 5,123 tokens/s · ETA 0:01\n" in terminal.getvalue()  # which stays
     assert "saved\n" in terminal.getvalue()
 
 
@@ -214,7 +228,10 @@ def test_the_header_is_an_aligned_table(tmp_path, capsys):
     assert capsys.readouterr().err == "PretrainAX\n  model       decoder\n  parameters  0.8 M\n\n"
 
 
-def test_the_end_is_a_table_beside_the_unigram_baseline_and_a_picture(tmp_path, capsys):
+MEANING = "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)"
+
+
+def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
     log_steps(tmp_path, range(1, 5))
     run = MetricsWriter(str(tmp_path), total_steps=4, resume_step=4)
     run.close()
@@ -222,14 +239,36 @@ def test_the_end_is_a_table_beside_the_unigram_baseline_and_a_picture(tmp_path, 
     run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {"loss": 3.0, "accuracy": 0.125})
     assert capsys.readouterr().err.splitlines() == [
         "",
-        "                     model   unigram baseline",
-        "  validation loss   2.0000             3.0000",
-        "  perplexity          7.39              20.09",
-        "  accuracy          50.00%             12.50%",
+        "                               model   unigram baseline",
+        "  training loss, last batch   2.5000",
+        "  validation loss             2.0000             3.0000",
+        "  perplexity                    7.39              20.09",
+        "  token accuracy              50.00%             12.50%",
         "",
-        f"curves: {tmp_path}/curves.png",
+        MEANING,
+        "",
     ]
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, None)
+    run.close()
+    assert capsys.readouterr().err.splitlines()[1:3] == ["                     model", "  validation loss   2.0000"]
+
+
+def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsys, monkeypatch):
+    run = MetricsWriter(str(tmp_path), total_steps=40)
+    for step in range(1, 41):
+        run.log(step, "train", example_metrics(step) | {"loss": 3.0 + 0.25 * (step % 2)})
+    written = []
+    monkeypatch.setattr(figure.Figure, "text", lambda self, x, y, text, **style: written.append(text))
+    run.draw(3.0)
+    run.finish({"loss": 2.0}, None)
+    run.close()
+    assert read_metrics(run.path)[-1]["loss"] == 3.0
+    assert written[written.index("training loss") - 1] == "3.000"
+    assert "training loss, last batch   3.0000\n" in capsys.readouterr().err
 
 
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():

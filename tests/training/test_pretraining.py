@@ -63,6 +63,14 @@ CAUSAL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def shows_samples(capsys):
+    """Every objective has an end of its own: nothing of it fails, and the model says something of it."""
+    yield
+    said = capsys.readouterr().err
+    assert "but without" not in said and "  · " in said
+
+
 @pytest.fixture(scope="module")
 def translations(tmp_path_factory):
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
@@ -148,7 +156,8 @@ def test_sequence_to_sequence(translations, cache, tmp_path):
     experiment = config("t5", SequenceToSequence(target_length=32), translations)
     experiment.data.source = JsonLines(path=translations, target_field="sorted", valid_fraction=0.2)
     experiment.tokenizer.vocab_size = 280
-    run(experiment, tmp_path, cache)
+    train, _, valid = run(experiment, tmp_path, cache)
+    assert 0 <= valid["sequence_accuracy"] <= valid["accuracy"] and "sequence_accuracy" not in train
 
 
 def test_supervised_tasks_beside_span_corruption(translations, text, cache, tmp_path):
@@ -160,7 +169,7 @@ def test_supervised_tasks_beside_span_corruption(translations, text, cache, tmp_
         ),
         weights=(0.5, 0.5),
     )
-    run(experiment, tmp_path, cache)
+    assert "sequence_accuracy" not in run(experiment, tmp_path, cache)[-1]  # of spans it would say nothing
 
 
 def test_corpora_whose_weights_change(translations, text, cache, tmp_path):

@@ -9,6 +9,7 @@ from pretrainax.data.sources.base import Source
 from pretrainax.data.sources.hugging_face import HuggingFace
 from pretrainax.data.sources.json_lines import JsonLines
 from pretrainax.data.sources.mixture import SourceMixture
+from pretrainax.data.sources.no_source import NoSource
 from pretrainax.data.sources.parquet import Parquet
 from pretrainax.data.sources.python_docs import Module, PythonDocs
 from pretrainax.data.sources.text_files import TextFiles
@@ -19,6 +20,7 @@ __all__ = [
     "HuggingFace",
     "JsonLines",
     "Module",
+    "NoSource",
     "Parquet",
     "PythonDocs",
     "Source",

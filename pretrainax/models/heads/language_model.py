@@ -71,7 +71,7 @@ class LanguageModel(Head):
         return batch["loss_weights"].sum()
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        sums = loss_sums(output, batch["targets"], batch["loss_weights"], **options)
+        sums = loss_sums(output, batch["targets"], batch["loss_weights"], batch.get("segment_ids"), **options)
         return sums["objective"][0], {name: value for name, value in sums.items() if name != "objective"}
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:

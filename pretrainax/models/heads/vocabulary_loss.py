@@ -25,24 +25,28 @@ class _Settings(NamedTuple):
     label_smoothing: float
     logit_cap: Optional[float]
     chunk: int
+    sequences: bool
 
 
 class LossOptions(TypedDict, total=False):
-    """The options of `loss_sums`, as heads are given them."""
+    """The options of `loss_sums`, as heads are given them, and whether whole sequences are counted too."""
 
     z_loss: float
     label_smoothing: float
     chunk: int
+    sequences: bool
 
 
 def loss_sums(
     outputs: Any,
     targets: jax.Array,
     loss_weights: jax.Array,
+    segment_ids: Optional[jax.Array] = None,
     *,
     z_loss: float = 0.0,
     label_smoothing: float = 0.0,
     chunk: int = 4096,
+    sequences: bool = False,
 ) -> Sums:
     """Returns {name: (sum over the tokens, weighted; sum of the weights)}, to be added and then divided once.
 
@@ -52,14 +56,17 @@ def loss_sums(
         float32; with a cap, x becomes cap · tanh(x / cap).
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 where a token has no loss.
+      segment_ids: [B, N] int32, which sequence of its row a target is of; only `sequences` needs them.
       z_loss: weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5).
       label_smoothing: share of the target distribution that is spread over the vocabulary (Szegedy et al. 2016,
         section 7).
       chunk: tokens of each device whose logits exist at a time.
+      sequences: counts whole sequences too.
 
     Returns:
       "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
-      "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included.
+      "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included;
+      "sequence_accuracy" with `sequences`: those whose every target has it, and the number of sequences.
     """
     assert chunk > 0, chunk  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
     chex.assert_rank(outputs.features, 3, custom_message="features are [B, N, D]")
@@ -68,14 +75,34 @@ def loss_sums(
     chex.assert_shape((targets, loss_weights), tokens, custom_message="targets and loss_weights are [B, N]")
     if outputs.bias is not None:
         chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
-    settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk)
+    settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk, sequences)
     features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
     found = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
-    objective, reported = cast(tuple[jax.Array, dict[str, jax.Array]], found)  # partial hides the type of _sums
+    # partial hides the type of _sums
+    objective, reported, right = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], found)
     count = loss_weights.sum()
-    return {"objective": (objective, count)} | {
+    sums = {"objective": (objective, count)} | {
         name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
     }
+    if right is not None:
+        assert segment_ids is not None, "sequences are told apart by segment_ids"
+        sums["sequence_accuracy"] = _sequences_right(_by_row(right, tokens), loss_weights, segment_ids)
+    return sums
+
+
+def _sequences_right(right: jax.Array, weights: jax.Array, segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Counts the sequences of [B, N] targets that are `right` wherever they have a weight, and all that have one."""
+    changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+    first, last = (jnp.pad(changes, ((0, 0), side), constant_values=True) for side in ((1, 0), (0, 1)))
+
+    def so_far(x):
+        """Counts how many of a sequence are true up to each place, [B, N] bool -> [B, N]."""
+        total = jnp.cumsum(x, axis=1)
+        return total - jax.lax.cummax(jnp.where(first, total - x, 0), axis=1)
+
+    asked = weights > 0
+    ends = last & (so_far(asked) > 0)
+    return (ends & (so_far(asked & ~right) == 0)).sum(dtype=jnp.float32), ends.sum(dtype=jnp.float32)
 
 
 def _by_device(x: jax.Array) -> jax.Array:
@@ -91,15 +118,24 @@ def _by_device(x: jax.Array) -> jax.Array:
     return constrain(x.reshape(batch * parts, length // parts, *x.shape[4:]), logical_spec("tokens"))
 
 
+def _by_row(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undoes `_by_device`: returns [B · n, N / n] as [B, N] of this shape."""
+    (batch, length), parts = shape, x.shape[0] // shape[0]
+    shards = _shards(batch, BATCH_AXES)
+    # [B · n, N/n] -> [S, n, R, N/n] -> [S, R, n, N/n]
+    x = x.reshape(shards, parts, batch // shards, x.shape[1]).swapaxes(1, 2)
+    return x.reshape(batch, -1)[:, :length]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _sums(settings: _Settings, features, unembedding, bias, targets, weights):
-    sums, _ = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=False)
-    return sums.pop("objective"), sums
+    sums, _, right = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=False)
+    return sums.pop("objective"), sums, right
 
 
 def _sums_forward(settings: _Settings, features, unembedding, bias, targets, weights):
-    sums, gradients = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=True)
-    return (sums.pop("objective"), sums), gradients
+    sums, gradients, right = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=True)
+    return (sums.pop("objective"), sums, right), gradients
 
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
@@ -112,7 +148,8 @@ _sums.defvjp(_sums_forward, _sums_backward)
 
 
 def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weights, with_gradients: bool):
-    """Returns the sums, and the gradients of the objective's sum for (features, unembedding, bias)."""
+    """Returns the sums, the gradients of the objective's sum for (features, unembedding, bias), and which targets have
+    the largest logit, [B, N]; None where nobody asks."""
     batch, length, width = features.shape
     # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
     # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
@@ -133,9 +170,10 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
         x, y, w = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
-        sums, d_logits = _chunk(settings, x, matrix, bias, y, w)
+        sums, right, d_logits = _chunk(settings, x, matrix, bias, y, w)
+        right = right.reshape(shards, -1, step) if settings.sequences else None
         if not with_gradients:
-            return (sums, None, None), None
+            return (sums, None, None), (right, None)
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
         d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
@@ -144,30 +182,31 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
             _constrain(d_matrix, logical_spec("tokens", None, "vocab_size")),
             None if d_bias is None else _constrain(d_bias, logical_spec("tokens", "vocab_size")),
         )
-        return totals, d_x.reshape(shards, -1, step, width)
+        return totals, (right, d_x.reshape(shards, -1, step, width))
 
     def add_chunk(totals, start):
-        new, d_x = one_chunk(start)
-        return jax.tree.map(jnp.add, totals, new), d_x
+        new, of_tokens = one_chunk(start)
+        return jax.tree.map(jnp.add, totals, new), of_tokens
 
     if pieces == 1:
-        totals, d_features = one_chunk(0)
+        totals, of_tokens = one_chunk(0)
     else:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one_chunk, 0)[0])
-        totals, d_features = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
-        if d_features is not None:
-            # [pieces, S, R, step, D] -> [S, R, N', D]
-            d_features = jnp.moveaxis(d_features, 0, 2)
+        totals, of_tokens = jax.lax.scan(add_chunk, zeros, jnp.arange(pieces) * step)
+        # [pieces, S, R, step, …] -> [S, R, N', …]
+        of_tokens = jax.tree.map(
+            lambda x: jnp.moveaxis(x, 0, 2).reshape(*x.shape[1:3], step * pieces, *x.shape[4:]), of_tokens
+        )
     sums, d_matrix, d_bias = totals[0], _summed(totals[1]), totals[2]
     sums, d_bias = jax.tree.map(lambda x: x.sum(0), (sums, d_bias))  # over the shards
-    if d_features is not None:
-        # [S, R, N', D] -> [B, N, D]
-        d_features = d_features.reshape(batch, step * pieces, width)[:, :length]
-    return sums, (d_features, d_matrix, d_bias)
+    # [S, R, N', …] -> [B, N, …]
+    right, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], of_tokens)
+    return sums, (d_features, d_matrix, d_bias), right
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
-    """Returns the sums [S] over a chunk [S, M, D] of tokens, and its objective's gradient for the logits [S, M, V]."""
+    """Returns the sums [S] over a chunk [S, M, D] of tokens, which targets have the largest logit, [S, M], and the
+    gradient of its objective for the logits [S, M, V]."""
     logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
     if bias is not None:
         logits += bias.astype(jnp.float32)[None, None]
@@ -187,7 +226,8 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
     objective = loss
     if smoothing:
         objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
-    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(target_logits >= largest, weights, 0.0).sum(1)}
+    right = target_logits >= largest
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(right, weights, 0.0).sum(1)}
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
@@ -202,7 +242,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
-    return sums, d_logits.astype(features.dtype)
+    return sums, right, d_logits.astype(features.dtype)
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:

@@ -1,3 +1,4 @@
+import functools
 import math
 import re
 
@@ -99,6 +100,31 @@ def test_counts_are_the_sum_of_the_weights():
     arrays, targets, weights = example()
     for _, count in chunked_sums(arrays, targets, weights, chunk=16).values():
         np.testing.assert_allclose(count, weights.sum(), rtol=1e-6)  # 88 float32 terms
+
+
+SEQUENCES = (MeshConfig(data=8), MeshConfig(data=2, fsdp=2, sequence=2), MeshConfig(sequence=4))
+
+
+@pytest.mark.parametrize("config", SEQUENCES, ids=str)
+@pytest.mark.parametrize("chunk", [1000, 16])
+def test_a_sequence_is_right_if_all_its_targets_are_that_count(config, chunk):
+    arrays, targets, weights = example(vocab=96)
+    features, unembedding, bias = arrays
+    best = (features @ unembedding + bias[None, None]).argmax(-1)
+    rng = np.random.default_rng(1)
+    targets = jnp.where(rng.random(targets.shape) < 0.8, best, targets)  # 8 rows of 11 places, most of them right
+    segments = np.sort(rng.integers(0, 5, targets.shape), axis=1)[:, ::-1]  # runs of any length, in any order
+    found = [
+        ((np.asarray(weights)[row] > 0) & (segments[row] == i), np.asarray(best == targets)[row])
+        for row in range(len(segments))
+        for i in np.unique(segments[row])
+    ]
+    right = [bool(is_right[asked].all()) for asked, is_right in found if asked.any()]
+    assert 0 < sum(right) < len(right) < len(found)  # some are right, and of some nothing is asked
+    with jax.set_mesh(make_mesh(config)):
+        counting = functools.partial(chunked_sums, chunk=chunk, sequences=True)
+        sums = jax.jit(counting)(arrays, targets, weights, segment_ids=jnp.asarray(segments.copy()))
+    assert tuple(map(float, sums["sequence_accuracy"])) == (sum(right), len(right))
 
 
 def test_only_the_objective_has_gradients():

@@ -1,0 +1,99 @@
+"""The end of a run that is trained and saved: its last figures beside a baseline, its picture, a few samples.
+
+Nothing here can lose the run. What fails is said in a line, and what comes after it is done all the same; a signal
+leaves out what takes long.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import Optional
+
+import jax
+
+from pretrainax.config import RunFailed
+from pretrainax.data.baseline import unigram_baseline
+from pretrainax.data.pipeline import batches_of
+from pretrainax.runtime.signals import PreemptionHandler
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.training.metrics_writer import MetricsWriter
+from pretrainax.training.samples import show_samples
+from pretrainax.training.setup import Run
+
+_BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline counts tokens in; scored on as many targets
+
+
+def finish(
+    run: Run,
+    params: PyTree,
+    writer: MetricsWriter,
+    preemption: PreemptionHandler,
+    metrics: Optional[dict[str, float]] = None,
+) -> None:
+    """Shows the validation metrics beside the unigram baseline, the picture, and samples.
+
+    Args:
+      metrics: of the validation of `params`; None: it is made here, and the run fails where that does.
+
+    Raises:
+      RunFailed: no validation; or in one of several processes anything else: the others would wait for it.
+    """
+    preemption.answer = "the run is done and saved, leaving out what is left of its tables and samples"
+    if metrics is None:
+        with _or_failing("validation"):
+            metrics = run.validate(params)
+    baseline = None
+    with _or_without("the baseline", writer):
+        baseline = _baseline(run, preemption)
+    with _or_without("the table", writer):
+        writer.finish(metrics, baseline)
+    with _or_without("curves.png", writer):
+        writer.draw(baseline["loss"] if baseline else None)
+    with _or_without("samples", writer):
+        show_samples(run, params, writer.note, lambda: preemption.requested)
+
+
+def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:
+    """Returns the scores of token frequencies, of as many batches as say enough; None where a signal came."""
+    experiment = run.experiment
+    train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes
+    enough = max(_TARGETS // (experiment.train.global_batch_size * run.lengths.targets), 1)
+
+    def until_a_signal(batches):
+        for batch in batches:
+            if preemption.requested:
+                raise _Leaving
+            yield batch
+
+    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, experiment.train.steps)))
+    asked = until_a_signal(itertools.islice(run.validation_batches(valid), enough))
+    with contextlib.suppress(_Leaving):
+        return unigram_baseline(seen, asked, experiment.model.vocab_size)
+    return None
+
+
+class _Leaving(Exception):
+    """Says that a signal came."""
+
+
+@contextlib.contextmanager
+def _or_failing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise RunFailed(f"the run is done and saved, but its {what} failed: {_said(error)}") from error
+
+
+@contextlib.contextmanager
+def _or_without(what: str, writer: MetricsWriter) -> Iterator[None]:
+    """Says in a line what went wrong inside, and goes on: the run is saved."""
+    try:
+        yield
+    except Exception as error:
+        if jax.process_count() > 1:
+            raise RunFailed(f"the run is done and saved, but {what} failed: {_said(error)}") from error
+        writer.note(f"the run is done and saved, but without {what}: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

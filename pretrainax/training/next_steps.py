@@ -1,0 +1,70 @@
+"""The commands that come after a run, each as it can be typed where the run was started."""
+
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+
+from pretrainax.config import Experiment, UserError
+from pretrainax.interop.architectures import describe_model
+from pretrainax.models import electra
+from pretrainax.reporting.tables import text_table
+
+
+def after_training(workdir: str, experiment: Experiment, words: Sequence[str]) -> str:
+    """Returns the commands that use the model of a run that has ended, a line each.
+
+    words: those after `python -m pretrainax.main` that started the run.
+    """
+    beside = os.path.normpath(workdir)  # without a slash at its end
+    longer = f"--config.train.steps={2 * experiment.train.steps}", "--extend"
+    start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
+    board = _command("-m", "tensorboard.main", f"--logdir={workdir}")
+    if importlib.util.find_spec("tensorboard") is None:
+        board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
+    rows = [
+        ("evaluate", _command("-m", "pretrainax.evaluate", f"--workdir={workdir}")),
+        ("export to transformers", _export(workdir, f"{beside}-huggingface", experiment)),
+        ("train longer", to_resume(workdir, [*words, *longer])),
+        ("train on from here", to_resume(f"{beside}-more", [*words, *start])),
+        ("curves in TensorBoard", board),
+    ]
+    return f"what next\n{text_table(rows, indent='  ')}"
+
+
+def to_resume(workdir: str, words: Sequence[str]) -> str:
+    """Returns the command that goes on with a run: the one that started it, with its workdir."""
+    return _command("-m", "pretrainax.main", *_without_workdir(words), f"--workdir={workdir}")
+
+
+def _export(workdir: str, to: str, experiment: Experiment) -> str:
+    model = experiment.model
+    try:
+        exported = model if model.generator is None else electra.discriminator_config(model)
+        describe_model(exported, imported=None)
+    except UserError as error:
+        return f"not possible: {error}"
+    return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}")
+
+
+def _without_workdir(words: Sequence[str]) -> list[str]:
+    """Leaves out --workdir=DIR, or --workdir and the word after it."""
+    flags = [word.lstrip("-") if word.startswith("-") else "" for word in words]
+    return [
+        word
+        for i, word in enumerate(words)
+        if not flags[i].startswith("workdir=") and "workdir" not in (flags[i], flags[i - 1] if i else "")
+    ]
+
+
+def _command(*words: str) -> str:
+    """Returns a line for a shell, with the Python that runs this: by its name where that finds it."""
+    here, python = os.path.dirname(sys.executable), shutil.which("python")
+    if python is None or os.path.dirname(os.path.abspath(python)) != here:
+        inside = os.path.relpath(sys.executable)
+        python = sys.executable if inside.startswith(os.pardir) else inside
+    else:
+        python = "python"
+    return shlex.join([python, *words])

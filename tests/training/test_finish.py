@@ -1,0 +1,89 @@
+"""Nothing after the training can lose a run: it is saved, what fails is a line, and a signal leaves out the rest."""
+
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pretrainax.config import RunFailed
+from pretrainax.data.sources import TextFiles
+from pretrainax.runtime.signals import PreemptionHandler
+from pretrainax.training import finish, loop
+from pretrainax.training.metrics_writer import MetricsWriter
+from tests.support import tiny
+
+
+@pytest.fixture
+def experiment(text, cache):
+    experiment = tiny.get_config("gpt")
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
+    experiment.train.steps, experiment.evaluate.batches, experiment.schedule.warmup_steps = 1, 1, 1
+    return experiment
+
+
+def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_path, monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        assert (tmp_path / "checkpoints" / "1" / "manifest.sha256").exists()  # saved before
+        raise MemoryError("no\nroom")
+
+    for owner, name in ((finish, "unigram_baseline"), (MetricsWriter, "draw"), (finish, "show_samples")):
+        monkeypatch.setattr(owner, name, fail)
+    assert loop.train(experiment, str(tmp_path)) == 0
+    said = capsys.readouterr().err
+    for what in ("the baseline", "curves.png", "samples"):
+        assert f"the run is done and saved, but without {what}: MemoryError: no room\n" in said
+    assert "validation loss" in said and "goodput" in said  # the table, and what comes after it
+
+
+def test_a_signal_leaves_out_what_is_left_and_the_run_is_done(experiment, tmp_path, monkeypatch, capsys):
+    baseline = finish._baseline
+
+    def interrupted(run, preemption):
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not preemption.requested:
+            time.sleep(0.01)
+        return baseline(run, preemption)
+
+    monkeypatch.setattr(finish, "_baseline", interrupted)
+    assert loop.train(experiment, str(tmp_path)) == 0
+    said = capsys.readouterr().err
+    assert "SIGTERM: the run is done and saved, leaving out what is left of its tables and samples" in said
+    assert "validation loss" in said and "unigram" not in said.partition("validation loss")[2]
+    assert "  (left out after a signal: the others)" in said and "  · " not in said
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_without_a_validation_the_run_fails_and_says_that_it_is_saved(tmp_path):
+    def validate(params):
+        raise OSError("the text is gone")
+
+    writer = MetricsWriter(str(tmp_path), total_steps=1)
+    with pytest.raises(
+        RunFailed, match="the run is done and saved, but its validation failed: OSError: the text is gone"
+    ):
+        finish.finish(SimpleNamespace(validate=validate), None, writer, PreemptionHandler())
+    writer.close()
+
+
+@pytest.mark.parametrize("targets, most", [(8, 50), (2**18, 1)])
+def test_the_baseline_of_large_batches_takes_few_of_them(targets, most, monkeypatch):
+    made = []
+
+    class Batches:
+        def __getitem__(self, i):
+            made.append(i)
+            return {}
+
+    monkeypatch.setattr(finish, "batches_of", lambda *args: Batches())
+    monkeypatch.setattr(finish, "unigram_baseline", lambda seen, asked, size: len(list(seen)))
+    run = SimpleNamespace(
+        experiment=SimpleNamespace(
+            train=SimpleNamespace(global_batch_size=8, steps=1000), model=SimpleNamespace(vocab_size=9)
+        ),
+        prepared=None,
+        lengths=SimpleNamespace(targets=targets),
+        validation_batches=lambda batches: iter(()),
+    )
+    assert finish._baseline(run, SimpleNamespace(requested=False)) == most == len(made)

@@ -1,0 +1,90 @@
+"""What is printed after a run can be typed as it stands."""
+
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from pretrainax.training import next_steps
+from tests.support import tiny
+from tests.support.runs import ENV, ROOT, command, last_line, run
+
+ODD = "it's a run; $HOME & co"
+
+
+def commands(text: str) -> dict[str, list[str]]:
+    """The words of each command, by the words before it."""
+    rows = [line.strip().split("  ", 1) for line in text.splitlines()[1:]]
+    return {name: shlex.split(line) for name, line in rows}
+
+
+def test_each_command_names_the_run_however_its_path_is_spelled():
+    words = ["--config=configs/gpt2.py", "--workdir", ODD, "--config.train.steps=2"]
+    found = commands(next_steps.after_training(ODD, tiny.get_config("gpt"), words))
+    assert found["evaluate"][-1] == f"--workdir={ODD}"
+    assert found["export to transformers"][-3:] == ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface"]
+    assert found["train on from here"][3:] == [
+        "--config=configs/gpt2.py",
+        "--config.train.steps=2",
+        f"--config.checkpoint.init_from={ODD}",
+        f"--config.tokenizer.path={ODD}/tokenizer",
+        f"--workdir={ODD}-more",
+    ]
+    assert found["curves in TensorBoard"][-1] == f"--logdir={ODD}"
+
+
+def test_a_model_that_cannot_be_exported_is_not_offered_to_be():
+    text = next_steps.after_training("run", tiny.get_config("t5"), [])
+    assert "not possible: no architecture of transformers computes this config.model" in text
+    assert "huggingface export" not in text
+
+
+@pytest.mark.parametrize("given", [["--workdir=a b"], ["--workdir", "a b"], ["-workdir", "a b"], []])
+def test_the_command_that_resumes_has_the_workdir_that_was_used_once(given):
+    line = next_steps.to_resume("runs/x y", ["--config=c.py", *given, "--config.train.steps=2"])
+    assert shlex.split(line)[3:] == ["--config=c.py", "--config.train.steps=2", "--workdir=runs/x y"]
+
+
+def test_the_python_is_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert os.path.abspath(shlex.split(next_steps.to_resume("run", []))[0]) == sys.executable
+    (tmp_path / "python").symlink_to("/bin/true")
+    (tmp_path / "python").chmod(0o755)
+    assert os.path.abspath(shlex.split(next_steps.to_resume("run", []))[0]) == sys.executable
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+    assert shlex.split(next_steps.to_resume("run", []))[0] == "python"
+
+
+def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
+    workdir = tmp_path / ODD
+    flags = "--config.train.steps=2", "--config.evaluate.batches=1"
+    args = command("tests/support/tiny.py:gpt", workdir, text, cache, *flags)
+    done = run(args)
+    assert done.returncode == 0, done.stderr
+    printed = done.stderr[done.stderr.index("what next") :].splitlines()[1:]
+    lines = {line.strip().split("  ")[0]: line.strip().split("  ", 1)[1] for line in printed}
+    assert list(lines) == ["evaluate", "export to transformers", "train on from here", "curves in TensorBoard"]
+    outputs = {}
+    for name in ("evaluate", "export to transformers", "train on from here"):
+        outputs[name] = subprocess.run(lines[name], shell=True, cwd=ROOT, env=ENV, capture_output=True, text=True)
+        assert outputs[name].returncode == 0, outputs[name].stderr
+    assert "teacher-forced" in outputs["evaluate"].stdout
+    assert (pathlib.Path(f"{workdir}-huggingface") / "model.safetensors").exists()
+    assert (pathlib.Path(f"{workdir}-more") / "metrics.jsonl").exists()
+
+
+def test_a_run_that_a_signal_ends_prints_the_command_that_resumes_it(tmp_path, text, cache):
+    """Also where the command had no --workdir, and would start another run."""
+    code = (
+        "import sys\nfrom pretrainax import main, cli\nfrom pretrainax.training import loop\n"
+        "loop.train = lambda *args: 75\ncli.run(main.main)"
+    )
+    args = command("tests/support/tiny.py:gpt", "unused", text, cache)
+    flags = [word for word in args[3:] if not word.startswith("--workdir")]
+    out = run([sys.executable, "-c", code, *flags])
+    assert out.returncode == 75
+    resume = shlex.split(last_line(out).removeprefix("to resume: "))
+    assert resume[3:-1] == flags and resume[-1].startswith("--workdir=runs/tiny-gpt-")
