@@ -207,11 +207,6 @@ def _choices_by_name() -> dict[str, type[Choice]]:
     return {cls.__name__: cls for cls in classes} | {cls.type_name(): cls for cls in classes}
 
 
-def _import_built_in() -> None:
-    for module in BUILT_IN:
-        importlib.import_module(module)  # which registers its choices
-
-
 def _import_entry_points(class_name: str) -> None:
     for entry in importlib.metadata.entry_points(group=ENTRY_POINTS, name=class_name):
         try:
@@ -274,7 +269,7 @@ def spelled(hint: object) -> str:
     if origin is typing.Literal:
         return " or ".join(map(repr, kinds))
     if origin is Annotated:
-        return " or ".join([spelled(kinds[0]), *map(repr, hint.__metadata__)])
+        return " or ".join([spelled(kinds[0]), *map(repr, kinds[1:])])
     if origin in (typing.Union, types.UnionType):
         return " or ".join("None" if kind is type(None) else spelled(kind) for kind in kinds)
     if origin is tuple and kinds[-1] is ...:

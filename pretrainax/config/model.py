@@ -41,6 +41,7 @@ class Generator(Choice):
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
+    # in which of three ways blocks are put together
     family: Literal["encoder", "encoder_decoder", "decoder"] = "decoder"
     # rows of the embedding; may exceed the tokenizer's size (padding for the hardware); auto: the next multiple of 128
     vocab_size: Size = 32_000

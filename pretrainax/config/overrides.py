@@ -84,7 +84,8 @@ def _read(text: str, kind: Any, path: str) -> Any:
     if kind is float:
         return float(text)
     if typing.get_origin(kind) is typing.Annotated:  # a type, and a word
-        return text if text in kind.__metadata__ else _read(text, kind.__origin__, path)
+        number, *words = typing.get_args(kind)
+        return text if text in words else _read(text, number, path)
     if typing.get_origin(kind) is tuple:
         return _tuple(text, kind)
     if isinstance(kind, type) and issubclass(kind, Choice):

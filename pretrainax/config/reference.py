@@ -52,7 +52,7 @@ def type_text(hint: object) -> str:
     if origin is typing.Literal:
         return " | ".join(map(repr, kinds))
     if origin is typing.Annotated:
-        return " | ".join([type_text(kinds[0]), *map(repr, hint.__metadata__)])
+        return " | ".join([type_text(kinds[0]), *map(repr, kinds[1:])])
     if origin in (typing.Union, types.UnionType):
         return " | ".join(map(type_text, kinds))
     if origin is tuple:

@@ -92,17 +92,12 @@ def train(
             )
         steps = [("steps", extended)] if extended else []
         header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], papers_source)
-        corpora = (*run.prepared.train, *run.prepared.valid)
-        corpus_check = stack.enter_context(CorpusCheck(corpora, jax.process_index(), jax.process_count()))
-        for directory in corpus_check.unknown:
-            writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
+        corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
         corpus_check.raise_if_damaged()
-        if corpus_check.left:
-            writer.note(
-                f"the checksums of {corpus_check.left:,} files of the corpus were not compared: the run was over"
-            )
+        if left := corpus_check.left:
+            writer.note(f"the checksums of {left:,} files of the corpus were not compared: the run was over")
         if exit_code == 0:
             with goodput.on("saving"):
                 checkpoints.wait()  # whatever becomes of what follows, the run is whole
@@ -111,6 +106,15 @@ def train(
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
+
+
+def _check_corpora(run: Run, writer: MetricsWriter) -> CorpusCheck:
+    """Returns the check of the corpora that goes on beside the steps; says which of them have no checksums."""
+    corpora = (*run.prepared.train, *run.prepared.valid)
+    corpus_check = CorpusCheck(corpora, jax.process_index(), jax.process_count())
+    for directory in corpus_check.unknown:
+        writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
+    return corpus_check
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:

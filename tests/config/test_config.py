@@ -94,7 +94,7 @@ def test_a_flag_that_gives_no_choice_gets_one_line(text, message):
         ("lines/a.jsonl", r"'lines/a.jsonl' is a file: did you mean JsonLines\(path='lines/a.jsonl'\)\?"),
         ("table.parquet", r"'table.parquet' is a file: did you mean Parquet\(path='table.parquet'\)\?"),
         ("no/such", r"'no/such' looks like a path, and nothing is there: did you mean TextFiles\(path='no/such'\)\?"),
-        ("TextFile", "unknown choice 'TextFile', did you mean 'TextFiles'"),
+        ("TextFile", "unknown Source 'TextFile', did you mean 'TextFiles'"),
         ("TextFiles(pth='texts')", "TextFiles has no field 'pth', did you mean 'path'"),
     ],
 )
@@ -104,7 +104,7 @@ def test_a_path_where_a_source_is_wanted_says_which_source(tmp_path, monkeypatch
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).touch()
     with pytest.raises(UserError, match=message):
-        PythonDocs.parse(given)
+        Source.parse(given)
 
 
 def test_a_path_where_a_tokenizer_is_wanted_says_which_tokenizers(tmp_path):
