@@ -41,6 +41,9 @@ runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
 
+LONG = "--config.train.steps=5000"  # of which none sees the end: a launcher that is slow to die is no reason for 0
+
+
 class Terminal:
     def __init__(self, whole: runs.Whole, folder: pathlib.Path):
         self.whole, self.folder = whole, folder
@@ -92,7 +95,7 @@ class Terminal:
     def launcher_ends_by(self, number: signal.Signals) -> None:
         workdir = self.folder / f"launched_{number.name}"
         command = [sys.executable, "launch/local.py", "--processes=2", "--devices=1", "--"]
-        launcher = runs.start([*command, *self.whole.training(workdir)[3:]])
+        launcher = runs.start([*command, *self.whole.training(workdir, LONG)[3:]])
         wait_for(workdir / "metrics.jsonl", launcher)
         children = pathlib.Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         launcher.send_signal(number)
