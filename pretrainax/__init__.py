@@ -1,3 +1,3 @@
 """PretrainAX: pretrain encoders, encoder-decoders and decoders in JAX."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -25,6 +25,9 @@ def path_problem(path: str) -> str:
     return ""
 
 
+flags.disclaim_key_flags()  # they are those of who calls `define_path`
+
+
 class _PathParser(flags.ArgumentParser):
     def parse(self, argument: Optional[str]) -> Optional[str]:
         if problem := path_problem(argument or ""):

@@ -66,9 +66,10 @@ def test_the_commands_of_a_run_do_what_they_say(tmp_path, text, cache):
     assert done.returncode == 0, done.stderr
     printed = done.stderr[done.stderr.index("what next") :].splitlines()[1:]
     lines = {line.strip().split("  ")[0]: line.strip().split("  ", 1)[1] for line in printed}
-    assert list(lines) == ["evaluate", "export to transformers", "train on from here", "curves in TensorBoard"]
+    commands = ("evaluate", "export to transformers", "train longer", "train on from here")
+    assert list(lines) == [*commands, "curves in TensorBoard"]
     outputs = {}
-    for name in ("evaluate", "export to transformers", "train on from here"):
+    for name in commands:
         outputs[name] = subprocess.run(lines[name], shell=True, cwd=ROOT, env=ENV, capture_output=True, text=True)
         assert outputs[name].returncode == 0, outputs[name].stderr
     assert "teacher-forced" in outputs["evaluate"].stdout
@@ -80,7 +81,7 @@ def test_a_run_that_a_signal_ends_prints_the_command_that_resumes_it(tmp_path, t
     """Also where the command had no --workdir, and would start another run."""
     code = (
         "import sys\nfrom pretrainax import main, cli\nfrom pretrainax.training import loop\n"
-        "loop.train = lambda *args: 75\ncli.run(main.main)"
+        "loop.train = lambda *args, **kwargs: 75\ncli.run(main.main)"
     )
     args = command("tests/support/tiny.py:gpt", "unused", text, cache)
     flags = [word for word in args[3:] if not word.startswith("--workdir")]

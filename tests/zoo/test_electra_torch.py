@@ -168,7 +168,10 @@ def test_the_released_base_generator_is_the_presets():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"architectures": ["ElectraForSequenceClassification"]}, "ElectraForPreTraining and ElectraForMaskedLM run"),
+        (
+            {"architectures": ["ElectraForSequenceClassification"]},
+            "ElectraForPreTraining, ElectraForMaskedLM, ElectraModel run",
+        ),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),
         ({"is_decoder": True}, "is_decoder True"),
         ({"architectures": ["ElectraForMaskedLM"], "hidden_act": "relu"}, "hidden_act 'relu'.* only 'gelu' runs"),

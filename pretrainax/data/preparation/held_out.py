@@ -30,6 +30,9 @@ class HeldOut(Source):
     def __repr__(self) -> str:
         return repr(self.source)
 
+    def __str__(self) -> str:
+        return str(self.source)
+
     @property
     def pairs(self) -> bool:
         return self.source.pairs

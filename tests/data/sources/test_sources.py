@@ -115,6 +115,7 @@ def test_every_source_is_there():
     assert {type(source) for source in EVERY} == {getattr(sources, name) for name in sources.__all__} - {
         sources.Source,
         sources.Module,
+        sources.NoSource,
     }
 
 
