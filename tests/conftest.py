@@ -5,6 +5,7 @@ Runs before any test module is imported, so that it may still decide how JAX sta
 
 import os
 import pathlib
+import sys
 
 from tests.support.runs import FAST, write_text
 
@@ -31,6 +32,17 @@ def strict_promotion_of_dtypes(request):
     strict = request.path.parent.name in ("layers", "positions", "models")
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
+
+
+SAMPLED = ("test_samples.py", "test_pretraining.py", "test_finish.py", "test_next_steps.py", "test_evaluate.py")
+
+
+@pytest.fixture(autouse=True)
+def few_samples(request, monkeypatch):
+    """Ends the samples of a run early: they take as long as its steps. Their own tests see all of them."""
+    samples = sys.modules.get("pretrainax.training.samples")
+    if samples is not None and request.path.name not in SAMPLED:
+        monkeypatch.setattr(samples, "SECONDS", 0.1)
 
 
 @pytest.fixture(params=("with_jit", "without_jit"))
