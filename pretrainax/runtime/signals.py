@@ -4,8 +4,10 @@ import os
 import signal
 import sys
 import threading
+import time
 
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
+_ONE = 0.5  # seconds: signals within them are one. Linux tells a process of its parent's death once for each thread
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -39,13 +41,15 @@ class PreemptionHandler:
         os.close(self._writing)  # ends the thread
 
     def _listen(self, reading: int) -> None:
+        asked = 0.0  # when the first signal came
         with open(reading, "rb", buffering=0) as pipe:
             while number := pipe.read(1):
                 if number[0] not in self._previous:
                     continue
-                if self.requested and number[0] != signal.SIGHUP:
+                again = self.requested and time.monotonic() - asked > _ONE
+                if again and number[0] != signal.SIGHUP:
                     os._exit(128 + number[0])
                 if not self.requested:
-                    self.requested = True
+                    self.requested, asked = True, time.monotonic()
                     name = signal.Signals(number[0]).name
                     print(f"\n{name}: {self.answer}; once more to leave at once", file=sys.stderr, flush=True)

@@ -117,9 +117,11 @@ def arrays(workdir: pathlib.Path) -> dict:
     import numpy as np
     from orbax.checkpoint import v1 as ocp
 
+    from pretrainax.checkpoints.paths import exact_path
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Orbax: no shardings were given to restore into
-        state = ocp.load_checkpointables(workdir / "checkpoints" / str(steps(workdir)[-1]))
+        state = ocp.load_checkpointables(exact_path(str(workdir / "checkpoints" / str(steps(workdir)[-1]))))
     found = jax.tree_util.tree_leaves_with_path(state)
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in found}
 
