@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.patches import FancyBboxPatch  # noqa: E402
 
-from pretrainax.config.reference import first_sentence  # noqa: E402
+from pretrainax.config.reference import docstring_of, first_sentence  # noqa: E402
 
 HERE = pathlib.Path(__file__).parent
 PACKAGE = HERE.parent / "pretrainax"
@@ -102,7 +102,7 @@ def heights(points: list[list[tuple[str, int]]]) -> dict[tuple[str, int], float]
 
 def first_sentence_of(file: pathlib.Path) -> str:
     """Returns that of the docstring of a file."""
-    return first_sentence(ast.get_docstring(ast.parse(file.read_text())))
+    return first_sentence(docstring_of(file))
 
 
 def file_list() -> str:

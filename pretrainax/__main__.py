@@ -1,6 +1,5 @@
 """Runs the commands by one name: `pretrainax train --config=…` is `python -m pretrainax.main --config=…`."""
 
-import ast
 import importlib.util
 import os
 import pathlib
@@ -8,7 +7,7 @@ import runpy
 import sys
 
 from pretrainax.config import UserError, nearest
-from pretrainax.config.reference import first_sentence
+from pretrainax.config.reference import docstring_of, first_sentence
 from pretrainax.reporting.tables import text_table
 
 # In the order in which they are wanted; with - where a module has _.
@@ -46,7 +45,7 @@ def _docstring(module: str) -> str:
     file = pathlib.Path(spec.origin)
     if file.name == "__init__.py":
         file = file.with_name("__main__.py")
-    return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    return docstring_of(file)
 
 
 if __name__ == "__main__":

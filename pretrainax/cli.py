@@ -3,7 +3,6 @@
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
 
-import ast
 import errno
 import functools
 import os
@@ -20,7 +19,8 @@ from absl import app, flags, logging
 from pretrainax.config import Experiment, RunFailed, UserError, load, nearest
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.overrides import fields_named, set_field
-from pretrainax.config.paths import define_path
+from pretrainax.config.paths import define_path, is_utf8
+from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import validate
 from pretrainax.reporting import config_reference
 from pretrainax.reporting.streams import keep_streams
@@ -29,7 +29,8 @@ from pretrainax.reporting.streams import keep_streams
 class _ConfigParser(flags.ArgumentParser):
     """Reads the file of --config; `_parse` sets the fields of what it returns."""
 
-    given = ""
+    given = ""  # the flag's value
+    overridden: tuple[str, ...] = ()  # fields that further flags set: "train.steps"
 
     def parse(self, argument: str) -> Experiment:
         self.given = argument
@@ -37,7 +38,6 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 _CONFIG_PARSER = _ConfigParser()
-_OVERRIDDEN: list[str] = []  # fields that flags set
 CONFIG = flags.DEFINE(_CONFIG_PARSER, "config", None, "File with get_config(variant), as configs/t5_base.py:large")
 WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
@@ -100,9 +100,9 @@ def experiment(files: bool = True) -> Experiment:
     return CONFIG.value
 
 
-def overrides() -> list[str]:
+def overrides() -> tuple[str, ...]:
     """Returns the fields of the config that flags set: "train.steps"."""
-    return list(_OVERRIDDEN)
+    return _CONFIG_PARSER.overridden
 
 
 def folder(flag: str, path: str) -> str:
@@ -122,7 +122,7 @@ def config_name() -> str:
 
 def papers_source() -> str:
     """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
-    found = re.search(r'--config\.data\.source="([^"]+)"', _docstring())
+    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(_config_file()[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
 
 
@@ -130,12 +130,6 @@ def _config_file() -> tuple[str, str]:
     """Returns the file of --config and the variant."""
     file, _, variant = _CONFIG_PARSER.given.partition(":")
     return file, variant
-
-
-def _docstring() -> str:
-    """Returns that of the config file."""
-    with open(_config_file()[0], "rb") as f:  # in the encoding that it declares
-        return ast.get_docstring(ast.parse(f.read())) or ""
 
 
 def complain(error: Exception) -> int:
@@ -158,17 +152,19 @@ def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
-        _check_text(argv)
-        words, words_set = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
+        for word in argv:
+            if not is_utf8(word):
+                raise UserError(f"{word}: not UTF-8; give the file or folder that it names another name")
+        words, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
         if of_workdir and not (asks_help and WORKDIR.value is None):
             flags.FLAGS.config = _config_of_workdir()
-        if words_set and CONFIG.value is None:
-            raise UserError(f"--config is missing, of which --{words_set[0][0]} sets a field")
-        for path, text in words_set:
+        if settings and CONFIG.value is None:
+            raise UserError(f"--config is missing, of which --{settings[0][0]} sets a field")
+        for path, text in settings:
             set_field(CONFIG.value, path, text)
-        _OVERRIDDEN[:] = [path.removeprefix("config.") for path, _ in words_set]
+        _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
         if asks_help:
             _help()
             sys.exit(0)
@@ -184,14 +180,6 @@ def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list
         if "--debug" in argv:
             raise
         sys.exit(complain(e))
-
-
-def _check_text(argv: list[str]) -> None:
-    for word in argv:
-        try:
-            word.encode()
-        except UnicodeEncodeError as e:
-            raise UserError(f"{word}: not UTF-8; give the file or folder that it names another name") from e
 
 
 def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optional[str]]]]:
@@ -247,5 +235,5 @@ def _help() -> None:
         print("With --config=FILE, --help shows every field of that config.")
         return
     if _CONFIG_PARSER.given:
-        print(f"\n{_config_file()[0]}\n\n{textwrap.indent(_docstring(), '  ')}\n")
+        print(f"\n{_config_file()[0]}\n\n{textwrap.indent(docstring_of(_config_file()[0]), '  ')}\n")
     print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

@@ -37,7 +37,7 @@ def main() -> int:
         experiment, workdir, goodput.process_age(), papers_source=cli.papers_source(), extend=_EXTEND.value
     )
     if code == 0 and cluster.distributed_state().process_id == 0:
-        print(next_steps.after_training(workdir, experiment, sys.argv[1:]), file=sys.stderr)
+        print(next_steps.after_training(workdir, sys.argv[1:]), file=sys.stderr)
     elif code == PREEMPTED and not cluster.is_one_of_many():
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code

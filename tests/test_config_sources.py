@@ -1,6 +1,5 @@
 """The corpus of each paper is one flag, in the docstring of its config, which the real loader reads."""
 
-import ast
 import re
 import shlex
 import sys
@@ -9,6 +8,7 @@ import datasets
 import pytest
 
 from pretrainax.config import Choice
+from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import HuggingFace
 from tests.support.huggingface_datasets import without_network
@@ -32,7 +32,7 @@ RECORDS = 60
 
 def commands(name: str) -> list[list[str]]:
     """The commands in the docstring of a config, as a shell parts them."""
-    docstring = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
+    docstring = docstring_of(ROOT / "configs" / f"{name}.py")
     found = re.findall(r"^    python .*?(?=\n\n|\Z)", docstring, re.MULTILINE | re.DOTALL)
     return [shlex.split(command) for command in found]
 

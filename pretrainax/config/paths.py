@@ -18,11 +18,16 @@ def path_problem(path: str) -> str:
         )
     if "\0" in path:
         return "it holds a zero byte, which no path can"
+    return "" if is_utf8(path) else "it is not UTF-8: give that file or folder another name"
+
+
+def is_utf8(text: str) -> bool:
+    """Tells whether a word is text: Python keeps the other bytes of a command line as surrogates."""
     try:
-        path.encode()
+        text.encode()
     except UnicodeEncodeError:
-        return "it is not UTF-8: give that file or folder another name"
-    return ""
+        return False
+    return True
 
 
 flags.disclaim_key_flags()  # they are those of who calls `define_path`

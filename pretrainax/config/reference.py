@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import io
+import os
 import re
 import textwrap
 import tokenize
@@ -60,6 +61,12 @@ def type_text(hint: object) -> str:
     if hint is ... or hint is type(None):
         return "..." if hint is ... else "None"
     return getattr(hint, "__name__", str(hint))
+
+
+def docstring_of(file: str | os.PathLike) -> str:
+    """Returns the docstring of a Python file, which is not run."""
+    with open(file, "rb") as f:  # in the encoding that it declares
+        return ast.get_docstring(ast.parse(f.read())) or ""
 
 
 def first_sentence(docstring: Optional[str]) -> str:

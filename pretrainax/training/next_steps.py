@@ -7,17 +7,18 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pretrainax.config import Experiment, UserError
-from pretrainax.interop.architectures import describe_model
-from pretrainax.models import electra
+from pretrainax.config import Experiment, UserError, load
+from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.tables import text_table
+from pretrainax.tokenization.base import load_tokenizer
 
 
-def after_training(workdir: str, experiment: Experiment, words: Sequence[str]) -> str:
+def after_training(workdir: str, words: Sequence[str]) -> str:
     """Returns the commands that use the model of a run that has ended, a line each.
 
     words: those after `python -m pretrainax.main` that started the run.
     """
+    experiment = load(os.path.join(workdir, "config.json"))
     beside = os.path.normpath(workdir)  # without a slash at its end
     longer = f"--config.train.steps={2 * experiment.train.steps}", "--extend"
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
@@ -40,10 +41,8 @@ def to_resume(workdir: str, words: Sequence[str]) -> str:
 
 
 def _export(workdir: str, to: str, experiment: Experiment) -> str:
-    model = experiment.model
     try:
-        exported = model if model.generator is None else electra.discriminator_config(model)
-        describe_model(exported, imported=None)
+        describe_export(experiment, load_tokenizer(os.path.join(workdir, "tokenizer")).vocabulary)
     except UserError as error:
         return f"not possible: {error}"
     return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}")

@@ -53,7 +53,7 @@ def damages(flips: int, rng: random.Random) -> dict[str, Damage]:
 
 
 def two_steps(folder: pathlib.Path) -> pathlib.Path:
-    from tests.checkpoints.test_checkpoints import save_all
+    from tests.support.checkpoints import save_all
 
     save_all(folder / "checkpoints", [10, 20])
     return folder / "checkpoints"
@@ -75,7 +75,7 @@ def try_one(good: pathlib.Path, file: pathlib.Path, damage: Damage) -> None:
     """Damages step 20 in a copy, restores, and looks at what was said and left."""
     import chex
 
-    from tests.checkpoints.test_checkpoints import make_state, restore
+    from tests.support.checkpoints import make_state, restore
 
     folder = good.parent / "damaged"
     shutil.rmtree(folder, ignore_errors=True)

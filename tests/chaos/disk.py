@@ -178,7 +178,7 @@ def main() -> int:
         for line in reversed(open("/proc/self/mounts").read().splitlines()):
             if line.split()[1].startswith(scratch):
                 subprocess.run(["umount", "--lazy", line.split()[1]], capture_output=True)
-    return int(report.failed > 0)
+    return report.sum_up()
 
 
 if __name__ == "__main__":

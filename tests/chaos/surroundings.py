@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import Optional
 
@@ -137,17 +136,13 @@ TRIALS = (
 
 
 def main() -> int:
-    parser = runs.parser(__doc__)
-    parser.add_argument("--only", default=",".join(TRIALS))
-    given = parser.parse_args()
     report = runs.Report()
-    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
-        whole = runs.Whole(given.config, pathlib.Path(given.whole or f"{scratch}/whole"))
-        surroundings = Surroundings(whole, pathlib.Path(scratch))
-        for name in given.only.split(","):
+    with runs.trials(__doc__, TRIALS) as (names, whole, folder):
+        surroundings = Surroundings(whole, folder)
+        for name in names:
             with report.trying(name.replace("_", " ")):
                 getattr(surroundings, name)()
-    return int(report.failed > 0)
+    return report.sum_up()
 
 
 if __name__ == "__main__":

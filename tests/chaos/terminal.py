@@ -15,7 +15,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import termios
 import time
 
@@ -175,14 +174,10 @@ TRIALS = (
 
 
 def main() -> int:
-    parser = runs.parser(__doc__)
-    parser.add_argument("--only", default=",".join(TRIALS))
-    given = parser.parse_args()
     report = runs.Report()
-    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
-        whole = runs.Whole(given.config, pathlib.Path(given.whole or f"{scratch}/whole"))
-        terminal = Terminal(whole, pathlib.Path(scratch))
-        for name in given.only.split(","):
+    with runs.trials(__doc__, TRIALS) as (names, whole, folder):
+        terminal = Terminal(whole, folder)
+        for name in names:
             with report.trying(name.replace("_", " ")):
                 getattr(terminal, name)()
     return report.sum_up()

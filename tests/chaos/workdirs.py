@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 
@@ -237,14 +236,10 @@ TRIALS = ("names", "two_runs", "records", "checkpoints")
 
 
 def main() -> int:
-    parser = runs.parser(__doc__)
-    parser.add_argument("--only", default=",".join(TRIALS))
-    given = parser.parse_args()
     report = runs.Report()
-    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
-        whole = runs.Whole(given.config, pathlib.Path(given.whole or f"{scratch}/whole"))
-        workdirs = Workdirs(whole, pathlib.Path(scratch), report)
-        for name in given.only.split(","):
+    with runs.trials(__doc__, TRIALS) as (names, whole, folder):
+        workdirs = Workdirs(whole, folder, report)
+        for name in names:
             getattr(workdirs, name)()
     return report.sum_up()
 

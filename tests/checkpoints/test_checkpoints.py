@@ -12,63 +12,18 @@ import textwrap
 import time
 
 import chex
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import load_params
 from pretrainax.config import RunFailed, UserError
+from tests.support.checkpoints import abstract, make_state, restore, save_all
 from tests.support.runs import ROOT
-
-
-@flax.struct.dataclass
-class State:
-    step: jax.Array
-    params: dict
-    opt_state: optax.OptState
-
-
-def make_state(step: int, devices: int = 8, width: int = 8) -> State:
-    """Random parameters split over `devices`, with random moments of AdamW; others for each step."""
-    mesh = jax.make_mesh((devices,), ("fsdp",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,))
-    split, whole = NamedSharding(mesh, PartitionSpec("fsdp")), NamedSharding(mesh, PartitionSpec())
-    rng = np.random.default_rng(step)
-    params = {
-        "blocks": {"kernel": jax.device_put(rng.standard_normal((16, width), np.float32), split)},
-        "scale": jax.device_put(rng.standard_normal(3, np.float32), whole),
-    }
-    opt_state = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)).init(params)
-    moments = [
-        rng.standard_normal(x.shape, np.float32) if x.ndim else np.int32(step) for x in jax.tree.leaves(opt_state)
-    ]
-    shardings = [split if x.ndim == 2 else whole for x in jax.tree.leaves(opt_state)]
-    opt_state = jax.tree.unflatten(jax.tree.structure(opt_state), jax.device_put(moments, shardings))
-    return State(step=jax.device_put(jnp.int32(step), whole), params=params, opt_state=opt_state)
-
-
-def abstract(tree):
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
-
-
-def save_all(directory, steps, keep=10, losses=None):
-    checkpoints = Checkpoints(str(directory), keep=keep)
-    for step in steps:
-        metrics = {"loss": losses[step]} if losses else None
-        checkpoints.save(step, make_state(step), {"note": f"from {step}"}, metrics)
-    checkpoints.close()
-
-
-def restore(directory, devices=8):
-    checkpoints = Checkpoints(str(directory), keep=10)
-    restored = checkpoints.restore_newest(abstract(make_state(0, devices)))
-    checkpoints.close()
-    return restored, checkpoints.warnings
 
 
 def kept(directory):
@@ -77,19 +32,6 @@ def kept(directory):
 
 def files_of(step_directory):
     return sorted(os.path.join(d, n) for d, _, names in os.walk(step_directory) for n in names)
-
-
-@pytest.fixture(scope="module")
-def two_steps(tmp_path_factory):
-    """Steps 10 and 20, made once; a test that damages them takes a copy."""
-    directory = tmp_path_factory.mktemp("two") / "checkpoints"
-    save_all(directory, [10, 20])
-    return directory
-
-
-@pytest.fixture
-def damaged(two_steps, tmp_path):
-    return shutil.copytree(two_steps, tmp_path / "checkpoints")
 
 
 # --- round trip ----------------------------------------------------------------------------------------------------
@@ -168,19 +110,19 @@ def flip(path, position):
         f.write(bytes([byte ^ 1]))
 
 
-def test_a_step_with_one_flipped_bit_is_never_used(damaged):
+def test_a_step_with_one_flipped_bit_is_never_used(copy):
     """Every file in turn, the manifest and Orbax's metadata too, at a random position."""
     rng = random.Random(0)
-    for path in files_of(damaged / "20"):
+    for path in files_of(copy / "20"):
         if os.path.getsize(path):
             position = rng.randrange(os.path.getsize(path))
             flip(path, position)
-            (step, state, extra), warnings = restore(damaged)
+            (step, state, extra), warnings = restore(copy)
             assert step == 10 and extra == {"note": "from 10"}, path
             (warning,) = warnings
-            assert MANIFEST in path or f"{os.path.relpath(path, damaged / '20')} changed" in warning
+            assert MANIFEST in path or f"{os.path.relpath(path, copy / '20')} changed" in warning
             flip(path, position)
-    assert restore(damaged)[0][0] == 20  # nothing but the flips was in the way
+    assert restore(copy)[0][0] == 20  # nothing but the flips was in the way
     chex.assert_trees_all_equal(state, make_state(10))
 
 
@@ -194,48 +136,48 @@ def truncate(path):
 
 @pytest.mark.parametrize("damage", [truncate, lambda path: os.truncate(path, 0), os.remove])
 @pytest.mark.parametrize("name", ["array", MANIFEST, "_CHECKPOINT_METADATA"])
-def test_a_truncated_empty_or_missing_file_is_named_and_the_step_before_is_taken(damaged, damage, name):
-    path = array_file(damaged / "20") if name == "array" else damaged / "20" / name
+def test_a_truncated_empty_or_missing_file_is_named_and_the_step_before_is_taken(copy, damage, name):
+    path = array_file(copy / "20") if name == "array" else copy / "20" / name
     damage(path)
-    (step, _, _), warnings = restore(damaged)
+    (step, _, _), warnings = restore(copy)
     assert step == 10
     assert re.fullmatch(rf"checkpoint 20 is not used: .*{re.escape(os.path.basename(path))}.*", warnings[0])
 
 
-def test_a_file_too_many_is_named_and_the_step_before_is_taken(damaged):
-    (damaged / "20" / "params" / "stray").write_text("?")
-    (step, _, _), warnings = restore(damaged)
+def test_a_file_too_many_is_named_and_the_step_before_is_taken(copy):
+    (copy / "20" / "params" / "stray").write_text("?")
+    (step, _, _), warnings = restore(copy)
     assert step == 10 and warnings == ["checkpoint 20 is not used: params/stray not in manifest.sha256"]
 
 
-def test_a_manifest_cut_at_the_end_of_a_line_does_not_vouch_for_the_rest(damaged):
-    manifest = damaged / "20" / MANIFEST
+def test_a_manifest_cut_at_the_end_of_a_line_does_not_vouch_for_the_rest(copy):
+    manifest = copy / "20" / MANIFEST
     manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-1]))
-    assert restore(damaged)[0][0] == 10
+    assert restore(copy)[0][0] == 10
 
 
-def test_hidden_files_of_file_managers_do_no_harm(damaged):
-    (damaged / "20" / ".DS_Store").write_text("?")
-    assert restore(damaged)[0][0] == 20
+def test_hidden_files_of_file_managers_do_no_harm(copy):
+    (copy / "20" / ".DS_Store").write_text("?")
+    assert restore(copy)[0][0] == 20
 
 
-def test_when_all_are_damaged_the_error_names_each_and_nothing_is_deleted(damaged):
+def test_when_all_are_damaged_the_error_names_each_and_nothing_is_deleted(copy):
     for step in ("10", "20"):
-        truncate(array_file(damaged / step))
-    before = files_of(damaged)
+        truncate(array_file(copy / step))
+    before = files_of(copy)
     with pytest.raises(UserError, match=r"step 20: .* changed; step 10: .* changed.*none was deleted") as error:
-        restore(damaged)
+        restore(copy)
     assert "\n" not in str(error.value)
-    assert files_of(damaged) == before
+    assert files_of(copy) == before
 
 
-def test_a_damaged_newer_step_is_replaced_when_the_run_gets_there_again(damaged):
-    truncate(array_file(damaged / "20"))
-    checkpoints = Checkpoints(str(damaged), keep=1)
+def test_a_damaged_newer_step_is_replaced_when_the_run_gets_there_again(copy):
+    truncate(array_file(copy / "20"))
+    checkpoints = Checkpoints(str(copy), keep=1)
     assert checkpoints.restore_newest(abstract(make_state(0)))[0] == 10
     checkpoints.save(15, make_state(15), {})
     checkpoints.wait()
-    assert kept(damaged) == [15, 20]  # 20 is neither counted as the newest nor deleted
+    assert kept(copy) == [15, 20]  # 20 is neither counted as the newest nor deleted
     checkpoints.save(20, make_state(21), {})
     step, state, _ = checkpoints.restore_newest(abstract(make_state(0)))
     assert step == 20 and checkpoints.warnings == []
@@ -261,12 +203,12 @@ def test_steps_without_a_metric_are_kept_by_age_alone(tmp_path):
     assert kept(tmp_path) == [2, 3]
 
 
-def test_leftovers_of_a_kill_are_cleared_and_a_replaced_step_gets_its_name_back(damaged):
-    shutil.copytree(damaged / "20", damaged / "30.saving.orbax-checkpoint-tmp")
-    shutil.copytree(damaged / "20", damaged / "5.deleted")
-    os.rename(damaged / "20", damaged / "20.replaced")
-    assert restore(damaged)[0][0] == 20
-    assert kept(damaged) == [10, 20]
+def test_leftovers_of_a_kill_are_cleared_and_a_replaced_step_gets_its_name_back(copy):
+    shutil.copytree(copy / "20", copy / "30.saving.orbax-checkpoint-tmp")
+    shutil.copytree(copy / "20", copy / "5.deleted")
+    os.rename(copy / "20", copy / "20.replaced")
+    assert restore(copy)[0][0] == 20
+    assert kept(copy) == [10, 20]
 
 
 # --- strictness ----------------------------------------------------------------------------------------------------
@@ -303,9 +245,9 @@ def test_load_params_names_every_parameter_that_does_not_fit(two_steps):
         assert f"params/{part}" in str(error.value)
 
 
-def test_load_params_falls_back_to_the_step_before(damaged):
-    truncate(array_file(damaged / "20"))
-    chex.assert_trees_all_equal(load_params(str(damaged.parent), abstract(make_state(0).params)), make_state(10).params)
+def test_load_params_falls_back_to_the_step_before(copy):
+    truncate(array_file(copy / "20"))
+    chex.assert_trees_all_equal(load_params(str(copy.parent), abstract(make_state(0).params)), make_state(10).params)
 
 
 def test_load_params_of_a_folder_without_checkpoints_is_an_error(tmp_path):
@@ -317,7 +259,8 @@ def test_load_params_of_a_folder_without_checkpoints_is_an_error(tmp_path):
 
 SAVING = """
     import sys
-    from tests.checkpoints.test_checkpoints import Checkpoints, make_state
+    from pretrainax.checkpoints.checkpoints import Checkpoints
+    from tests.support.checkpoints import make_state
 
     checkpoints = Checkpoints(sys.argv[1], keep=2)
     state = make_state(1, devices=1, width=1 << 15)
@@ -357,7 +300,8 @@ def test_a_full_disk_is_one_clear_line_and_earlier_steps_stay(tmp_path):
     """A limit on the size of a file stands in for the disk: writes fail in the same places."""
     program = """
         import resource, sys
-        from tests.checkpoints.test_checkpoints import Checkpoints, make_state
+        from pretrainax.checkpoints.checkpoints import Checkpoints
+        from tests.support.checkpoints import make_state
 
         checkpoints = Checkpoints(sys.argv[1], keep=2)
         checkpoints.save(1, make_state(1, devices=1), {})

@@ -13,7 +13,7 @@ from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import load_params, read_params, write_params
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, UserError
-from tests.checkpoints.test_checkpoints import abstract, make_state, restore, save_all
+from tests.support.checkpoints import abstract, make_state, restore, save_all
 
 # Names that some library reads as a pattern, an escape, a query, a flag, a bucket or a folder of its own.
 NAMES = (
@@ -34,18 +34,6 @@ NAMES = (
     ),
     *("quo'te\"", "a,b;c", "a|b", "!x", "38", "0.saving", "1.deleted", "x.orbax-checkpoint-tmp", "file:", "é\u0301"),
 )
-
-
-@pytest.fixture(scope="module")
-def two_steps(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("two") / "checkpoints"
-    save_all(directory, [10, 20])
-    return directory
-
-
-@pytest.fixture
-def copy(two_steps, tmp_path):
-    return shutil.copytree(two_steps, tmp_path / "checkpoints")
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------

@@ -247,13 +247,13 @@ def _array_record(folder: pathlib.Path) -> None:
 
 
 def _checkpoint(folder: pathlib.Path) -> None:
-    from tests.checkpoints.test_checkpoints import save_all
+    from tests.support.checkpoints import save_all
 
     save_all(folder / "checkpoints", [10])
 
 
 def _read_checkpoint(folder: pathlib.Path) -> None:
-    from tests.checkpoints.test_checkpoints import restore
+    from tests.support.checkpoints import restore
 
     restore(folder / "checkpoints")
 

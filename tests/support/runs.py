@@ -11,9 +11,10 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Optional
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -185,6 +186,17 @@ def parser(documentation: str) -> argparse.ArgumentParser:
     made.add_argument("--config", default=f"{TINY}:gpt", help="one whose source has a path")
     made.add_argument("--whole", default="", help="folder that keeps the run to compare with")
     return made
+
+
+@contextlib.contextmanager
+def trials(documentation: str, names: Sequence[str]) -> Iterator[tuple[list[str], Whole, pathlib.Path]]:
+    """Yields what --only names of all trials, the run to compare with, and an empty folder."""
+    flags = parser(documentation)
+    flags.add_argument("--only", default=",".join(names))
+    given = flags.parse_args()
+    with tempfile.TemporaryDirectory(prefix="chaos") as scratch:
+        folder = pathlib.Path(scratch)
+        yield given.only.split(","), Whole(given.config, pathlib.Path(given.whole or folder / "whole")), folder
 
 
 class Report:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pretrainax.config.serialization import dump
 from pretrainax.training import next_steps
 from tests.support import tiny
 from tests.support.runs import ENV, ROOT, command, last_line, run
@@ -21,9 +22,23 @@ def commands(text: str) -> dict[str, list[str]]:
     return {name: shlex.split(line) for name, line in rows}
 
 
-def test_each_command_names_the_run_however_its_path_is_spelled():
+@pytest.fixture
+def workdir(tmp_path, monkeypatch, text):
+    """Of a run, as far as the commands ask for it, below the folder where they are typed."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, variant: str) -> None:
+        experiment = tiny.get_config(variant)
+        experiment.tokenizer.build(file.read_text() for file in text.iterdir()).save(f"{name}/tokenizer")
+        pathlib.Path(name, "config.json").write_text(dump(experiment))
+
+    return write
+
+
+def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
+    workdir(ODD, "gpt")
     words = ["--config=configs/gpt2.py", "--workdir", ODD, "--config.train.steps=2"]
-    found = commands(next_steps.after_training(ODD, tiny.get_config("gpt"), words))
+    found = commands(next_steps.after_training(ODD, words))
     assert found["evaluate"][-1] == f"--workdir={ODD}"
     assert found["export to transformers"][-3:] == ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface"]
     assert found["train on from here"][3:] == [
@@ -36,8 +51,9 @@ def test_each_command_names_the_run_however_its_path_is_spelled():
     assert found["curves in TensorBoard"][-1] == f"--logdir={ODD}"
 
 
-def test_a_model_that_cannot_be_exported_is_not_offered_to_be():
-    text = next_steps.after_training("run", tiny.get_config("t5"), [])
+def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
+    workdir("run", "t5")
+    text = next_steps.after_training("run", [])
     assert "not possible: no architecture of transformers computes this config.model" in text
     assert "huggingface export" not in text
 
