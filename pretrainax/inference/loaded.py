@@ -19,7 +19,7 @@ class LoadedModel:
     """Holds what every use of a model needs. `load` makes it of a directory, and a run of what it has trained."""
 
     experiment: Experiment  # the run's, or what an import says; its `model` has numbers where a config had "auto"
-    model: AnyModel  # of a run of ELECTRA its two encoders
+    model: AnyModel  # of a run of ELECTRA its two encoders; `load` parts them
     params: PyTree  # float32, in their shards
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
