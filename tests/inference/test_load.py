@@ -80,11 +80,11 @@ def test_a_model_is_split_by_default_where_a_device_has_no_room_for_it():
     params = models.abstract_params(CASES["electra_base"].config)
     size = sum(4 * x.size for x in jax.tree.leaves(params))
     gpt2 = models.abstract_params(dataclasses.replace(CASES["gpt2"].config, vocab_size=96))
-    by = (
-        lambda params, room, devices=8: {  # noqa: E731
-            axis: n for axis, n in default_mesh(params, jax.devices()[:devices], room).shape.items() if n > 1
-        }
-    )
+
+    def by(params, room, devices=8):
+        sizes = default_mesh(params, jax.devices()[:devices], room).shape
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
     assert by(params, 2 * size) == by(params, None) == {"data": 8}
     assert by(params, size) == {"fsdp": 8}  # 4 heads
     assert by(gpt2, 1, 4) == {"tensor": 4}
