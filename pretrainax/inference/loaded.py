@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -13,6 +14,8 @@ from pretrainax.models import AnyModel, Outputs
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
+
+Answer = TypeVar("Answer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +36,26 @@ class LoadedModel:
         """
         return self.ask(_everything, batch)
 
-    def ask(self, question: Callable[[Outputs, Batch], PyTree], batch: Mapping[str, np.ndarray]) -> PyTree:
+    def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
 
         question: a function at the top of a file; compiled with the model once for each set of shapes.
         """
+        return self.run(_asking(question), batch)
+
+    def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
+        """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._asking(question)(self.params, put_batch(batch, self.mesh))
+            return self._compiled(work)(self.params, put_batch(batch, self.mesh))
 
     @functools.cached_property
-    def _asking(self) -> Callable[[Callable[[Outputs, Batch], PyTree]], Callable[[PyTree, Batch], PyTree]]:
-        @functools.cache
-        def asking(question):
-            def answer(params, batch):
-                return question(self.model.apply({"params": params}, dict(batch), deterministic=True), batch)
+    def _compiled(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return functools.cache(lambda work: jax.jit(functools.partial(work, self.model)))
 
-            return jax.jit(answer)
 
-        return asking
+@functools.cache
+def _asking(question: Callable[[Outputs, Batch], Any]) -> Callable[[AnyModel, PyTree, Batch], Any]:
+    return lambda model, params, batch: question(model.apply({"params": params}, batch, deterministic=True), batch)
 
 
 def _everything(outputs: Outputs, batch: Batch) -> Outputs:
