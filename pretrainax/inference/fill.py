@@ -59,7 +59,7 @@ def fill(loaded: LoadedModel, text: str, top: int = 5, order: Optional[Order] = 
 
 def _check_options(loaded: LoadedModel, top: int, order: Optional[Order]) -> None:
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model.config
-    if not HEADS["lm"].is_in(config):
+    if config.generator is None and not HEADS["lm"].is_in(config):
         raise UserError(
             f"{loaded.origin} is a discriminator, which says of each token whether it was replaced and fills in none: "
             "take its generator, or embed"
