@@ -106,7 +106,9 @@ def _answered(
     found = np.asarray(loaded.ask(target_log_probabilities, batch), np.float64)  # [B, N]
     nats = -np.where(weights > 0, found * weights, 0.0).sum(axis=1)
     if not np.isfinite(nats).all():
-        raise RunFailed(f"{loaded.origin}: the probabilities of its tokens are not finite numbers; has the run diverged?")
+        raise RunFailed(
+            f"{loaded.origin}: the probabilities of its tokens are not finite numbers; has the run diverged?"
+        )
     for (number, _), n, w in zip(questions, nats.tolist(), weights.sum(axis=1).tolist(), strict=False):
         yield number, n, int(w)
 
