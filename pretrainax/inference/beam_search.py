@@ -103,8 +103,9 @@ def _extend(stepper: Stepper, search: Beams, logits: jax.Array, rules: Rules, le
     both = jax.tree.map(lambda *x: jnp.concatenate(x, axis=1), search.finished, done)
     finished = both.take(jax.lax.top_k(both.scores, beams)[1])
 
-    best = jax.lax.top_k(candidates.scores + jnp.where(ends, _NEVER, 0.0), beams)[1]  # [B, K]
-    running = candidates.take(best)
+    unfinished = candidates._replace(scores=candidates.scores + jnp.where(ends, _NEVER, 0.0))
+    best = jax.lax.top_k(unfinished.scores, beams)[1]  # [B, K]
+    running = unfinished.take(best)
     rows = jnp.arange(prompts)[:, None] * beams + jnp.take_along_axis(parents, best, axis=1)
     rows, tokens = rows.reshape(-1), jnp.take_along_axis(new, best, axis=1).reshape(-1)
 
