@@ -53,9 +53,17 @@ class LoadedModel:
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put(batch))
 
+    def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
+        """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
+        return self._kept(make)
+
+    @functools.cached_property
+    def _kept(self) -> Callable[[Callable[..., Any]], Any]:
+        return functools.cache(lambda make: make(self))
+
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
-        if len(batch["tokens"]) % axis_size(BATCH_AXES):
+        if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
 
