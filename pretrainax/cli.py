@@ -51,12 +51,15 @@ _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False) -> None:
+def run(
+    main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False, texts: bool = False
+) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
     Args:
       commands: the first word after the program's name is one of them, and what `main` is called with.
       of_workdir: the config is that of the run in --workdir, and no file; flags override its fields.
+      texts: words beside the flags are texts, which `main` is called with.
     """
 
     def guarded(words: list[str]) -> int:
@@ -86,7 +89,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bo
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir, texts=texts))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -148,7 +151,7 @@ def one_line(error: Exception) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
-def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list[str]:
+def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool, texts: bool) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
@@ -168,6 +171,8 @@ def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list
         if asks_help:
             _help()
             sys.exit(0)
+        if texts:
+            return _texts(rest)
         rest = [word for word in rest if word != "--"]
         for word in rest[1:]:
             _check_word(word)
@@ -198,6 +203,15 @@ def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optiona
             text = rest.pop(0)
         overrides.append((path, "false" if off else text))
     return words, overrides
+
+
+def _texts(rest: list[str]) -> list[str]:
+    """Returns the program's name and the texts beside the flags; UserError for a flag that there is not, before --."""
+    given = rest[: rest.index("--")] if "--" in rest else rest
+    for word in given[1:]:
+        if _FLAG.match(word):
+            _check_word(word)
+    return [*given, *rest[len(given) + 1 :]]
 
 
 def _check_word(word: str) -> None:

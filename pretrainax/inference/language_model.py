@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import jax
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
+from pretrainax.inference.decoding import Generated, OnText, Sampling, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.framing import check_length, frame_of, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
@@ -56,6 +57,13 @@ class LanguageModel(LoadedModel):
     def embed(self, texts: Sequence[str], pooling: Pooling = "mean", truncate: bool = False) -> np.ndarray:
         """Returns a vector of each text, [n, d_model] float32; see `inference.embed.embed`."""
         return embed(self, texts, pooling, truncate)
+
+    def generate(
+        self, prompts: str | Sequence[str], on_text: Optional[OnText] = None, **options: Any
+    ) -> list[Generated]:
+        """Returns the texts that follow on prompts; `inference.request.Sampling` says which options there are."""
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        return generate(self, prompts, Sampling(**options), on_text)
 
     def _example(self, text: str, what: str) -> Example:
         before, after = frame_of(self)
