@@ -54,4 +54,6 @@ def _curve(panel, results: Sequence[Result], number: int) -> None:
     steps, values = [r.step for r in results], [r.value for r in results]
     color = _COLORS[number % len(_COLORS)]
     label = ": ".join(filter(None, (results[0].source, results[0].part)))
-    panel.errorbar(steps, values, errors, color=color, marker="o", markersize=4.5, linewidth=1.6, capsize=2, label=label)
+    panel.errorbar(
+        steps, values, errors, color=color, marker="o", markersize=4.5, linewidth=1.6, capsize=2, label=label
+    )
