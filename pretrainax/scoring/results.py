@@ -61,7 +61,7 @@ def results_table(results: Sequence[Result]) -> str:
     """Returns a line for each result, what stands in the line before left out; below, how they were counted."""
     rows, before = [("", "", "value", "±", "of")], None
     for r in results:
-        here = _name(r, results), _counts(r)
+        here = name_among(r, results), _counts(r)
         error = "" if r.standard_error is None else f"{r.standard_error:,.4f}"
         name, counts = here if here != before else ("", "")
         rows.append((name, r.measure, f"{r.value:,.4f}", error, counts))
@@ -77,13 +77,13 @@ def table_over_steps(results: Sequence[Result]) -> str:
     lines: dict[tuple[str, str], dict[str, str]] = {}
     for r in results:
         error = "" if r.standard_error is None else f" ± {r.standard_error:,.4f}"
-        lines.setdefault((f"{r.step:,}", _name(r, results)), {})[r.measure] = f"{r.value:,.4f}{error}"
+        lines.setdefault((f"{r.step:,}", name_among(r, results)), {})[r.measure] = f"{r.value:,.4f}{error}"
     rows = [(step, *(line.get(measure, "") for measure in measures), name) for (step, name), line in lines.items()]
     return _framed(text_table([("step", *measures, ""), *rows], ">" * (1 + len(measures)) + "<"), results)
 
 
-def _name(result: Result, among: Sequence[Result]) -> str:
-    """Returns what tells the source and the part of a result from those of the others."""
+def name_among(result: Result, among: Sequence[Result]) -> str:
+    """Returns what tells the source and the part of a result from those of the others; empty where that is nothing."""
     source = result.source if len({r.source for r in among}) > 1 else ""
     part = result.part or ("all of it" if any(r.part for r in among if r.source == result.source) else "")
     return ": ".join(filter(None, (source, part)))
