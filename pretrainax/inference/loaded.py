@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ class LoadedModel:
     def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
 
-        question: a function at the top of a file; compiled with the model once for each set of shapes.
+        question: a function at the top of a file, compiled with the model once for each set of shapes.
         """
         return self.run(_asking(question), batch)
 
@@ -61,6 +61,11 @@ class LoadedModel:
     def _kept(self) -> Callable[[Callable[..., Any]], Any]:
         return functools.cache(lambda make: make(self))
 
+    def compiled_as(self, other: Self) -> Self:
+        """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
+        self.__dict__["_compiled"] = other._compiled
+        return self
+
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
@@ -69,7 +74,8 @@ class LoadedModel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return functools.cache(lambda work: jax.jit(functools.partial(work, self.model)))
+        model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
+        return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 
 @functools.cache
