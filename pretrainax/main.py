@@ -1,6 +1,6 @@
-"""Pretrain a model: `python -m pretrainax.main --config=configs/t5_base.py:large --workdir=DIR`.
+"""Pretrain a model: `python -m pretrainax.main --config=t5_base:large --workdir=DIR`.
 
-Any field of the config can be overridden: `--config.train.steps=1000`. The same command on the same workdir resumes.
+The config is one of those installed, by its name and variant, or a Python file of your own. Any field of the config can be overridden: `--config.train.steps=1000`. The same command on the same workdir resumes.
 A resumed run may have other fields that are no mathematics (mesh, logging, how often it saves) or answer a fault
 (`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it); others are refused.
 A run, finished or not, goes on past its end with more config.train.steps. Where a learning rate (or a mixture of texts)
