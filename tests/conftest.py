@@ -18,8 +18,6 @@ import pytest  # noqa: E402
 from absl import flags  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# A second run of the tests compiles nothing that has not changed.
-jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -51,8 +51,10 @@ def start_jax(experiment: Experiment) -> None:
 
 
 def keep_compiled(cache_dir: str) -> None:
-    """Turns the persistent compilation cache on, in a folder of `cache_dir`; before anything is compiled."""
-    jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.expanduser(cache_dir), "xla"))
+    """Turns the persistent compilation cache on, JAX_COMPILATION_CACHE_DIR or a folder of `cache_dir`; before anything
+    is compiled."""
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.expanduser(cache_dir), "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -41,9 +41,8 @@ class Surroundings:
         self.whole, self.folder = whole, folder
 
     def training(self, name: str, text: Optional[pathlib.Path] = None, *flags: str) -> list[str]:
-        """From the text on: of the cache nothing is shared but what has been compiled."""
+        """From the text on, in a cache of its own."""
         cache = self.folder / f"cache-{name}"
-        shutil.copytree(self.whole.cache / "xla", cache / "xla", dirs_exist_ok=True)
         return runs.command(self.whole.config, self.folder / name, text or self.whole.text, cache, runs.SAVING, *flags)
 
     def is_the_same(self, name: str, args: list[str], env=None) -> None:

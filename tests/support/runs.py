@@ -27,6 +27,8 @@ if importlib.metadata.version("jax") < "0.11":
     FAST += " --xla_cpu_use_fusion_emitters=false"
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is started here hears it, if these tests are run by nohup or not
 os.environ["JAX_PLATFORMS"] = "cpu"  # here too, where checkpoints are read
+# What one command has compiled the next one takes, and so does a second run of the tests.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
 ENV = os.environ | {"XLA_FLAGS": FAST}
 SAVING = "--config.checkpoint.every=2"
 

@@ -76,5 +76,4 @@ if __name__ == "__main__":
     experiment = tiny.get_config()
     experiment.data.cache_dir = jobs[0]["cache"]
     host.start_jax(experiment)
-    jax.config.update("jax_compilation_cache_dir", str(ROOT / ".pytest_cache" / "xla"))  # as in conftest.py
     sys.exit(max(run(**job) for job in jobs))
