@@ -51,7 +51,7 @@ class LoadedModel:
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._compiled(work)(self.params, self._put(batch))
+            return self._compiled(work)(self.params, self.put(batch))
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
@@ -61,7 +61,7 @@ class LoadedModel:
     def _kept(self) -> Callable[[Callable[..., Any]], Any]:
         return functools.cache(lambda make: make(self))
 
-    def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    def put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
