@@ -16,7 +16,7 @@ from typing import Optional
 
 from absl import app, flags, logging
 
-from pretrainax.config import Experiment, RunFailed, UserError, load, nearest
+from pretrainax.config import Experiment, RunFailed, UserError, nearest
 from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
@@ -53,12 +53,19 @@ _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False) -> None:
+def run(
+    main: Callable[..., int],
+    commands: tuple[str, ...] = (),
+    config: Optional[Callable[[], Optional[Experiment]]] = None,
+    texts: bool = False,
+) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
     Args:
       commands: the first word after the program's name is one of them, and what `main` is called with.
-      of_workdir: the config is that of the run in --workdir, and no file; flags override its fields.
+      config: gives the config that flags override, of a command that takes no --config=FILE; None where there is none.
+        It is called when all other flags are known.
+      texts: words beside the flags are texts, which `main` is called with.
     """
 
     def guarded(words: list[str]) -> int:
@@ -88,7 +95,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bo
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -144,7 +151,9 @@ def one_line(error: Exception) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
-def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list[str]:
+def _parse(
+    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]], texts: bool
+) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
@@ -154,16 +163,19 @@ def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list
         words, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
-        if of_workdir and not (asks_help and WORKDIR.value is None):
-            flags.FLAGS.config = _config_of_workdir()
+        if config is not None:
+            flags.FLAGS.config = _config_instead(config, asks_help)
         if settings and CONFIG.value is None:
-            raise UserError(f"--config is missing, of which --{settings[0][0]} sets a field")
+            lacking = "--config is missing, of which" if config is None else "there is no config here of which"
+            raise UserError(f"{lacking} --{settings[0][0]} sets a field")
         for path, text in settings:
             set_field(CONFIG.value, path, text)
         _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
         if asks_help:
             _help()
             sys.exit(0)
+        if texts:
+            return _texts(rest)
         rest = [word for word in rest if word != "--"]
         for word in rest[1:]:
             _check_word(word)
@@ -196,6 +208,15 @@ def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optiona
     return words, overrides
 
 
+def _texts(rest: list[str]) -> list[str]:
+    """Returns the program's name and the texts beside the flags; UserError for a flag that there is not, before --."""
+    given = rest[: rest.index("--")] if "--" in rest else rest
+    for word in given[1:]:
+        if _FLAG.match(word):
+            _check_word(word)
+    return [*given, *rest[len(given) + 1 :]]
+
+
 def _check_word(word: str) -> None:
     """Raises UserError for a flag that there is not; --train.steps and steps=5 lack the beginning of the field."""
     name, equals, value = word.lstrip("-").partition("=")
@@ -211,17 +232,19 @@ def _check_word(word: str) -> None:
         raise UserError(f"unknown flag --{name}, {nearest(name, known)}")
 
 
-def _config_of_workdir() -> Experiment:
-    """Returns the config.json of --workdir, whose fields flags set; UserError beside --config=FILE, which it is not."""
+def _config_instead(config: Callable[[], Optional[Experiment]], asks_help: bool) -> Optional[Experiment]:
+    """Returns the config of a command that takes no file; UserError beside --config=FILE."""
     if CONFIG.value is not None:
         raise UserError(
-            "--config=FILE is not for this command: it takes the config of the run in --workdir, of which flags set "
-            "single fields, as --config.data.source=..."
+            "--config=FILE is not for this command: it takes the config of the run that it is given, of which flags "
+            "set single fields, as --config.data.source=..."
         )
-    workdir = WORKDIR.value
-    if not workdir or not os.path.exists(os.path.join(workdir, "config.json")):
-        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
-    return load(os.path.join(workdir, "config.json"))
+    try:
+        return config()
+    except UserError:
+        if asks_help:
+            return None
+        raise
 
 
 def _help() -> None:

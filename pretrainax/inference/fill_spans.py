@@ -22,6 +22,7 @@ from pretrainax.inference.holes import Holes
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches, bucket
 from pretrainax.inference.sampling import Rules
+from pretrainax.sharding.arrays import put_batch
 
 _BEAMS = 8  # at least
 
@@ -69,8 +70,9 @@ def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: 
     limits = np.full(len(batch["tokens"]), limit, np.int32)
     writer, room = loaded.keep(Writer), bucket(limit)
     with jax.set_mesh(loaded.mesh):
-        on_mesh = loaded.put(batch)
-        search = writer.begin_search(writer.params, on_mesh, rules, 0.0, limits, beams=beams, room=room)
+        search = writer.begin_search(
+            writer.params, put_batch(batch, loaded.mesh), rules, 0.0, limits, beams=beams, room=room
+        )
         search = writer.search_on(writer.params, search, rules, 0.0, room)
     return jax.device_get(search.finished)
 

@@ -47,9 +47,15 @@ def load(
     Raises:
       UserError: in one line, whatever keeps the directory from being used.
     """
+    return load_origin(find_origin(os.fspath(directory)), dtype, mesh)
+
+
+def load_origin(
+    origin: Origin, dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
+) -> LanguageModel:
+    """Returns what `load` does, of what a directory was found to stand for."""
     if dtype is not None and dtype not in typing.get_args(DType):
         raise UserError(f"dtype is {dtype!r}, {nearest(str(dtype), typing.get_args(DType))}")
-    origin = find_origin(os.fspath(directory))
     experiment, tokenizer, params, mesh = (_of_run if origin.steps else _of_huggingface)(origin, mesh)
     compute = _compute(experiment, dtype, mesh)
 
@@ -74,9 +80,9 @@ def _of_run(
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
     abstract, mesh = _placed(experiment.model, mesh)
-    if len(origin.steps) > 1:
-        return experiment, tokenizer, average_params(origin.steps, abstract), mesh
-    return experiment, tokenizer, load_parts(origin.steps[0], {"params": abstract})["params"], mesh
+    first, *others = origin.steps
+    params = average_params(origin.steps, abstract) if others else load_parts(first, {"params": abstract})["params"]
+    return experiment, tokenizer, params, mesh
 
 
 def _of_huggingface(

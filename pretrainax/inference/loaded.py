@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar, cast
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -44,14 +45,14 @@ class LoadedModel:
     def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
 
-        question: a function at the top of a file; compiled with the model once for each set of shapes.
+        question: a function at the top of a file, compiled with the model once for each set of shapes.
         """
         return self.run(_asking(question), batch)
 
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._compiled(work)(self.params, self.put(batch))
+            return self._compiled(work)(self.params, self._put(batch))
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
@@ -61,7 +62,12 @@ class LoadedModel:
     def _kept(self) -> Callable[[Callable[..., Any]], Any]:
         return functools.cache(lambda make: make(self))
 
-    def put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+    def compiled_as(self, other: Self) -> Self:
+        """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
+        self.__dict__["_compiled"] = other._compiled
+        return self
+
+    def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
@@ -69,7 +75,8 @@ class LoadedModel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return functools.cache(lambda work: jax.jit(functools.partial(work, self.model)))
+        model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
+        return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 
 @functools.cache
@@ -82,5 +89,6 @@ def _everything(outputs: Outputs, batch: Batch) -> Outputs:
 
 
 def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
-    outputs, kept = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    stacks = cast(nn.Module, model)  # and no `Electra`, whose two encoders each have their own
+    outputs, kept = stacks.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
     return outputs.replace(hidden=hidden_states(kept["intermediates"]))

@@ -7,11 +7,11 @@ puts there. What an encoder reads ends as in training.
 
 import re
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.config.errors import shortened
 from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import CausalLM, Objective
@@ -111,7 +111,7 @@ def before_text(experiment: Experiment, objective: Objective, vocabulary: Vocabu
 # --- the batch -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(prompts: Sequence[Example], pad: int, most: int | None) -> HostBatch:
+def batch_of(prompts: Sequence[Example], pad: int, most: Optional[int]) -> HostBatch:
     """Returns a batch [B, T] of what `read_prompt` gave, padded on the right to a bucket of at most `most` tokens."""
     lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
     return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
@@ -122,7 +122,7 @@ def tokens_of(prompt: Example) -> int:
     return len(prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"])
 
 
-def room_after(prompt: Example, loaded: LoadedModel) -> int | None:
+def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
     """Returns how many tokens a model may write after a prompt; None: any number.
 
     The last of them is never read, and so needs no place.
@@ -135,11 +135,7 @@ def room_after(prompt: Example, loaded: LoadedModel) -> int | None:
         return None
     if tokens > most:
         raise UserError(
-            f"a prompt has {tokens:,} tokens, and the context of the model {most:,}: give at most {most:,} tokens"
+            f"the prompt has {tokens:,} tokens with the special ones around it, and the context of the model {most:,}: "
+            f"shorten it by {tokens - most:,}"
         )
     return most if is_encoder_decoder(prompt) else most - tokens + 1
-
-
-def shown(prompt: str) -> str:
-    """Returns a prompt as an error line names it."""
-    return repr(shortened(prompt))
