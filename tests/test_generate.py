@@ -9,7 +9,7 @@ from pretrainax.config import UserError
 from pretrainax.inference.decoding import Generated
 from pretrainax.inference.prompt_files import Outputs, read_prompts
 from tests.support.huggingface_weights import write_directory
-from tests.support.runs import last_line, run
+from tests.support.runs import run
 
 PROMPTS = ["a cat", {"prompt": "the dog.", "more": 1}, "no", "x, y", "z"]
 
@@ -87,17 +87,3 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
 def test_a_line_that_is_no_prompt_is_named(lines, message, tmp_path):
     with pytest.raises(UserError, match=message):
         read_prompts(str(write(tmp_path / "prompts.jsonl", lines)))
-
-
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["a"], "--from is missing: a run, DIR@2000, DIR@best, DIR@average, or a Hugging Face directory"),
-        (["--from=x"], 'give prompts, as "Once upon a time", or a file of them'),
-        (["--from=x", "a", "--input=x"], 'give prompts, as "Once upon a time", or a file of them'),
-        (["--from=x", "--input=x"], "--input=prompts.jsonl and --output=texts.jsonl belong together"),
-    ],
-)
-def test_what_is_missing_is_one_line(words, message):
-    out = generate(*words)
-    assert out.returncode == 2 and message in last_line(out)
