@@ -16,7 +16,7 @@ from tests.support.runs import ROOT, command, run
 
 PAGE = (ROOT / "docs" / "use.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-FLAGS = "--config.checkpoint.every=10", "--config.evaluate.every=20"
+FLAGS = "--config.checkpoint.every=10", "--config.evaluate.every=20", "--config.evaluate.prompts=('once', 'we')"
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +25,7 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
     root = tmp_path_factory.mktemp("use")
     done = run(command("tests/support/tiny.py:gpt", root / "runs" / "mine", text, cache, *FLAGS))
     assert done.returncode == 0, done.stderr
+    (root / "printed.txt").write_text(done.stderr)
     bert = dataclasses.replace(CASES["bert_masked_lm"].config, position=LearnedPositions(64))
     write_run(root / "runs" / "bert", bert)
     write_run(root / "runs" / "t5", CASES["t5_1_1"].config, sentinels=4)
@@ -56,6 +57,11 @@ def test_every_block_says_what_the_page_says(printed):
 def test_logits_and_states_have_the_shapes_that_the_page_names(printed):
     (said,) = [said for block, said in zip(BLOCKS, printed, strict=True) if "hidden=True" in block]
     assert said.splitlines() == ["(2, 16, 512)", "(2, 2, 16, 32)"]
+
+
+def test_a_run_shows_at_its_end_how_it_goes_on_with_the_prompts_of_its_config(folder):
+    shown = (folder / "printed.txt").read_text().split("samples of config.evaluate.prompts")[1]
+    assert re.search("· once ⟶ .+\n.*· we ⟶ ", shown), shown
 
 
 def test_holes_are_filled_and_vectors_made_as_the_page_says(printed):
