@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from tests.support.runs import ROOT, command, run
+from tests.support.runs import COMPILED, ENV, ROOT, command, run
 
 PAGE = (ROOT / "docs" / "use.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -19,7 +19,7 @@ FLAGS = "--config.checkpoint.every=10", "--config.evaluate.every=20"
 def folder(tmp_path_factory, text, cache) -> pathlib.Path:
     """Where the reader of the page stands: runs/mine is a decoder."""
     root = tmp_path_factory.mktemp("use")
-    done = run(command("tests/support/tiny.py:gpt", root / "runs" / "mine", text, cache, *FLAGS))
+    done = run(command("tests/support/tiny.py:gpt", root / "runs" / "mine", text, cache, *FLAGS), ENV | COMPILED)
     assert done.returncode == 0, done.stderr
     return root
 

@@ -8,18 +8,13 @@ import zipfile
 
 import pytest
 
-from tests.support.runs import ENV, ROOT, last_line
+from tests.support.runs import COMPILED, ENV, ROOT, last_line
 
 SOURCE = ("pretrainax", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 SMALL = (
     "--config.tokenizer.vocab_size=400 --config.train.steps=2 --config.schedule.warmup_steps=1 "
     "--config.evaluate.batches=1 --config.model.num_layers=1 --config.data.prepare_workers=1"
 ).split()
-COMPILED = {  # kept between runs of the tests, as conftest.py says
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 LOADING = """
 import pretrainax
 model = pretrainax.load("run@best")
