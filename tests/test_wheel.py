@@ -8,7 +8,7 @@ import zipfile
 
 import pytest
 
-from tests.support.runs import COMPILED, ENV, ROOT, last_line
+from tests.support.runs import ENV, ROOT, last_line
 
 SOURCE = ("pretrainax", "configs", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 SMALL = (
@@ -49,7 +49,7 @@ def python(installed, tmp_path):
     (tmp_path / "empty").mkdir()
 
     def run(*words):
-        env = ENV | COMPILED | {"PYTHONPATH": str(installed), "HOME": str(tmp_path)}
+        env = ENV | {"PYTHONPATH": str(installed), "HOME": str(tmp_path)}
         return subprocess.run(
             [sys.executable, *words], cwd=tmp_path / "empty", env=env, capture_output=True, text=True, timeout=300
         )

@@ -28,12 +28,6 @@ if importlib.metadata.version("jax") < "0.11":
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is started here hears it, if these tests are run by nohup or not
 os.environ["JAX_PLATFORMS"] = "cpu"  # here too, where checkpoints are read
 ENV = os.environ | {"XLA_FLAGS": FAST}
-# What a process compiles is kept between runs of the tests, where those of conftest.py are.
-COMPILED = {
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 SAVING = "--config.checkpoint.every=2"
 
 
