@@ -17,7 +17,7 @@ from typing import Optional
 from absl import app, flags, logging
 
 from pretrainax.config import Experiment, RunFailed, UserError, nearest
-from pretrainax.config.config_file import read_config_file
+from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
 from pretrainax.config.reference import docstring_of
@@ -38,7 +38,9 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 _CONFIG_PARSER = _ConfigParser()
-CONFIG = flags.DEFINE(_CONFIG_PARSER, "config", None, "File with get_config(variant), as configs/t5_base.py:large")
+CONFIG = flags.DEFINE(
+    _CONFIG_PARSER, "config", None, "A config by its name, as t5_base:large, or a file with get_config(variant)"
+)
 WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
@@ -100,7 +102,7 @@ def experiment(files: bool = True) -> Experiment:
     files: corpus and tokenizer must be there.
     """
     if CONFIG.value is None:
-        raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
+        raise UserError("--config is missing; for a first run: --config=quickstart")
     validate(CONFIG.value, files)
     return CONFIG.value
 
@@ -120,21 +122,15 @@ def folder(flag: str, path: str) -> str:
 
 
 def config_name() -> str:
-    """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
-    file, variant = _config_file()
+    """Names the config: `t5_base-large` for --config=t5_base:large."""
+    file, variant = find_config(_CONFIG_PARSER.given)
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
 def papers_source() -> str:
     """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
-    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(_config_file()[0]))
+    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
-
-
-def _config_file() -> tuple[str, str]:
-    """Returns the file of --config and the variant."""
-    file, _, variant = _CONFIG_PARSER.given.partition(":")
-    return file, variant
 
 
 def complain(error: Exception) -> int:
@@ -245,5 +241,6 @@ def _help() -> None:
         print("With --config=FILE, --help shows every field of that config.")
         return
     if _CONFIG_PARSER.given:
-        print(f"\n{_config_file()[0]}\n\n{textwrap.indent(docstring_of(_config_file()[0]), '  ')}\n")
+        file, _ = find_config(_CONFIG_PARSER.given)
+        print(f"\n{file}\n\n{textwrap.indent(docstring_of(file), '  ')}\n")
     print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))
