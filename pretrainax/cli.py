@@ -57,6 +57,7 @@ def run(
     main: Callable[..., int],
     commands: tuple[str, ...] = (),
     config: Optional[Callable[[], Optional[Experiment]]] = None,
+    texts: bool = False,
 ) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
@@ -64,6 +65,7 @@ def run(
       commands: the first word after the program's name is one of them, and what `main` is called with.
       config: gives the config that flags override, of a command that takes no --config=FILE; None where there is none.
         It is called when all other flags are known.
+      texts: words beside the flags are texts, which `main` is called with.
     """
 
     def guarded(words: list[str]) -> int:
@@ -93,7 +95,7 @@ def run(
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -150,7 +152,10 @@ def one_line(error: Exception) -> str:
 
 
 def _parse(
-    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]]
+    argv: list[str],
+    commands: tuple[str, ...],
+    config: Optional[Callable[[], Optional[Experiment]]],
+    texts: bool,
 ) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
@@ -172,6 +177,8 @@ def _parse(
         if asks_help:
             _help()
             sys.exit(0)
+        if texts:
+            return _texts(rest)
         rest = [word for word in rest if word != "--"]
         for word in rest[1:]:
             _check_word(word)
@@ -202,6 +209,15 @@ def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optiona
             text = rest.pop(0)
         overrides.append((path, "false" if off else text))
     return words, overrides
+
+
+def _texts(rest: list[str]) -> list[str]:
+    """Returns the program's name and the texts beside the flags; UserError for a flag that there is not, before --."""
+    given = rest[: rest.index("--")] if "--" in rest else rest
+    for word in given[1:]:
+        if _FLAG.match(word):
+            _check_word(word)
+    return [*given, *rest[len(given) + 1 :]]
 
 
 def _check_word(word: str) -> None:
