@@ -28,7 +28,6 @@ from pretrainax.inference.sampling import Rules, row_keys
 from pretrainax.inference.stops import find_stop, settled, stopped_after
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import BATCH_AXES
-from pretrainax.tokenization.base import Tokenizer
 
 Ended = Literal["eos", "stop", "length", "context"]
 OnText = Callable[[int, str], None]  # told the number of a prompt, and what text of it is new

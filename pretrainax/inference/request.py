@@ -54,9 +54,9 @@ class Sampling:
             if not draws and getattr(self, name) is not None:
                 yield f"{name} is {getattr(self, name)} and temperature 0, which draws nothing: set temperature above 0"
         if draws and searches:
-            yield f"num_beams is {self.num_beams} and temperature {self.temperature}: beam search draws nothing, set it to 0"
+            yield f"num_beams is {self.num_beams} and temperature {self.temperature}: beam search draws nothing"
         if not searches and self.length_penalty != 1.0:
-            yield f"length_penalty is {self.length_penalty} and num_beams 1: it is for beam search, set num_beams above 1"
+            yield f"length_penalty is {self.length_penalty} and num_beams 1: it is for beam search"
         if searches and self.num_return > self.num_beams:
             yield f"num_return is {self.num_return}, it must be at most num_beams, {self.num_beams}"
         if not searches and not draws and self.num_return > 1:
