@@ -47,6 +47,12 @@ def printed(folder) -> list[str]:
     return said
 
 
+def said_by(code: str, printed: list[str]) -> list[str]:
+    """The lines that the one block with this code has printed."""
+    (said,) = [said for block, said in zip(BLOCKS, printed, strict=True) if code in block]
+    return said.splitlines()
+
+
 def test_every_block_says_what_the_page_says(printed):
     for block, said in zip(BLOCKS, printed, strict=True):
         assert len(said.splitlines()) >= block.count("print(")
@@ -55,8 +61,7 @@ def test_every_block_says_what_the_page_says(printed):
 
 
 def test_logits_and_states_have_the_shapes_that_the_page_names(printed):
-    (said,) = [said for block, said in zip(BLOCKS, printed, strict=True) if "hidden=True" in block]
-    assert said.splitlines() == ["(2, 16, 512)", "(2, 2, 16, 32)"]
+    assert said_by("hidden=True", printed) == ["(2, 16, 512)", "(2, 2, 16, 32)"]
 
 
 def test_a_run_shows_at_its_end_how_it_goes_on_with_the_prompts_of_its_config(folder):
@@ -65,11 +70,15 @@ def test_a_run_shows_at_its_end_how_it_goes_on_with_the_prompts_of_its_config(fo
 
 
 def test_holes_are_filled_and_vectors_made_as_the_page_says(printed):
-    bert, t5, vectors = printed[-3:]
-    text, *candidates = bert.splitlines()
+    text, *candidates = said_by("bert.fill", printed)
     assert text.startswith("the capital of france is ") and len(candidates) == 3
-    assert t5.splitlines()[0].startswith("the ") and len(t5.splitlines()) == 3
-    assert vectors.splitlines() == ["(2, 32)", "(1, 16)"]
+    text, *spans = said_by("t5.fill", printed)
+    assert text.startswith("the ") and len(spans) == 2
+    assert said_by("model.embed", printed) == ["(2, 32)", "(1, 16)"]
+
+
+def test_what_is_counted_of_a_text_is_what_the_page_says(printed):
+    assert said_by("stride=8", printed) == ["left to right, in windows of 24 tokens every 8"]
 
 
 def test_the_table_of_names_is_what_load_takes():
