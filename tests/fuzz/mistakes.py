@@ -70,7 +70,6 @@ def _of_names():
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export"),
-        ("evaluate", [], "holds no config.json"),
         ("generate", ["a"], "--from is missing"),
         ("generate", ["--from=x"], 'give prompts, as "Once upon a time"'),
         ("generate", ["--from=x", "a", "--input=x"], "or a file of them, --input=prompts.jsonl: one of both"),
@@ -85,6 +84,15 @@ def _of_names():
         ("generate", [TINY, "a"], "--config is not for this command"),
         ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
         ("generate", ["--from=no/such/run", "a"], "no/such/run"),
+        ("evaluate", [], "--from is missing"),
+        ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),
+        ("evaluate", ["--from=x", "--workdir=x"], "leave one of them out"),
+        ("evaluate", ["--from=no/such"], "no/such"),
+        ("evaluate", ["--from=configs"], "is neither a run"),
+        ("evaluate", ["--from=x", "--split=test"], "--split"),
+        ("evaluate", ["--from=x", "--stride=many"], "--stride"),
+        ("evaluate", ["--from=x", "--documents=0"], "--documents"),
+        ("evaluate", ["--from=x@best", "--every-checkpoint"], "is of a run"),
     ]
 
 
@@ -138,10 +146,10 @@ def _of_paths():
     source = "--config.data.source"
     flags = [
         ("main", [TINY], "--workdir"),
-        ("evaluate", [], "--workdir"),
         ("generate", ["a"], "--from"),
         ("generate", ["--from=x"], "--input"),
         ("generate", ["--from=x", "--input=x"], "--output"),
+        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
