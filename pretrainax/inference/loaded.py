@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pretrainax.config import Experiment
+from pretrainax.data.batch import Batch
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree
@@ -30,9 +31,27 @@ class LoadedModel:
 
         Compiled once for each set of shapes. Of the output of a head, `.logits()` is [B, N, V] float32.
         """
+        return self.ask(_everything, batch)
+
+    def ask(self, question: Callable[[Outputs, Batch], PyTree], batch: Mapping[str, np.ndarray]) -> PyTree:
+        """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
+
+        question: a function at the top of a file; compiled with the model once for each set of shapes.
+        """
         with jax.set_mesh(self.mesh):
-            return self._apply(self.params, put_batch(batch, self.mesh))
+            return self._asking(question)(self.params, put_batch(batch, self.mesh))
 
     @functools.cached_property
-    def _apply(self) -> Callable[[PyTree, Mapping[str, jax.Array]], Outputs]:
-        return jax.jit(lambda params, batch: self.model.apply({"params": params}, dict(batch), deterministic=True))
+    def _asking(self) -> Callable[[Callable[[Outputs, Batch], PyTree]], Callable[[PyTree, Batch], PyTree]]:
+        @functools.cache
+        def asking(question):
+            def answer(params, batch):
+                return question(self.model.apply({"params": params}, dict(batch), deterministic=True), batch)
+
+            return jax.jit(answer)
+
+        return asking
+
+
+def _everything(outputs: Outputs, batch: Batch) -> Outputs:
+    return outputs

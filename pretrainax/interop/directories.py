@@ -85,7 +85,7 @@ def _import_directory(directory: str, workdir: str) -> str:
             content = read_object(os.path.join(directory, name))
             _write_json(os.path.join(workdir, ORIGINAL, name), content)
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
-    experiment = _evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
+    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
     said = "".join(f"; {note}" for note in source.notes())
@@ -210,7 +210,7 @@ def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
-def _evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
+def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
     """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own."""
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
     if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
