@@ -76,7 +76,7 @@ def _import_directory(directory: str, workdir: str) -> str:
     source = DirectoryWeights(directory)
     source.verify()
     tokenizer = read_tokenizer(directory)
-    _check_rows(directory, tokenizer.vocabulary, source.config)
+    check_rows(directory, tokenizer.vocabulary, source.config)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
@@ -118,7 +118,7 @@ def export_workdir(
     model = experiment.model
     tokenizer, step_directory = load_tokenizer(os.path.join(workdir, "tokenizer")), find_checkpoint(workdir, step)
     check_tokenizer(step_directory, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
-    _check_rows(workdir, tokenizer.vocabulary, model)
+    check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part
     imported = _imported(workdir, "config.json")
     family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
@@ -260,7 +260,8 @@ def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelCon
         )
 
 
-def _check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
+def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
+    """Raises a UserError where a tokenizer has ids that the embeddings of a model have no row for."""
     if vocabulary.size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "
