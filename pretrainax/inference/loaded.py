@@ -73,10 +73,12 @@ class LoadedModel:
 
     @functools.cached_property
     def _asking(self) -> Callable[[Callable[[Outputs, Batch], PyTree]], Callable[[PyTree, Batch], PyTree]]:
+        model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
+
         @functools.cache
         def asking(question):
             def answer(params, batch):
-                return question(self.model.apply({"params": params}, dict(batch), deterministic=True), batch)
+                return question(model.apply({"params": params}, dict(batch), deterministic=True), batch)
 
             return jax.jit(answer)
 

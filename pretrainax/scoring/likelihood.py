@@ -55,7 +55,7 @@ def score(
       seed: of a model that fills holes: of the holes; None: 0.
 
     Raises:
-      UserError: an option out of range, or one that does nothing for this model; a text that is too long for an encoder.
+      UserError: an option out of range, or one that does nothing for this model; a text too long for an encoder.
     """
     if isinstance(texts, str):
         raise UserError(f"texts is one text: give a list of them, [{texts[:20]!r}]")
@@ -80,7 +80,7 @@ def score(
 
 
 def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[tuple[int, float, int]]:
-    """Yields (number, nats, tokens) of each example, in any order: what its weighted targets cost, and how many they are.
+    """Yields (number, nats, tokens) of each example, in any order: what its targets cost, and how many they are.
 
     Args:
       questions: examples, each with a number that tells whose it is. They are taken as they are needed.
@@ -106,7 +106,9 @@ def _answered(
     found = np.asarray(loaded.ask(target_log_probabilities, batch), np.float64)  # [B, N]
     nats = -np.where(weights > 0, found * weights, 0.0).sum(axis=1)
     if not np.isfinite(nats).all():
-        raise RunFailed(f"{loaded.origin}: the probabilities of its tokens are not finite numbers; has the run diverged?")
+        raise RunFailed(
+            f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
+        )
     for (number, _), n, w in zip(questions, nats.tolist(), weights.sum(axis=1).tolist(), strict=False):
         yield number, n, int(w)
 
