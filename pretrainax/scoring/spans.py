@@ -32,14 +32,17 @@ can cost less than the entropy of the text. Three things to know:
 import collections
 import dataclasses
 import hashlib
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.data.sources import Source
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.corpus_scores import documents_of
 from pretrainax.scoring.likelihood import answers
 from pretrainax.scoring.questions import context_of
 from pretrainax.scoring.results import Estimate, Result, ratio
@@ -48,6 +51,9 @@ from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
 _BEHIND = "."  # what texts are tokenized behind, so that no space is put before them; a piece by itself nearly always
+
+
+Watch = Callable[[Iterable], Iterable]  # passes on what it sees, and shows how much there was
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +111,13 @@ class SpanScores:
         return ratio(np.bincount(number, values), np.bincount(number, self.bytes))
 
 
-def score_spans(loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None) -> list[SpanScores]:
+def score_spans(
+    loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None, watch: Watch = iter
+) -> list[SpanScores]:
     """Returns what a model pays for the spans of texts, once for each form in which it can be asked.
+
+    Args:
+      watch: sees the spans go by, in each form.
 
     Raises:
       UserError: no text has a span; a model that cannot be asked for one; a span that is longer than it reads.
@@ -116,7 +127,7 @@ def score_spans(loaded: LoadedModel, texts: Iterable[str], choice: Optional[Span
     if not spans:
         raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise it")
     ids = encode(loaded.tokenizer, spans)
-    return [_scored(loaded, form, spans, ids) for form in forms_of(loaded)]
+    return [_scored(loaded, form, spans, ids, watch) for form in forms_of(loaded)]
 
 
 def difference(one: SpanScores, other: SpanScores) -> Estimate:
@@ -135,11 +146,35 @@ def difference(one: SpanScores, other: SpanScores) -> Estimate:
     return one.per_byte(one.bits - other.bits)
 
 
-def _scored(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids]) -> SpanScores:
+def texts_of(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
+    """Yields the texts of a source, at most so many of each of its parts; UserError for one of pairs."""
+    for part in source.components():
+        if part.pairs:
+            raise UserError(f"{part} has pairs of source and target, and spans are taken out of texts: give texts")
+        for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
+            yield document if isinstance(document, str) else document.decode()
+
+
+def results_beside(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
+    """Returns the differences between two models, in each of their forms."""
+    results = []
+    for a, b in itertools.product(one, other):
+        (figure, *_), part = a.results(source), f"{a.form.given} - {b.form.given} of {b.origin}"
+        difference_of = f"{figure.how}; the other: {b.results(source)[0].how}"
+        estimate = difference(a, b)._asdict()
+        results.append(
+            dataclasses.replace(
+                figure, measure="span_bits_per_byte_difference", part=part, how=difference_of, **estimate
+            )
+        )
+    return results
+
+
+def _scored(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
     longest = context_of(loaded)
     fitted = [form.fitted(of_span, longest) for of_span in ids]
     said = np.zeros(len(spans))
-    for i, nats, _ in answers(loaded, ((i, example) for i, of in enumerate(fitted) for example in form.ask(of))):
+    for i, nats, _ in answers(loaded, ((i, example) for i, of in enumerate(watch(fitted)) for example in form.ask(of))):
         said[i] += nats / math.log(2)
     numbers = np.array([len(of_span.span) for of_span in ids])
     documents = np.array([span.document for span in spans])
