@@ -33,27 +33,28 @@ from pretrainax.scoring.span_forms import LEFT
 from pretrainax.scoring.spans import score_spans
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
 
-WORDS = "ab bcd cdef degh efi fab gahic hed".split()  # each begins with a letter of its own
+WORDS = ("ab", "bcd", "cdef", "degh", "efi", "fab", "gahic", "hed")  # each begins with a letter of its own
 # From each word to three others, with these chances; the columns add up to 1 too, so that all are as frequent.
 STEPS, CHANCES = (1, 2, 5), (0.6, 0.3, 0.1)
-TRANSITIONS = sum(p * np.roll(np.eye(len(WORDS)), step, axis=1) for step, p in zip(STEPS, CHANCES, strict=True))
+TRANSITIONS = np.sum([p * np.roll(np.eye(len(WORDS)), n, axis=1) for n, p in zip(STEPS, CHANCES, strict=True)], axis=0)
 LONGEST = 200  # words of a span, far more than come up
 CHOICE = SpanChoice(share=0.1, mean_bytes=12, context=100)
-FAMILIES = {"gpt": "decoder", "bert": "encoder", "t5": "encoder_decoder"}
+VARIANTS = ("gpt", "bert", "t5")
 
 
 def get_config(variant: str) -> Experiment:
     """Returns the config of one of the three: `--config=benchmarks/spans.py:gpt`."""
-    model = ModelConfig(family=FAMILIES[variant], num_layers=2, d_model=64, d_ff=256, num_heads=4)
+    model = ModelConfig(num_layers=2, d_model=64, d_ff=256, num_heads=4)
     model.vocab_size, model.position, model.use_bias = 512, RotaryPositions(), False
+    if variant == "bert":
+        model.family, model.masked_lm_head = "encoder", True
     if variant == "t5":
-        model.position = RelativePositionBuckets()
-    model.masked_lm_head = variant == "bert"
+        model.family, model.position = "encoder_decoder", RelativePositionBuckets()
     tokenizer, objective = {
         "gpt": (ByteBPE(vocab_size=281), CausalLM()),
         "bert": (
             WordPiece(vocab_size=42),
-            MaskedLM(0.15, mask_fraction=1.0, random_fraction=0.0, mask_unit=Spans(0.3)),
+            MaskedLM(0.15, mask_fraction=1.0, random_fraction=0.0, mask_unit=Spans(stop=0.3)),
         ),
         "t5": (Unigram(vocab_size=282), SpanCorruption()),
     }[variant]
@@ -102,7 +103,7 @@ def main() -> None:
         f.write("\n\n".join(texts(4000, 60, seed=1)))
     new = texts(1000, 60, seed=2)
     rows = []
-    for variant in FAMILIES:
+    for variant in VARIANTS:
         workdir = os.path.join(arguments.workdir, variant)
         words = [f"--config={__file__}:{variant}", f"--workdir={workdir}", f"--config.data.source.path={folder}"]
         words += [f"--config.data.cache_dir={arguments.workdir}/cache", f"--config.train.steps={arguments.steps}"]
@@ -112,9 +113,9 @@ def main() -> None:
             sides = [(s.left, s.text, None if of.form.given == LEFT else s.right) for s in of.spans]
             truth = np.array([true_bits(*side, stop) for side in sides])
             floor, more = of.per_byte(truth), of.per_byte(of.bits - truth)
-            share = [f"{100 * x / floor.value:.2f} %" for x in more]
-            figure = of.bits_per_byte
-            cells = [f"{figure.value:.4f} ± {figure.standard_error:.4f}", f"{floor.value:.4f}", " ± ".join(share)]
+            figure, above = of.bits_per_byte, more.times(100 / floor.value)
+            cells = [f"{figure.value:.4f} ± {figure.standard_error:.4f}", f"{floor.value:.4f}"]
+            cells.append(f"{above.value:.2f} ± {above.standard_error:.2f} %")
             rows.append([variant, of.form.given, f"{of.bytes.sum():,}", *cells])
     print(markdown(["model", "given", "bytes", "bits per byte", "entropy", "above it"], rows))
 

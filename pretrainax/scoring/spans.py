@@ -16,7 +16,7 @@ and the figure is the sum of the bits over the sum of the bytes, those of the or
            probabilities of all spans of any length add up to 1 and nothing is added. Others are told how many ids the
            span has, and their probabilities of all spans of so many ids add up to 1: for the number they pay
            - log2 q(number) bits, where q is how often it comes in the spans of all other documents, and a little for
-           those that never came. The figure without it is `text`.
+           those that never came.
   unknown  A word in which the tokenizer has its unknown id is written down in full, 8 bits for each of its bytes.
 
 So everything that is needed to write down the ids is paid for: no model is given the answer, and over many spans none
@@ -25,7 +25,7 @@ can cost less than the entropy of the text. Three things to know:
 - It is an upper bound for the text: of all ids that spell a span only those that the tokenizer gives are counted. The
   three parts of a text are tokenized each for itself, and their ids one after the other spell the text.
 - A tokenizer that changes the text (case, accents, white space) has less to say, and what it loses is not paid for;
-  `changed` is the share of the bytes in spans that do not come back from their ids. Compare it before the figures.
+  `share_changed` is how much of the bytes is in spans that do not come back from their ids: look at it first.
 - "Left side" and "both sides" are not the same question: more is known in the second, so that it costs less.
 """
 
@@ -51,8 +51,6 @@ from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
 _BEHIND = "."  # what texts are tokenized behind, so that no space is put before them; a piece by itself nearly always
-
-
 Watch = Callable[[Iterable], Iterable]  # passes on what it sees, and shows how much there was
 
 
@@ -149,9 +147,9 @@ def difference(one: SpanScores, other: SpanScores) -> Estimate:
 def texts_of(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
     """Yields the texts of a source, at most so many of each of its parts; UserError for one of pairs."""
     for part in source.components():
-        if part.pairs:
-            raise UserError(f"{part} has pairs of source and target, and spans are taken out of texts: give texts")
         for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
+            if isinstance(document, tuple):
+                raise UserError(f"{part} has pairs of source and target, and spans are taken out of texts: give texts")
             yield document if isinstance(document, str) else document.decode()
 
 
