@@ -84,4 +84,4 @@ def test_pairs_are_no_texts(tmp_path):
     (tmp_path / "pairs.jsonl").write_text('{"text": "a b c", "target": "d"}\n')
     source = JsonLines(path=str(tmp_path / "pairs.jsonl"), target_field="target")
     with pytest.raises(UserError, match="has pairs of source and target, and spans are taken out of texts"):
-        list(texts_of(source))
+        list(texts_of(source, split="all"))
