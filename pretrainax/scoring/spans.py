@@ -56,7 +56,7 @@ Watch = Callable[[Iterable], Iterable]  # passes on what it sees, and shows how 
 
 @dataclasses.dataclass(frozen=True)
 class SpanScores:
-    """What a model pays for each of S spans, asked for in one form. Arrays [S]."""
+    """Holds what a model pays for each of S spans, asked for in one form. Arrays [S]."""
 
     origin: str  # of the model
     form: Form
