@@ -31,7 +31,7 @@ from pretrainax.reporting.tables import markdown
 from pretrainax.scoring.span_choice import Span, SpanChoice
 from pretrainax.scoring.span_forms import LEFT, Form
 from pretrainax.scoring.spans import score_spans
-from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
+from pretrainax.tokenization import ByteBPE, WordPiece
 
 WORDS = ("ab", "bcd", "cdef", "degh", "efi", "fab", "gahic", "hed")  # each begins with a letter of its own
 # From each word to three others, with these chances; the columns add up to 1 too, so that all are as frequent.
@@ -56,7 +56,7 @@ def get_config(variant: str) -> Experiment:
             WordPiece(vocab_size=42),
             MaskedLM(0.15, mask_fraction=1.0, random_fraction=0.0, mask_unit=Spans(stop=0.3)),
         ),
-        "t5": (Unigram(vocab_size=282), SpanCorruption()),
+        "t5": (ByteBPE(vocab_size=285, num_sentinels=50, special_pieces="roberta"), SpanCorruption(0.3)),
     }[variant]
     return Experiment(
         model=model,
