@@ -92,7 +92,7 @@ def _of_names():
         ("evaluate", ["--from=x", "--split=test"], "--split"),
         ("evaluate", ["--from=x", "--stride=many"], "--stride"),
         ("evaluate", ["--from=x", "--documents=0"], "--documents"),
-        ("evaluate", ["--from=x@best", "--every-checkpoint"], "is of a run"),
+        ("evaluate", ["--from=x", "--span-bytes=long"], "--span-bytes"),
     ]
 
 
@@ -149,7 +149,7 @@ def _of_paths():
         ("generate", ["a"], "--from"),
         ("generate", ["--from=x"], "--input"),
         ("generate", ["--from=x", "--input=x"], "--output"),
-        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output")),
+        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
