@@ -215,7 +215,7 @@ def test_mistakes_are_one_line_each(folder):
         ([of_run, text, "--documents=0"], "--documents=0"),
         ([of_run, f"--source={folder}/text"], f"did you mean TextFiles(path='{folder}/text')?"),
         ([of_run, "--source=TextFile(path='x')"], "unknown Source 'TextFile'"),
-        ([of_run, f"--source=TextFiles(path='{folder}/empty')"], "holds no text to score, in its validation split"),
+        ([of_run, f"--source=TextFiles(path='{folder}/empty')"], "holds no text to score (validation split"),
         ([of_run, f"--workdir={folder}/run"], "--from and --workdir say the same here"),
         ([f"{of_run}@best", "--every-checkpoint"], "without @best"),
         ([f"{of_run}@3"], "checkpoint 3 of"),

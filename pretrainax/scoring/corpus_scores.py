@@ -107,7 +107,7 @@ def _count(
     if not there:
         seen = ", ".join(f"{count:,} {reason}" for reason, count in other.items() if count) or "no document"
         raise UserError(
-            f"{source} holds no text to score, in its {SPLITS[split]}: {seen}; --split={'|'.join(SPLITS)} chooses"
+            f"{source} holds no text to score ({SPLITS[split]}: {seen}); --split={'|'.join(SPLITS)} says which part"
         )
     arrays = ([by_number[i] for i in there] for by_number in (nats, tokens, sizes))
     return _Counted(*map(np.array, arrays), other)

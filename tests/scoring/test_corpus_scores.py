@@ -105,7 +105,7 @@ def test_a_limit_takes_the_first_documents_of_each_part(texts):
 
 def test_a_source_without_text_is_one_line(texts, tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"text": "  "}\n')
-    with pytest.raises(UserError, match="holds no text to score, in its both splits: 1 empty documents skipped"):
+    with pytest.raises(UserError, match=r"holds no text to score \(both splits: 1 empty documents skipped\)"):
         score_source(loaded_case("gpt2"), JsonLines(path=str(tmp_path / "empty.jsonl")), "all")
 
 

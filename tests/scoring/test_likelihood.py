@@ -169,3 +169,17 @@ def test_no_text_has_no_tokens():
     assert score(loaded_case("gpt2"), []) == []
     (empty,) = score(loaded_case("gpt2"), [""])
     assert (empty.nats, empty.tokens, empty.bytes) == (0.0, 0, 0)
+
+
+def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters():
+    loaded, traced = loaded_case("gpt2"), []
+    other = dataclasses.replace(loaded, params=jax.tree.map(lambda x: x * 0.5, loaded.params))
+
+    def question(outputs, batch):
+        traced.append(batch)
+        return outputs.heads["lm"].features.sum()
+
+    row = {name: np.ones((1, 4), np.int32) for name in ("tokens", "positions", "segment_ids")}
+    first, second = loaded.ask(question, row), other.compiled_as(loaded).ask(question, row)
+    assert float(first) != float(second) == float(dataclasses.replace(other).ask(question, row))
+    assert len(traced) == 2  # the one that has taken nothing traces it again
