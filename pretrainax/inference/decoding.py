@@ -165,6 +165,8 @@ class _Job:
                 return [text.generated(log_probs[row], int(limits[row])) for row, text in enumerate(texts)]
             if (over != ended).any():  # a string has stopped some
                 written = written._replace(ended=jax.device_put(over, written.ended.sharding))
+            if count == 1:
+                written = clock.compiled(self.writer.go_on(params, written, self.rules, 0))
             written = self.writer.go_on(params, written, self.rules, piece)
 
     def search(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
@@ -181,6 +183,8 @@ class _Job:
             clock.tick(int(count), (int(count) - 1) * len(self.prompts))
             if ended.all():
                 break
+            if count == 1:
+                search = clock.compiled(self.writer.search_on(params, search, self.rules, penalty, 0))
             search = self.writer.search_on(params, search, self.rules, penalty, _PIECE)
         found: beam_search.Texts = jax.device_get(search.finished)
         texts = []
@@ -260,6 +264,13 @@ class _Clock:
             rates.steps += count - self.count
             rates.step_tokens += tokens - self.tokens
         self.last, self.count, self.tokens = now, count, tokens
+
+    def compiled(self, written: PyTree) -> PyTree:
+        """Returns what a call of no steps gave, whose time is that of compiling: it belongs to the start."""
+        written, now = jax.block_until_ready(written), time.perf_counter()
+        self.rates.prefill_seconds += now - self.last
+        self.last = now
+        return written
 
 
 def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
