@@ -39,7 +39,7 @@ AS_IN_TRAINING = Scoring()
 
 
 class Asked(NamedTuple):
-    """What a model is asked about one text."""
+    """Holds what a model is asked about one text."""
 
     examples: Iterable[Example]  # not padded; `loss_weights` are 1 where a prediction counts, else 0
     bytes: int  # of UTF-8, of the text that is predicted
