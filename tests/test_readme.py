@@ -54,13 +54,14 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (train, more), (evaluate,), (prepare,), (give, take) = (
-        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "prepare", "huggingface")
+    (train, more), (evaluate,), (generate,), (prepare,), (give, take) = (
+        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "generate", "prepare", "huggingface")
     )
     cached = f"--config.data.cache_dir={cache}"
     said = run([*train, *SMALL.split(), cached], tmp_path)
     assert "unigram baseline" in said and (tmp_path / "runs" / "mine" / "curves.png").exists()
     assert "perplexity" in run(evaluate, tmp_path)
+    assert "tokens/s" in run(generate, tmp_path)
     assert "as T5ForConditionalGeneration" in run(give, tmp_path)
     assert "parameters imported" in run(take, tmp_path)
     source = [word for word in train if word.startswith("--config.data.source")]

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Optional, Union
+from typing import Optional, TypeGuard, Union
 
 from pretrainax.config import UserError
 
@@ -65,11 +65,11 @@ class Sampling:
             yield f"stop is {self.stop} and num_beams {self.num_beams}: beam search ends at the end of a text alone"
 
 
-def _is_whole(value: object) -> bool:
+def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -82,7 +82,7 @@ def _is_text(value: object) -> bool:
 
 
 def _is_token(value: object) -> bool:
-    return _is_text(value) or (isinstance(value, int) and _is_whole(value) and value >= 0)
+    return _is_text(value) or (_is_whole(value) and value >= 0)
 
 
 _COUNT = (lambda value: _is_whole(value) and value >= 1), "a whole number from 1"
