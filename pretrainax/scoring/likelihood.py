@@ -1,0 +1,147 @@
+"""Says how likely a model finds texts: `score(loaded, texts)`.
+
+Texts become examples (`scoring.questions`), examples of about one length a batch, and a batch log-probabilities of its
+targets, of which the logits are held for some tokens at a time. What a text gets does not depend on the others.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Optional, Union
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.config import RunFailed, UserError
+from pretrainax.data.batch import Batch, Example, Lengths, is_encoder_decoder, is_gathered
+from pretrainax.data.collate import collate
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.models import Outputs
+from pretrainax.scoring.questions import PseudoLikelihood, Scoring, method_of
+from pretrainax.sharding.axes import BATCH_AXES
+
+_TOKENS = 4096  # that enter the model in a batch, about
+_LOGITS = 1024  # predictions whose logits exist at a time
+_SHORTEST = 16  # tokens of the shortest rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """How likely a model finds one text: nats / tokens is the loss, nats / log(2) / bytes the bits per byte."""
+
+    nats: float  # minus the log of the probability
+    tokens: int  # that were predicted
+    bytes: int  # of UTF-8, of the text that was predicted
+    counted: str  # how: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
+
+
+def score(
+    loaded: LoadedModel,
+    texts: Sequence[Union[str, tuple[str, str]]],
+    *,
+    context: Optional[int] = None,
+    stride: Optional[int] = None,
+    by_word: bool = False,
+    seed: Optional[int] = None,
+) -> list[Score]:
+    """Returns the score of each text, or of the target of each pair (source, target), which an encoder-decoder reads.
+
+    Args:
+      context: tokens that the model reads at a time; None: as many as in training.
+      stride: of a decoder: tokens between the starts of two windows over a text that is longer than the context. Each
+        token is predicted once, with at least `context - stride` before it. None: half the context.
+      by_word: of an encoder: a word of several tokens is masked from the one that is asked for to its end.
+      seed: of a model that fills holes: of the holes; None: 0.
+
+    Raises:
+      UserError: an option out of range, or one that does nothing for this model; a text that is too long for an encoder.
+    """
+    if isinstance(texts, str):
+        raise UserError(f"texts is one text: give a list of them, [{texts[:20]!r}]")
+    method = method_of(loaded, Scoring(context, stride, by_word, seed))
+    asked = []
+    for number, text in enumerate(texts):
+        asked.append(method.ask(text))
+        if isinstance(method, PseudoLikelihood) and asked[-1].pieces > 1:
+            raise UserError(
+                f"text {number} has {len(loaded.tokenizer.encode(text)):,} tokens, and this encoder takes at most "
+                f"{method.longest:,} at a time: give shorter ones"
+            )
+    nats, tokens = np.zeros((2, len(texts)))
+    questions = ((number, example) for number, about in enumerate(asked) for example in about.examples)
+    for number, of_example, predicted in answers(loaded, questions):
+        nats[number] += of_example
+        tokens[number] += predicted
+    return [
+        Score(float(n), int(t), about.bytes, method.counted + (f", in {about.pieces} pieces" * (about.pieces > 1)))
+        for n, t, about in zip(nats, tokens, asked, strict=True)
+    ]
+
+
+def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[tuple[int, float, int]]:
+    """Yields (number, nats, tokens) of each example, in any order: what its weighted targets cost, and how many they are.
+
+    Args:
+      questions: examples, each with a number that tells whose it is. They are taken as they are needed.
+    """
+    waiting: dict[Lengths, list[tuple[int, Example]]] = collections.defaultdict(list)
+    for number, example in questions:
+        lengths = _lengths(example)
+        waiting[lengths].append((number, example))
+        if len(waiting[lengths]) == _rows(loaded, lengths):
+            yield from _answered(loaded, lengths, waiting.pop(lengths))
+    for lengths, left in waiting.items():
+        yield from _answered(loaded, lengths, left)
+
+
+def _answered(
+    loaded: LoadedModel, lengths: Lengths, questions: list[tuple[int, Example]]
+) -> Iterator[tuple[int, float, int]]:
+    examples = [example for _, example in questions]
+    rows = _rows(loaded, lengths, len(examples))
+    padded = [[example] for example in (*examples, *[examples[-1]] * (rows - len(examples)))]
+    batch = collate(padded, lengths, loaded.tokenizer.vocabulary.pad or 0)
+    weights = batch.pop("loss_weights")  # by which, in a batch, a model would be asked for its loss too
+    found = np.asarray(loaded.ask(target_log_probabilities, batch), np.float64)  # [B, N]
+    nats = -np.where(weights > 0, found * weights, 0.0).sum(axis=1)
+    if not np.isfinite(nats).all():
+        raise RunFailed(f"{loaded.origin}: the probabilities of its tokens are not finite numbers; has the run diverged?")
+    for (number, _), n, w in zip(questions, nats.tolist(), weights.sum(axis=1).tolist(), strict=False):
+        yield number, n, int(w)
+
+
+def target_log_probabilities(outputs: Outputs, batch: Batch) -> jax.Array:
+    """Returns the log-probability in nats of each of `targets` [B, N], float32, for `LoadedModel.ask`."""
+    output = outputs.heads["lm"]
+
+    def of_column(xs):
+        features, targets = xs  # [B, D], [B]
+        logits = output.replace(features=features[:, None]).logits()[:, 0]  # [B, V]
+        hits = jnp.arange(logits.shape[-1])[None] == targets[:, None]
+        # Not a gather, which would collect the logits of all devices along the vocabulary.
+        return jnp.where(hits, logits, 0.0).sum(-1) - jax.nn.logsumexp(logits, axis=-1)
+
+    rows, columns = batch["targets"].shape
+    together = max(min(_LOGITS // rows, columns), 1)
+    # [B, N, …] -> [N, B, …]
+    columns_first = jnp.swapaxes(output.features, 0, 1), batch["targets"].T
+    return jax.lax.map(of_column, columns_first, batch_size=together).T
+
+
+def _lengths(example: Example) -> Lengths:
+    """Returns the lengths that an example is padded to: few, so that few shapes are compiled."""
+    inputs = _padded(len(example["encoder_tokens" if is_encoder_decoder(example) else "tokens"]))
+    return Lengths(inputs, inputs, 1 if is_gathered(example) else _padded(len(example["targets"])))
+
+
+def _padded(length: int) -> int:
+    return max(_SHORTEST, 1 << (length - 1).bit_length())
+
+
+def _rows(loaded: LoadedModel, lengths: Lengths, count: Optional[int] = None) -> int:
+    """Returns the rows of a full batch, or of the smallest that has room for `count`; each device has as many."""
+    most = max(_TOKENS // lengths.inputs, 1)
+    rows = most if count is None else min(most, 1 << (count - 1).bit_length())
+    parts = int(np.prod([loaded.mesh.shape[axis] for axis in BATCH_AXES]))
+    return -(-max(rows, count or 1) // parts) * parts
