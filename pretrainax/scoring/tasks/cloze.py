@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.tasks.asking import continuations
 from pretrainax.scoring.tasks.examples import Example
 from pretrainax.scoring.tasks.task import Figure, Task, mean
 
@@ -37,6 +38,16 @@ class Cloze(Task):
         before = text[: -len(words[-1])].rstrip()
         return LastWord(before, text[len(before) :])
 
-    def score(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> Mapping[str, Figure]:
+    def how(self, loaded: LoadedModel) -> str:
+        return f"{self.kind}: the last word of a text; its perplexity is of words"
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[LastWord], chosen: Sequence[int]) -> list[Figure]:
         said = continuations(loaded, [asked[i] for i in chosen])
-        return {"accuracy": mean(word.is_greedy for word in said), "perplexity": perplexity(word.nats for word in said)}
+        nats = mean([-word.log_likelihood for word in said])
+        perplexity = math.exp(min(nats.value, 700.0))  # the largest whose exponential a float64 holds is 709
+        of = {
+            "accuracy": mean([word.is_best for word in said]),
+            "perplexity": nats.times(perplexity)._replace(value=perplexity),  # its slope is itself
+        }
+        cut = {"texts cut": count} if (count := sum(word.is_cut for word in said)) else {}
+        return [Figure(measure, estimate, len(said), other=cut) for measure, estimate in of.items()]

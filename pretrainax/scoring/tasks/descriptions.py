@@ -1,4 +1,4 @@
-"""Finds the task that a user names: one that comes with the package, a description of their own, or a kind by itself."""
+"""Finds the task that a user names: one of the package, a description of their own, or a kind by itself."""
 
 import os
 import pathlib

@@ -1,13 +1,19 @@
-"""Exact match: a model writes an answer to a question, after others with theirs, and it is the right one or it is not."""
+"""Exact match: is the answer that a model writes to a question, after others with theirs, the right one?"""
 
+import collections
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple, Optional
 
+from pretrainax.config import UserError
+from pretrainax.inference.decoding import generate
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.request import Sampling
 from pretrainax.scoring.tasks.examples import Example
 from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
+
+_ROWS = 16  # prompts that are answered at a time
 
 
 class Asked(NamedTuple):
@@ -59,8 +65,38 @@ class ExactMatch(Prompted):
             answer = re.sub(pattern, "", answer)
         return answer.strip()
 
-    def score(self, loaded: LoadedModel, asked: Sequence[Asked], chosen: Sequence[int]) -> Mapping[str, Figure]:
-        prompts = self.prompts([question for question, _ in asked], chosen)
-        answers = [self.found(text) for text in written(loaded, prompts, self.stop, self.max_new_tokens)]
-        right = [answer == asked[i].answer for answer, i in zip(answers, chosen, strict=True)]
-        return {"exact_match": mean(right), "answered": mean(answer is not None for answer in answers)}
+    def how(self, loaded: LoadedModel) -> str:
+        if loaded.experiment.model.family == "encoder":
+            raise UserError(
+                f"{loaded.origin} is an encoder, which writes no text: leave out the tasks of the kind {self.kind}"
+            )
+        return f"{self.kind}, {self.shots} shots: the likeliest tokens, at most {self.max_new_tokens}"
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[Asked], chosen: Sequence[int]) -> list[Figure]:
+        questions, prompts, other = [question for question, _ in asked], {}, collections.Counter()
+        for index in chosen:
+            shown = self.shown(questions, index)
+            fitting = self._fitting(loaded, shown)
+            if fitting:
+                prompts[index] = self.separator.join(fitting)
+            other["prompts with fewer shots, for want of room"] += 0 < len(fitting) < len(shown)
+            other["prompts too long, counted as wrong"] += not fitting
+        said = dict(zip(prompts, map(self.found, self._written(loaded, list(prompts.values()))), strict=True))
+        right = [index in said and said[index] == asked[index].answer for index in chosen]
+        answered = [said.get(index) is not None for index in chosen]
+        of = {"exact_match": mean(right), "answered": mean(answered)}
+        return [Figure(measure, estimate, len(chosen), other=+other) for measure, estimate in of.items()]
+
+    def _fitting(self, loaded: LoadedModel, shown: list[str]) -> list[str]:
+        """Returns the last of the shots, with the prompt, that leave room for an answer; nothing where none do."""
+        longest = loaded.experiment.model.position.max_length
+        for first in range(len(shown)):
+            tokens = len(loaded.tokenizer.encode(self.separator.join(shown[first:]))) + 1  # what stands before a text
+            if longest is None or tokens + self.max_new_tokens <= longest:
+                return shown[first:]
+        return []
+
+    def _written(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
+        sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop)
+        for start in range(0, len(prompts), _ROWS):
+            yield from (said.text for said in generate(loaded, prompts[start : start + _ROWS], sampling))

@@ -1,4 +1,4 @@
-"""Reads the examples of a task: JSON lines as somebody published them, each with its file and line for what is wrong."""
+"""Reads the examples of a task: JSON lines as somebody published them, each with its file and line."""
 
 import dataclasses
 import glob

@@ -4,12 +4,13 @@ As in BLiMP (Warstadt et al. 2020, arXiv 1912.00582), whose files work as they a
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.tasks.asking import manner, sentence_log_likelihoods
 from pretrainax.scoring.tasks.examples import Example
 from pretrainax.scoring.tasks.task import Figure, Task, mean
 
@@ -33,12 +34,17 @@ class MinimalPairs(Task):
     kind: ClassVar[str] = "minimal_pairs"
 
     def read(self, example: Example) -> Pair:
-        return Pair(*map(example.fill, (self.good, self.bad, self.group)))
+        pair = Pair(*map(example.fill, (self.good, self.bad, self.group)))
+        if not (pair.good.strip() and pair.bad.strip()):
+            raise example.error("a sentence of the pair is empty")
+        return pair
 
-    def score(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> Mapping[str, Figure]:
+    def how(self, loaded: LoadedModel) -> str:
+        return f"{self.kind}: how often the good sentence is the more likely, {manner(loaded)}"
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[Pair], chosen: Sequence[int]) -> list[Figure]:
         pairs = [asked[i] for i in chosen]
-        nats = sentence_scores(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
-        right = np.asarray(nats[0::2]) > np.asarray(nats[1::2])
-        groups = sorted({pair.group for pair in pairs} - {""})
-        of = {group: [bool(r) for r, pair in zip(right, pairs, strict=True) if pair.group == group] for group in groups}
-        return {"accuracy": mean(right)} | {f"accuracy/{group}": mean(values) for group, values in of.items()}
+        found = sentence_log_likelihoods(loaded, [sentence for pair in pairs for sentence in (pair.good, pair.bad)])
+        right, group_of = found[0::2] > found[1::2], np.array([pair.group for pair in pairs])
+        groups = {"": np.ones(len(pairs), bool)} | {group: group_of == group for group in sorted({*group_of} - {""})}
+        return [Figure("accuracy", mean(right[of]), int(of.sum()), group) for group, of in groups.items()]

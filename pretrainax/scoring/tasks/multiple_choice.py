@@ -2,12 +2,13 @@
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.tasks.asking import continuations
 from pretrainax.scoring.tasks.examples import Example
 from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
 
@@ -49,19 +50,28 @@ class MultipleChoice(Prompted):
         prompt = example.fill(self.prompt)
         return Choices(Question(prompt, prompt + self.delimiter + choices[answer]), tuple(choices), answer)
 
-    def score(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> Mapping[str, Figure]:
-        prompts = self.prompts([choices.question for choices in asked], chosen)
+    def how(self, loaded: LoadedModel) -> str:
+        return (
+            f"{self.kind}, {self.shots} shots: the answer of the highest log-likelihood; per byte; and less that after "
+            f"{self.unconditional!r}"
+        )
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[Figure]:
+        questions = [of.question for of in asked]
         pairs = [
             (context, self.delimiter + choice)
-            for prompt, index in zip(prompts, chosen, strict=True)
-            for context in (prompt, self.unconditional)
+            for index in chosen
+            for context in (self.separator.join(self.shown(questions, index)), self.unconditional)
             for choice in asked[index].choices
         ]
-        nats = iter(said.nats for said in continuations(loaded, pairs))
-        right = {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []}
+        said = continuations(loaded, pairs)
+        found, right = iter(said), {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []}
         for _, choices, answer in (asked[i] for i in chosen):
-            given, alone = (np.array([*itertools.islice(nats, len(choices))]) for _ in range(2))
+            given, alone = (
+                np.array([of.log_likelihood for of in itertools.islice(found, len(choices))]) for _ in range(2)
+            )
             sizes = np.array([len(choice.encode()) for choice in choices])
-            for name, scores in zip(right, (given, given / sizes, given - alone), strict=True):
-                right[name].append(int(scores.argmax()) == answer)
-        return {name: mean(values) for name, values in right.items()}
+            for hits, scores in zip(right.values(), (given, given / sizes, given - alone), strict=True):
+                hits.append(int(scores.argmax()) == answer)
+        cut = {"answers to prompts that were cut": count} if (count := sum(of.is_cut for of in said)) else {}
+        return [Figure(measure, mean(hits), len(chosen), other=cut) for measure, hits in right.items()]

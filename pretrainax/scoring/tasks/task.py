@@ -1,29 +1,27 @@
-"""What every kind of task is: fields that its description sets, examples that it reads, figures that it gives."""
+"""What every kind of task is: fields that its description sets, what it reads of examples, figures that it gives."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Optional
-
-import numpy as np
+from typing import Any, ClassVar, NamedTuple
 
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.results import Estimate, ratio
 from pretrainax.scoring.tasks.examples import Example
 
 
 class Figure(NamedTuple):
-    """A mean over examples."""
+    """One number of a task."""
 
-    value: float
-    standard_error: Optional[float]  # None: of a single example there is none
+    measure: str  # "accuracy"
+    estimate: Estimate  # with its standard error over the examples
     examples: int
+    part: str = ""  # of the examples: "" are all
+    other: Mapping[str, int] = {}  # what was done otherwise, and how often: {"prompts cut": 3}
 
 
-def mean(values: Iterable[float]) -> Figure:
-    """Returns the mean, and its standard error by the sample's own deviation (with n - 1)."""
-    values = np.asarray(list(values), np.float64)
-    n = len(values)
-    return Figure(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n) if n > 1 else None, n)
+def mean(values: Sequence[float]) -> Estimate:
+    """Returns the mean, and its standard error by the deviation of the sample (with n - 1)."""
+    return ratio(values, [1.0] * len(values))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -43,8 +41,12 @@ class Task:
         """Returns what is asked of an example; UserError with its place where it cannot be."""
         raise NotImplementedError
 
-    def score(self, loaded: LoadedModel, asked: Sequence[Any], chosen: Sequence[int]) -> Mapping[str, Figure]:
-        """Returns the figures of a model.
+    def how(self, loaded: LoadedModel) -> str:
+        """Says for people how a model is asked; UserError where it cannot be."""
+        raise NotImplementedError
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[Any], chosen: Sequence[int]) -> list[Figure]:
+        """Returns the figures of a model, the one for all examples first.
 
         Args:
           asked: what `read` has returned for each example.
@@ -73,11 +75,7 @@ class Prompted(Task):
         if self.shots < 0:
             yield f"shots is {self.shots}, it must be at least 0"
 
-    def prompts(self, questions: Sequence[Question], chosen: Iterable[int]) -> list[str]:
-        """Returns what the model reads for each of the chosen questions: the shots, then its own prompt."""
-        first = range(self.shots + 1)
-        shots = [[questions[i].shot for i in first if i != index][: self.shots] for index in chosen]
-        return [
-            self.separator.join([*before, questions[index].prompt])
-            for before, index in zip(shots, chosen, strict=True)
-        ]
+    def shown(self, questions: Sequence[Question], index: int) -> list[str]:
+        """Returns the shots before a question, then its own prompt: what the model reads, joined by the separator."""
+        before = [questions[i].shot for i in range(min(self.shots + 1, len(questions))) if i != index]
+        return [*before[: self.shots], questions[index].prompt]

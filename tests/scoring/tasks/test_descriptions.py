@@ -1,4 +1,4 @@
-"""Holds how a task is found, and what is said of one that is wrong: names, descriptions, examples with file and line."""
+"""Holds how a task is found, and what is said of one that is wrong: names, descriptions, examples."""
 
 import gzip
 import json
@@ -142,18 +142,38 @@ SUM = {"prompt": "1 + 1 =", "answer": "2"}
     "kind, good, wrong, message",
     [
         ("minimal_pairs", BLIMP, {"UID": "x"}, "no field 'sentence_good', allowed: UID"),
-        ("minimal_pairs", BLIMP, BLIMP | {"sentence_bad": ["x"]}, "field 'sentence_bad' is \\['x'\\], it must be a text"),
-        ("multiple_choice", CHOICE, CHOICE | {"answer": 2}, "'answer' is 2, it must be the index of a choice, 0 to 1, or"),
+        (
+            "minimal_pairs",
+            BLIMP,
+            BLIMP | {"sentence_bad": ["x"]},
+            "field 'sentence_bad' is \\['x'\\], it must be a text",
+        ),
+        (
+            "multiple_choice",
+            CHOICE,
+            CHOICE | {"answer": 2},
+            "'answer' is 2, it must be the index of a choice, 0 to 1, or",
+        ),
         ("multiple_choice", CHOICE, CHOICE | {"answer": -1}, "field 'answer' is -1, it must be the index"),
         ("multiple_choice", CHOICE, CHOICE | {"answer": True}, "field 'answer' is True, it must be the index"),
         ("multiple_choice", CHOICE, CHOICE | {"answer": "up"}, "field 'answer' is 'up', it must be the index"),
         ("multiple_choice", CHOICE, CHOICE | {"choices": ["up"]}, "field 'choices' is \\['up'\\], it must be a list"),
-        ("multiple_choice", CHOICE, {"prompt": "x", "choices": ["a", "b"]}, "no field 'answer', allowed: choices, prompt"),
+        (
+            "multiple_choice",
+            CHOICE,
+            {"prompt": "x", "choices": ["a", "b"]},
+            "no field 'answer', allowed: choices, prompt",
+        ),
         ("cloze", {"text": "a b"}, {"text": "alone"}, "the text is 'alone', it must have two words or more"),
         ("cloze", {"text": "a b"}, {"txt": "a b"}, "no field 'text', did you mean 'txt'"),
         ("exact_match", SUM, {"prompt": "x"}, "no field 'answer', allowed: prompt"),
         ("exact_match", SUM, SUM | {"prompt": None}, "field 'prompt' is None, it must be a text or a number"),
-        ("gsm8k", {"question": "?", "answer": "#### 1"}, {"question": "?", "answer": "1"}, "target '1' has no answer as"),
+        (
+            "gsm8k",
+            {"question": "?", "answer": "#### 1"},
+            {"question": "?", "answer": "1"},
+            "target '1' has no answer as",
+        ),
     ],
 )
 def test_an_example_that_is_wrong_is_one_line_with_file_and_line(tmp_path, kind, good, wrong, message):
