@@ -3,9 +3,8 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Self, cast
+from typing import Any, Self, TypeVar
 
-import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -19,6 +18,8 @@ from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.mesh import axis_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
+
+Answer = TypeVar("Answer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,49 +36,48 @@ class LoadedModel:
     def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
         """Returns what the heads say of a batch as data/batch.py describes it, without dropout.
 
-        Compiled once for each set of shapes. `.logits` are [B, N, V] float32; `.hidden` are the states after each block
-        of each stack, [L, B, T, D], where `hidden` asks for them.
+        Compiled once for each set of shapes. `.logits` are [B, N, V] float32; `.hidden` is the stream after each block
+        of each stack, [L, B, T, D], where `hidden` asks for it, and of a model that is one encoder, decoder, or pair.
         """
-        with jax.set_mesh(self.mesh):
-            return self._apply(self.params, self._put(batch), hidden)
+        return self.run(_with_hidden, batch) if hidden else self.ask(_everything, batch)
 
-    def ask(self, question: Callable[[Outputs, Batch], PyTree], batch: Mapping[str, np.ndarray]) -> PyTree:
-        """Returns what a function makes of the outputs for a batch, and of the batch: only that is kept of them.
+    def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
+        """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
 
-        question: a function at the top of a file, compiled with the model once for each set of shapes.
+        question: a function at the top of a file; compiled with the model once for each set of shapes.
         """
+        return self.run(_asking(question), batch)
+
+    def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
+        """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._asking(question)(self.params, self._put(batch))
+            return self._compiled(work)(self.params, self._put(batch))
 
     def compiled_as(self, other: Self) -> Self:
         """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
-        self.__dict__["_asking"] = other._asking
+        self.__dict__["_compiled"] = other._compiled
         return self
 
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-        """Spreads the rows over the mesh; a number that it does not divide is whole on each device."""
+        """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
         if len(batch["tokens"]) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
 
     @functools.cached_property
-    def _apply(self) -> Callable[[PyTree, Mapping[str, jax.Array], bool], Outputs]:
-        def say(params: PyTree, batch: Mapping[str, jax.Array], hidden: bool) -> Outputs:
-            if not hidden:
-                return self.model.apply({"params": params}, dict(batch), deterministic=True)
-            stacks = cast(nn.Module, self.model)  # and no `Electra`, whose two encoders each have their own
-            outputs, kept = stacks.apply({"params": params}, dict(batch), deterministic=True, mutable=["intermediates"])
-            return outputs.replace(hidden=hidden_states(kept["intermediates"]))
+    def _compiled(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return functools.cache(lambda work: jax.jit(functools.partial(work, self.model)))
 
-        return jax.jit(say, static_argnums=2)
 
-    @functools.cached_property
-    def _asking(self) -> Callable[[Callable[[Outputs, Batch], PyTree]], Callable[[PyTree, Batch], PyTree]]:
-        @functools.cache
-        def asking(question):
-            def answer(params, batch):
-                return question(self.model.apply({"params": params}, dict(batch), deterministic=True), batch)
+@functools.cache
+def _asking(question: Callable[[Outputs, Batch], Any]) -> Callable[[AnyModel, PyTree, Batch], Any]:
+    return lambda model, params, batch: question(model.apply({"params": params}, batch, deterministic=True), batch)
 
-            return jax.jit(answer)
 
-        return asking
+def _everything(outputs: Outputs, batch: Batch) -> Outputs:
+    return outputs
+
+
+def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
+    outputs, kept = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    return outputs.replace(hidden=hidden_states(kept["intermediates"]))

@@ -45,6 +45,9 @@ class PrefixLM(CausalLM):
         example["loss_weights"] = example["loss_weights"] * (places >= -1)
         return example
 
+    def prompt(self, tokens, vocabulary):
+        return {**super().prompt(tokens, vocabulary), "prefix_mask": np.ones(len(tokens), np.int32)}
+
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
         most = np.concatenate([_predictable(example) for example in examples])
@@ -134,6 +137,10 @@ class DecoderOnly(Objective):
 
     def example(self, text, rng, vocabulary):
         return end_to_end(self.objective.example(text, rng, _with_start(vocabulary)))
+
+    def prompt(self, tokens, vocabulary):
+        both = self.objective.prompt(tokens, _with_start(vocabulary))
+        return PrefixLM().prompt(both["encoder_tokens"], vocabulary)
 
     def restore(self, example, vocabulary):
         return self.objective.restore(_apart(example, vocabulary), _with_start(vocabulary))

@@ -29,7 +29,7 @@ class RelativeBuckets(Positions):
 
     def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> BiasTerms:
         bias = RelativeBias(self.config, bidirectional=not causal, name="relative_bias")
-        return BiasTerms(bias(*places.lengths, places.offset))
+        return BiasTerms(bias(*places.lengths, -places.before))
 
 
 def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:

@@ -1,0 +1,96 @@
+"""Fills in what is missing in a text: masks for an encoder, spans for an encoder-decoder, the middle for a decoder."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, Optional, get_args
+
+import jax
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.data.batch import Batch
+from pretrainax.data.words import Words
+from pretrainax.inference.framing import check_length, frame_of, longest, read_example
+from pretrainax.inference.holes import Holes
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.rows import batches
+from pretrainax.models import AnyModel
+from pretrainax.models.heads import heads_of
+from pretrainax.models.heads.base import HEADS
+from pretrainax.sharding.param_paths import PyTree
+
+Order = Literal["most_certain", "left_to_right", "at_once"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One of the likely fillings of a hole."""
+
+    text: str  # whole words: of a mask within a word, that word
+    probability: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Filled:
+    """A text whose holes are filled in."""
+
+    text: str  # with the likeliest candidate in each hole
+    holes: tuple[tuple[Candidate, ...], ...]  # of each hole in the text, likeliest first
+
+
+def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Filled:
+    """Fills each mask with one token, all of one pass of the model or each after those that were filled before."""
+    holes.check_masks()
+    row, places = _masked_row(loaded, holes)
+    check_length(loaded, len(row), "the text")
+    candidates: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # of each hole ids and probabilities, [top]
+    while len(candidates) < len(holes):
+        probabilities = _probabilities(loaded, row, places)
+        still = [hole for hole in range(len(holes)) if hole not in candidates]
+        if order == "most_certain":
+            still = [max(still, key=lambda hole: probabilities[hole].max())]
+        for hole in still[:1] if order == "left_to_right" else still:
+            best = np.argsort(-probabilities[hole], kind="stable")[:top]
+            candidates[hole] = best, probabilities[hole, best]
+            row[places[hole]] = best[0]
+    words, found = Words(loaded.tokenizer), []
+    for hole, place in enumerate(places):
+        pairs = zip(*(x.tolist() for x in candidates[hole]), strict=True)
+        found.append(tuple(Candidate(_word(words, holes, row, place, i), p) for i, p in pairs))
+    return Filled(holes.filled([[int(row[place])] for place in places]), tuple(found))
+
+
+def _masked_row(loaded: LoadedModel, holes: Holes) -> tuple[np.ndarray, list[int]]:
+    """Returns the row that the model reads, [t] int32, and where in it the masks are."""
+    (before, after), places = frame_of(loaded), []
+    first, *others = (part.tolist() for part in holes.ids())
+    row = [*before, *first]
+    for part in others:
+        places.append(len(row))
+        row += [loaded.tokenizer.vocabulary.mask, *part]
+    return np.array([*row, *after], np.int32), places
+
+
+def _probabilities(loaded: LoadedModel, row: np.ndarray, places: Sequence[int]) -> np.ndarray:
+    """Returns how likely each id is at each place, [K, V] float32; 0 for special ones, which are no text."""
+    vocabulary = loaded.tokenizer.vocabulary
+    example = read_example(loaded, row) | {"masked_positions": np.array(places, np.int32)}
+    ((_, batch),) = batches([example], loaded.mesh, longest(loaded), vocabulary.pad)
+    logits = loaded.ask(_logits, batch)[0, : len(places), : vocabulary.size]  # [B, K', rows] -> [K, V]
+    probabilities = np.array(jax.nn.softmax(logits, axis=-1))
+    probabilities[:, list(vocabulary.special_ids)] = 0.0
+    return probabilities
+
+
+def _logits(model: AnyModel, params: PyTree, batch: Batch) -> jax.Array:
+    return model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
+
+
+def _word(words: Words, holes: Holes, row: np.ndarray, place: int, i: int) -> str:
+    """Returns the word that `i` is or becomes a part of, at `place` of the row."""
+    row = row.copy()
+    row[place] = i
+    edges = np.append(np.flatnonzero(words.starts(row)), len(row))
+    number = np.searchsorted(edges, place, side="right")
+    text = holes.spelled(row[edges[number - 1] : edges[number]].tolist())
+    return text.strip() or text

@@ -1,0 +1,149 @@
+"""Turns prompts into a batch: special pieces in them into ids, with what stands before a text in training.
+
+Of a decoder the text goes on. What it has seen before a text of its corpus stands before a prompt too: where documents
+lie end to end in a row, the separator of the one before; in a model of others the begin of text that their tokenizer
+puts there. What an encoder reads ends as in training.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from pretrainax.config import Experiment, UserError
+from pretrainax.config.errors import shortened
+from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
+from pretrainax.data.collate import collate
+from pretrainax.data.objectives import CausalLM, Objective
+from pretrainax.data.row_stream import default_packing
+from pretrainax.data.sources import NoSource
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+
+_SHORTEST = 16  # tokens of a bucket
+_SPACE_MARK = "\u2581"  # before the sentinels of mT5
+_SENTINEL = re.compile(r"<extra_id_\d+>")
+_MASK = re.compile(r"\[MASK\]|<mask>")
+
+
+def bucket(length: int, most: int | None) -> int:
+    """Returns the length that rows of `length` tokens are padded to: 16, 32, 64, …, and `most` where that is less."""
+    size = _SHORTEST
+    while size < length:
+        size *= 2
+    return size if most is None else min(size, most)
+
+
+# --- text with special pieces ----------------------------------------------------------------------------------------
+
+
+def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the ids of a text, int32 [n], in which special pieces are written: "The <extra_id_0> walks", "a [MASK]".
+
+    Spaces before a sentinel or a mask are left out: they belong to the word that it stands for.
+
+    Raises:
+      UserError: the vocabulary has no such sentinel, or no mask.
+    """
+    vocabulary = tokenizer.vocabulary
+    ids = {piece.removeprefix(_SPACE_MARK): i for i, piece in tokenizer.special_pieces.items() if piece}
+    known = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else re.compile(r"(?!)")
+    blanks = {vocabulary.mask, *vocabulary.sentinels}
+    parts, end = [], 0
+    for match in known.finditer(text):
+        i = ids[match[0]]
+        before = text[end : match.start()]
+        parts += [_plain(before.rstrip(" ") if i in blanks else before, tokenizer), np.array([i], np.int32)]
+        end = match.end()
+    return np.concatenate([*parts, _plain(text[end:], tokenizer)]).astype(np.int32)
+
+
+def _plain(text: str, tokenizer: Tokenizer) -> np.ndarray:
+    """Returns the ids of text; UserError where it has what looks like a special piece, and the vocabulary has none."""
+    vocabulary = tokenizer.vocabulary
+    if match := _SENTINEL.search(text):
+        sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_MARK) for i in vocabulary.sentinels]
+        known = f"its sentinels are {sentinels[0]} to {sentinels[-1]}" if sentinels else "it has no sentinels"
+        raise UserError(f"the vocabulary lacks {match[0]}: {known}")
+    if match := _MASK.search(text):
+        mask = vocabulary.mask
+        known = "it has no mask" if mask is None else f"its mask is written {tokenizer.special_pieces[mask]}"
+        raise UserError(f"the vocabulary lacks {match[0]}: {known}")
+    return tokenizer.encode(text) if text else np.zeros(0, np.int32)
+
+
+# --- what the model reads --------------------------------------------------------------------------------------------
+
+
+def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Example:
+    """Returns what the model reads of a prompt: an example without predictions.
+
+    Raises:
+      UserError: the model is an encoder; a special piece that it does not know; nothing to read.
+    """
+    if experiment.model.family == "encoder":
+        raise UserError(
+            "the model is an encoder, which generates no text: it fills in masks (fill), gives vectors (embed) and "
+            "scores texts (score)"
+        )
+    ids, objective = ids_of(text, tokenizer), _objective(experiment, tokenizer)
+    if experiment.model.family == "decoder":
+        ids = np.concatenate([_before(experiment, objective, tokenizer.vocabulary, len(ids) == 0), ids])
+    if not len(ids) and experiment.model.family == "decoder":
+        raise UserError("the prompt is empty, and the model was trained with nothing before a text: give it some words")
+    return objective.prompt(ids, tokenizer.vocabulary)
+
+
+def _objective(experiment: Experiment, tokenizer: Tokenizer) -> Objective:
+    """Returns the objective that says what is read; of several the first, without the mode that tells them apart."""
+    objectives = [objective for _, objective in experiment.objective.components()]
+    return objectives[0].bind(tokenizer) if len(objectives) == 1 else objectives[0]
+
+
+def _before(experiment: Experiment, objective: Objective, vocabulary: Vocabulary, is_empty: bool) -> np.ndarray:
+    """Returns the ids that stand before a decoder's text, int32 [0 or 1]."""
+    start = None
+    if isinstance(experiment.data.source, NoSource):  # of others: as their tokenizers do
+        if is_empty or vocabulary.bos != vocabulary.eos:
+            start = vocabulary.bos
+    elif isinstance(objective, CausalLM) and not objective.mask_documents:
+        packing = experiment.data.packing or default_packing(objective)
+        start = None if packing.cuts else vocabulary.separator
+    return np.array([] if start is None else [start], np.int32)
+
+
+# --- the batch -------------------------------------------------------------------------------------------------------
+
+
+def batch_of(prompts: Sequence[Example], pad: int, most: int | None) -> HostBatch:
+    """Returns a batch [B, T] of what `read_prompt` gave, padded on the right to a bucket of at most `most` tokens."""
+    lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
+    return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
+
+
+def tokens_of(prompt: Example) -> int:
+    """Returns how many tokens a prompt has."""
+    return len(prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"])
+
+
+def room_after(prompt: Example, loaded: LoadedModel) -> int | None:
+    """Returns how many tokens a model may write after a prompt; None: any number.
+
+    The last of them is never read, and so needs no place.
+
+    Raises:
+      UserError: the prompt is longer than the context.
+    """
+    most, tokens = loaded.experiment.model.position.max_length, tokens_of(prompt)
+    if most is None:
+        return None
+    if tokens > most:
+        raise UserError(
+            f"a prompt has {tokens:,} tokens, and the context of the model {most:,}: give at most {most:,} tokens"
+        )
+    return most if is_encoder_decoder(prompt) else most - tokens + 1
+
+
+def shown(prompt: str) -> str:
+    """Returns a prompt as an error line names it."""
+    return repr(shortened(prompt))
