@@ -1,5 +1,6 @@
 """Finds the task that a user names: one of the package, a description of their own, or a kind by itself."""
 
+import dataclasses
 import os
 import pathlib
 
@@ -53,7 +54,9 @@ def read_description(path: str) -> Task:
     if kind not in KINDS:
         raise UserError(f"{path}: kind is {kind!r}, {nearest(str(kind), KINDS)}")
     if "type" in fields:  # which would name a class
-        raise UserError(f"{path}: unknown field 'type', {nearest('type', KINDS[kind].__dataclass_fields__)}")
+        raise UserError(
+            f"{path}: unknown field 'type', {nearest('type', (f.name for f in dataclasses.fields(KINDS[kind])))}"
+        )
     task = from_json(KINDS[kind], fields, path)
     if problems := list(task.problems()):
         raise UserError(f"{path}: {'; '.join(problems)}")

@@ -117,7 +117,7 @@ def test_a_task_that_is_not_there_is_one_line(task, message):
         ({}, "kind is None, allowed: cloze, exact_match, minimal_pairs, multiple_choice"),
         ({"kind": "cloz"}, "kind is 'cloz', did you mean 'cloze'"),
         ({"kind": "cloze", "promt": "x"}, "unknown field 'promt', allowed: about, examples, text"),
-        ({"kind": "cloze", "type": "AdamW"}, "unknown field 'type', did you mean 'text'"),
+        ({"kind": "cloze", "type": "AdamW"}, "unknown field 'type', allowed: about, examples, text"),
         ({"kind": "exact_match", "shot": 1}, "unknown field 'shot', did you mean 'shots'"),
         ({"kind": "exact_match", "shots": "five"}, "shots is 'five', it must be of type int"),
         ({"kind": "exact_match", "shots": -1}, "shots is -1, it must be at least 0"),
