@@ -2,7 +2,7 @@
 
 A span is a run of whole words, each with the white space before it; a Chinese character is a word by itself. Between
 two such words every kind of tokenizer has a boundary: pieces of SentencePiece and of byte-level BPE begin with the
-space, and WordPiece does not see it. A place between two characters would not do: few tokenizers have one within a word.
+space, and WordPiece does not see it. Between any two characters would not do: most tokenizers have no boundary there.
 """
 
 import dataclasses
