@@ -6,7 +6,6 @@ is used everywhere); the K best are kept. A prompt is done when K are finished a
 length of now, be worth less than the worst of them: transformers' `early_stopping=False`, token for token.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -46,7 +45,6 @@ class Beams(NamedTuple):
     ended: jax.Array  # [B] bool
 
 
-@functools.partial(jax.jit, static_argnames=("stepper", "beams", "room"))
 def begin(
     stepper: Stepper,
     params: PyTree,
@@ -67,16 +65,11 @@ def begin(
     scores = jnp.full((count, beams), _NEVER)
     none = Texts(tokens, jnp.zeros(tokens.shape), scores, lengths)
     one = none._replace(scores=scores.at[:, 0].set(0.0))  # the beams of a prompt are all the same yet
-    search = Beams(
-        stepper.take(state, rows), history, limits, jnp.zeros((), jnp.int32), one, none, limits <= 0
-    )
+    search = Beams(stepper.take(state, rows), history, limits, jnp.zeros((), jnp.int32), one, none, limits <= 0)
     return _extend(stepper, search, logits[rows], rules, length_penalty)
 
 
-@functools.partial(jax.jit, static_argnames="stepper", donate_argnames="search")
-def go_on(
-    stepper: Stepper, params: PyTree, search: Beams, rules: Rules, length_penalty: float, most: int
-) -> Beams:
+def go_on(stepper: Stepper, params: PyTree, search: Beams, rules: Rules, length_penalty: float, most: int) -> Beams:
     """Writes up to `most` tokens more of each running text."""
     until = search.count + most
 

@@ -5,10 +5,11 @@ watch. What is written follows from the prompt and its number alone, not from th
 """
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Literal, Optional
+from typing import Any, Literal, Optional
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +18,12 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example, HostBatch, is_encoder_decoder
 from pretrainax.inference import beam_search, token_loop
-from pretrainax.inference.cached import stepper_of
+from pretrainax.inference.cached import CachedModel
 from pretrainax.inference.constraints import allowed_ids, without_strings
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import batch_of, bucket, read_prompt, room_after, tokens_of
 from pretrainax.inference.request import Sampling
 from pretrainax.inference.sampling import Rules, row_keys
-from pretrainax.inference.stepper import Stepper
 from pretrainax.inference.stops import find_stop, settled, stopped_after
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import BATCH_AXES
@@ -96,12 +96,30 @@ def generate(
         return (job.search if sampling.num_beams > 1 else job.write)(on_text, rates or Rates())
 
 
+class Writer:
+    """Holds what a model needs to write, and what is compiled for it: made once for each model."""
+
+    def __init__(self, loaded: LoadedModel):
+        stepper = CachedModel(loaded)
+        self.params = stepper.params
+
+        def compiled(function: Callable[..., Any], *static: str, donated: str = "") -> Callable[..., Any]:
+            return jax.jit(
+                functools.partial(function, stepper), static_argnames=static, donate_argnames=donated or None
+            )
+
+        self.begin = compiled(token_loop.begin, "copies", "room")
+        self.go_on = compiled(token_loop.go_on, donated="written")
+        self.begin_search = compiled(beam_search.begin, "beams", "room")
+        self.search_on = compiled(beam_search.go_on, donated="search")
+
+
 class _Job:
     """Holds a batch of prompts and what is asked for, as the device takes it."""
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
-        self.stepper: Stepper = stepper_of(loaded)
+        self.writer = loaded.keep(Writer)
         vocabulary = loaded.tokenizer.vocabulary
         self.end = vocabulary.separator
         self.rules = rules_of(loaded, sampling)
@@ -115,16 +133,19 @@ class _Job:
 
     def write(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
         """Writes row by row: greedy, or drawn."""
-        loaded, sampling = self.loaded, self.sampling
+        sampling = self.sampling
         copies = sampling.num_return
         numbers = np.arange(len(self.limits) * copies)
         keys = row_keys(np.uint32(sampling.seed), self.first + numbers // copies, numbers % copies)
         limits = np.repeat(self.limits, copies)
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
-        written = token_loop.begin(
-            self.stepper, loaded.params, self.batch, self.rules, keys, limits, copies=copies, room=self.room
+        params = self.writer.params
+        written: token_loop.Written = self.writer.begin(
+            params, self.batch, self.rules, keys, limits, copies=copies, room=self.room
         )
-        texts = [_Text(self, row // copies, on_text if copies == 1 else None) for row in range(len(self.prompts) * copies)]
+        texts = [
+            _Text(self, row // copies, on_text if copies == 1 else None) for row in range(len(self.prompts) * copies)
+        ]
         piece = _SHOWN if on_text else _STOPPING if sampling.stop else _PIECE
         while True:
             count, tokens, log_probs, lengths, ended = jax.device_get(
@@ -138,22 +159,23 @@ class _Job:
                 return [text.generated(log_probs[row], int(limits[row])) for row, text in enumerate(texts)]
             if (over != ended).any():  # a string has stopped some
                 written = written._replace(ended=jax.device_put(over, written.ended.sharding))
-            written = token_loop.go_on(self.stepper, loaded.params, written, self.rules, piece)
+            written = self.writer.go_on(params, written, self.rules, piece)
 
     def search(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
         """Searches with beams; what is found is there at the end."""
-        loaded, sampling = self.loaded, self.sampling
+        sampling = self.sampling
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         penalty, beams = sampling.length_penalty, sampling.num_beams
-        search = beam_search.begin(
-            self.stepper, loaded.params, self.batch, self.rules, penalty, self.limits, beams=beams, room=self.room
+        params = self.writer.params
+        search: beam_search.Beams = self.writer.begin_search(
+            params, self.batch, self.rules, penalty, self.limits, beams=beams, room=self.room
         )
         while True:
             count, ended = jax.device_get((search.count, search.ended))
             clock.tick(int(count), (int(count) - 1) * len(self.prompts))
             if ended.all():
                 break
-            search = beam_search.go_on(self.stepper, loaded.params, search, self.rules, penalty, _PIECE)
+            search = self.writer.search_on(params, search, self.rules, penalty, _PIECE)
         found: beam_search.Texts = jax.device_get(search.finished)
         texts = []
         for number in range(len(self.prompts)):

@@ -58,6 +58,14 @@ class LoadedModel:
         self.__dict__["_compiled"] = other._compiled
         return self
 
+    def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
+        """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
+        return self._kept(make)
+
+    @functools.cached_property
+    def _kept(self) -> Callable[[Callable[..., Any]], Any]:
+        return functools.cache(lambda make: make(self))
+
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
         if len(batch["tokens"]) % axis_size(BATCH_AXES):

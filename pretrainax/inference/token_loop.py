@@ -4,7 +4,6 @@
 the host's work does not count where a step is short. A row that has ended is written no more; a piece ends with them.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -30,7 +29,6 @@ class Written(NamedTuple):
     ended: jax.Array  # [R] bool
 
 
-@functools.partial(jax.jit, static_argnames=("stepper", "copies", "room"))
 def begin(
     stepper: Stepper,
     params: PyTree,
@@ -59,7 +57,6 @@ def begin(
     return _write(empty, logits, rules)
 
 
-@functools.partial(jax.jit, static_argnames="stepper", donate_argnames="written")
 def go_on(stepper: Stepper, params: PyTree, written: Written, rules: Rules, most: int) -> Written:
     """Writes up to `most` tokens more of each row."""
     until = written.count + most

@@ -53,7 +53,6 @@ def prompts(batch):
     return cut | {name: np.where(real, cut[name], 0) for name in ("tokens", "segment_ids")}
 
 
-
 def all_logits(config, prefix):
     """The logits after the last token of the prompt and of each that follows, in one pass: [B, STEPS + 1, V]."""
     with jax.default_matmul_precision("highest"):
@@ -82,8 +81,6 @@ def stepped(model, prefix=False):
     assert first.dtype == others.dtype == jnp.float32
     others = [np.roll(logits, n + 1, axis=0) for n, logits in enumerate(np.asarray(others))]
     return np.stack([np.asarray(first), *others], axis=1)
-
-
 
 
 @pytest.mark.parametrize("name", WRITERS)

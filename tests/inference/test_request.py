@@ -51,6 +51,8 @@ def test_all_problems_are_told_at_once():
         Sampling(temperature=1.0, top_p=2.0, seed=-1).check()
 
 
-@pytest.mark.parametrize("options", [{}, dict(temperature=1, top_p=1, top_k=3, seed=5), dict(num_beams=4, num_return=4)])
+@pytest.mark.parametrize(
+    "options", [{}, dict(temperature=1, top_p=1, top_k=3, seed=5), dict(num_beams=4, num_return=4)]
+)
 def test_what_is_in_range_is_taken(options):
     assert list(Sampling(**options).problems()) == []

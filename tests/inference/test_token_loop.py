@@ -1,5 +1,7 @@
 """The loop on the device, with a model that is a table of bigrams."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ from tests.support.bigrams import Bigrams, prompts_of
 
 SIZE, END, ROOM = 12, 11, 16
 TABLE = jnp.array(2 * np.random.RandomState(3).standard_normal((SIZE, SIZE)).astype(np.float32))
+BEGIN = jax.jit(functools.partial(token_loop.begin, Bigrams()), static_argnames=("copies", "room"))
+GO_ON = jax.jit(functools.partial(token_loop.go_on, Bigrams()))
 GREEDY = Rules(allowed=jnp.ones(SIZE, bool), end=END)
 DRAWN = GREEDY._replace(temperature=1.0)
 PROMPTS = [0, 1, 2], [3], [4, 0], [5]
@@ -20,9 +24,9 @@ def write(rows, limits, rules=GREEDY, piece=5, copies=1, numbers=None):
     numbers = np.repeat(np.arange(len(rows)) if numbers is None else numbers, copies)
     keys = row_keys(7, jnp.array(numbers), jnp.arange(len(numbers)) % copies)
     limits = jnp.repeat(jnp.array(limits), copies)
-    written = token_loop.begin(Bigrams(), TABLE, prompts_of(*rows), rules, keys, limits, copies=copies, room=ROOM)
+    written = BEGIN(TABLE, prompts_of(*rows), rules, keys, limits, copies=copies, room=ROOM)
     while not written.ended.all():
-        written = token_loop.go_on(Bigrams(), TABLE, written, rules, piece)
+        written = GO_ON(TABLE, written, rules, piece)
     return jax.device_get((written.tokens, written.log_probs, written.lengths))
 
 
