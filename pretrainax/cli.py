@@ -16,7 +16,7 @@ from typing import Optional
 
 from absl import app, flags, logging
 
-from pretrainax.config import Experiment, RunFailed, UserError, load, nearest
+from pretrainax.config import Experiment, RunFailed, UserError, nearest
 from pretrainax.config.config_file import read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
@@ -51,12 +51,17 @@ _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False) -> None:
+def run(
+    main: Callable[..., int],
+    commands: tuple[str, ...] = (),
+    config: Optional[Callable[[], Optional[Experiment]]] = None,
+) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
     Args:
       commands: the first word after the program's name is one of them, and what `main` is called with.
-      of_workdir: the config is that of the run in --workdir, and no file; flags override its fields.
+      config: gives the config that flags override, of a command that takes no --config=FILE; None where there is none.
+        It is called when all other flags are known.
     """
 
     def guarded(words: list[str]) -> int:
@@ -86,7 +91,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bo
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -148,7 +153,9 @@ def one_line(error: Exception) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
-def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list[str]:
+def _parse(
+    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]]
+) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
@@ -158,10 +165,11 @@ def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list
         words, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
-        if of_workdir and not (asks_help and WORKDIR.value is None):
-            flags.FLAGS.config = _config_of_workdir()
+        if config is not None:
+            flags.FLAGS.config = _config_instead(config, asks_help)
         if settings and CONFIG.value is None:
-            raise UserError(f"--config is missing, of which --{settings[0][0]} sets a field")
+            lacking = "--config is missing, of which" if config is None else "there is no config here of which"
+            raise UserError(f"{lacking} --{settings[0][0]} sets a field")
         for path, text in settings:
             set_field(CONFIG.value, path, text)
         _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
@@ -215,17 +223,19 @@ def _check_word(word: str) -> None:
         raise UserError(f"unknown flag --{name}, {nearest(name, known)}")
 
 
-def _config_of_workdir() -> Experiment:
-    """Returns the config.json of --workdir, whose fields flags set; UserError beside --config=FILE, which it is not."""
+def _config_instead(config: Callable[[], Optional[Experiment]], asks_help: bool) -> Optional[Experiment]:
+    """Returns the config of a command that takes no file; UserError beside --config=FILE."""
     if CONFIG.value is not None:
         raise UserError(
-            "--config=FILE is not for this command: it takes the config of the run in --workdir, of which flags set "
-            "single fields, as --config.data.source=..."
+            "--config=FILE is not for this command: it takes the config of the run that it is given, of which flags "
+            "set single fields, as --config.data.source=..."
         )
-    workdir = WORKDIR.value
-    if not workdir or not os.path.exists(os.path.join(workdir, "config.json")):
-        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
-    return load(os.path.join(workdir, "config.json"))
+    try:
+        return config()
+    except UserError:
+        if asks_help:
+            return None
+        raise
 
 
 def _help() -> None:

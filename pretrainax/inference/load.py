@@ -47,9 +47,15 @@ def load(
     Raises:
       UserError: in one line, whatever keeps the directory from being used.
     """
+    return load_origin(find_origin(os.fspath(directory)), dtype, mesh)
+
+
+def load_origin(
+    origin: Origin, dtype: Optional[DType] = None, mesh: Optional[jax.sharding.Mesh] = None
+) -> LanguageModel:
+    """Returns what `load` does, of what a directory was found to stand for."""
     if dtype is not None and dtype not in typing.get_args(DType):
         raise UserError(f"dtype is {dtype!r}, {nearest(str(dtype), typing.get_args(DType))}")
-    origin = find_origin(os.fspath(directory))
     experiment, tokenizer, params, mesh = (_of_run if origin.steps else _of_huggingface)(origin, mesh)
     compute = _compute(experiment, dtype, mesh)
 

@@ -74,7 +74,8 @@ class LoadedModel:
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return functools.cache(lambda work: jax.jit(functools.partial(work, self.model)))
+        model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
+        return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 
 @functools.cache

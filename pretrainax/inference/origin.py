@@ -42,7 +42,7 @@ def find_origin(name: str) -> Origin:
     """
     if problem := path_problem(name):
         raise UserError(f"{name}: {problem}")
-    directory, which = _parted(os.path.expanduser(name))
+    directory, which = parted(os.path.expanduser(name))
     if is_huggingface_directory(directory):
         if which:
             raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{which}")
@@ -56,7 +56,7 @@ def find_origin(name: str) -> Origin:
     return Origin(directory, (checkpoint,), f"{directory}, step {int(os.path.basename(checkpoint)):,}")
 
 
-def _parted(name: str) -> tuple[str, str]:
+def parted(name: str) -> tuple[str, str]:
     """Returns the folder, and what is said of its checkpoints; the second is empty for a folder of the whole name."""
     directory, at, which = name.rstrip(os.sep).rpartition("@")
     if os.path.isdir(name) or not (at and os.path.isdir(directory)):

@@ -10,15 +10,14 @@ import numpy as np
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example
-from pretrainax.data.preparation.held_out import SPLITS
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Document
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import answers
-from pretrainax.scoring.questions import Method, Scoring, method_of
+from pretrainax.scoring.questions import AS_IN_TRAINING, Method, Scoring, method_of
 from pretrainax.scoring.results import Result, ratio
 
-_SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
+SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
 Watch = Callable[[Iterable[Document]], Iterable[Document]]  # passes documents on, and shows how many there were
 
 
@@ -27,7 +26,7 @@ def score_source(
     source: Source,
     split: str = "valid",
     documents: Optional[int] = None,
-    scoring: Scoring = Scoring(),
+    scoring: Scoring = AS_IN_TRAINING,
     watch: Watch = iter,
 ) -> list[Result]:
     """Returns the figures of a model on a source: of each part where it is a mixture, then of all of them together.
@@ -46,7 +45,7 @@ def score_source(
     method = method_of(loaded, scoring)
     parts = source.components()
     counted = [_count(loaded, method, part, split, documents, watch) for part in parts]
-    name = f"{source}, {_SPLITS[split]}" + (f", at most {documents:,} documents" if documents else "")
+    name = f"{source}, {SPLITS[split]}" + (f", at most {documents:,} documents" if documents else "")
     how = "; ".join(filter(None, (method.counted, method.explanation)))
     results = []
     if len(parts) > 1:
@@ -108,7 +107,7 @@ def _count(
     if not there:
         seen = ", ".join(f"{count:,} {reason}" for reason, count in other.items() if count) or "no document"
         raise UserError(
-            f"{source} holds no text to score, in its {_SPLITS[split]}: {seen}; --split={'|'.join(_SPLITS)} chooses"
+            f"{source} holds no text to score, in its {SPLITS[split]}: {seen}; --split={'|'.join(SPLITS)} chooses"
         )
     arrays = ([by_number[i] for i in there] for by_number in (nats, tokens, sizes))
     return _Counted(*map(np.array, arrays), other)
@@ -116,7 +115,7 @@ def _count(
 
 def _documents(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
     """Yields the documents of a split that hold text."""
-    for name in SPLITS if split == "all" else [split]:
+    for name in ("train", "valid") if split == "all" else (split,):
         for shard in source.shards(name):
             for document in source.read(shard, skipped):
                 sides = document if isinstance(document, tuple) else (document,)

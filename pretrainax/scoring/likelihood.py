@@ -64,7 +64,7 @@ def score(
       seed: of a model that fills holes: of the holes; None: 0.
 
     Raises:
-      UserError: an option out of range, or one that does nothing for this model; a text that is too long for an encoder.
+      UserError: an option out of range, or one that does nothing for this model; a text too long for an encoder.
     """
     if isinstance(texts, str):
         raise UserError(f"texts is one text: give a list of them, [{texts[:20]!r}]")
@@ -114,7 +114,7 @@ def _answered(loaded: LoadedModel, lengths: Lengths, questions: list[tuple[int, 
     nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
     if not np.isfinite(nats).all():
         raise RunFailed(
-            f"{loaded.origin}: the probabilities of its tokens are not finite numbers; has the run diverged?"
+            f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
         )
     best = (is_best & (weights > 0)).sum(axis=1)
     for (number, _), of, tokens, hits in zip(questions, nats.tolist(), weights.sum(axis=1), best, strict=False):

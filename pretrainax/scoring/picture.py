@@ -1,5 +1,6 @@
 """Draws figures of a model over its training, in the style of curves.png."""
 
+import itertools
 from collections.abc import Sequence
 
 import matplotlib
@@ -10,10 +11,12 @@ matplotlib.use("Agg")  # draws without a screen
 from matplotlib import figure, ticker  # noqa: E402
 
 from pretrainax.reporting import curves  # noqa: E402
-from pretrainax.scoring.results import Result  # noqa: E402
+from pretrainax.scoring.results import Result, name_among  # noqa: E402
 
 _COLORS = (curves.TRAINING, curves.VALIDATION, curves.RATE, curves.NORM, curves.INK, curves.FAINT)
 _COLUMNS = 3  # of panels, at most
+_WIDTH, _HEIGHT, _LINE = 4.5, 3.3, 0.24  # of a panel and of a line of text, in inches
+_LONGEST = 130  # characters of a line
 
 
 def draw(path: str, results: Sequence[Result], title: str) -> None:
@@ -23,35 +26,36 @@ def draw(path: str, results: Sequence[Result], title: str) -> None:
       results: of several checkpoints, each with its step.
     """
     measures = list(dict.fromkeys(r.measure for r in results))
-    names = list(dict.fromkeys((r.source, r.part) for r in results))
+    sources = list(dict.fromkeys(r.source for r in results))
+    names = dict(zip(dict.fromkeys(name_among(r, results) for r in results), itertools.cycle(_COLORS)))
+    lines = [*((source, curves.FAINT) for source in sources if len(sources) == 1), *(n for n in names.items() if n[0])]
     columns = min(len(measures), _COLUMNS)
     rows = -(-len(measures) // columns)
+    head = 0.7 + _LINE * len(lines)
+    height = _HEIGHT * rows + head
     with matplotlib.rc_context(curves.STYLE):
-        picture = figure.Figure(figsize=(4.4 * columns + 0.8, 3.4 * rows + 0.8 + 0.25 * len(names)), dpi=150)
+        picture = figure.Figure(figsize=(max(_WIDTH * columns, 9), height), dpi=150)
         panels = picture.subplots(rows, columns, squeeze=False).ravel()
-        for panel, measure in zip(panels, measures, strict=False):
+        for panel, measure in itertools.zip_longest(panels, measures):
+            if measure is None:
+                panel.set_visible(False)
+                continue
+            for name, color in names.items():
+                _curve(panel, [r for r in results if r.measure == measure and name_among(r, results) == name], color)
             panel.set_title(measure.replace("_", " "))
             panel.set_xlabel("step")
             panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
             panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=5))
             panel.grid(axis="x", visible=False)
-            for number, name in enumerate(names):
-                _curve(panel, [r for r in results if r.measure == measure and (r.source, r.part) == name], number)
-        for panel in panels[len(measures) :]:
-            panel.set_visible(False)
-        lines, _ = panels[0].get_legend_handles_labels()
-        labels = [": ".join(filter(None, name)) for name in names][: len(lines)]
-        picture.legend(lines, labels, loc="lower left", frameon=False, labelcolor=curves.FAINT)
-        picture.suptitle(title, x=0.01, ha="left", fontsize=14, fontweight="bold", parse_math=False)
-        picture.tight_layout(rect=(0, 0.3 * len(names) / picture.get_figheight(), 1, 1))
+        picture.tight_layout(rect=(0, 0, 1, 1 - head / height))
+        picture.text(0.012, 1 - 0.35 / height, title, fontsize=16, weight="bold", va="center", parse_math=False)
+        for number, (line, color) in enumerate(lines):
+            text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+            picture.text(0.012, 1 - (0.7 + _LINE * number) / height, text, color=color, va="center", parse_math=False)
         picture.savefig(path, facecolor="white")
 
 
-def _curve(panel, results: Sequence[Result], number: int) -> None:
-    if not results:
-        return
+def _curve(panel, results: Sequence[Result], color: str) -> None:
     errors = [np.nan if r.standard_error is None else 2 * r.standard_error for r in results]
-    steps, values = [r.step for r in results], [r.value for r in results]
-    color = _COLORS[number % len(_COLORS)]
-    label = ": ".join(filter(None, (results[0].source, results[0].part)))
-    panel.errorbar(steps, values, errors, color=color, marker="o", markersize=4.5, linewidth=1.6, capsize=2, label=label)
+    style = {"color": color, "marker": "o", "markersize": 4.5, "linewidth": 1.6, "capsize": 2}
+    panel.errorbar([r.step for r in results], [r.value for r in results], errors, **style)

@@ -35,6 +35,9 @@ class Scoring:
     seed: Optional[int] = None  # models that fill holes: of the holes; None: 0
 
 
+AS_IN_TRAINING = Scoring()
+
+
 class Asked(NamedTuple):
     """What a model is asked about one text."""
 

@@ -61,15 +61,42 @@ def results_table(results: Sequence[Result]) -> str:
     """Returns a line for each result, what stands in the line before left out; below, how they were counted."""
     rows, before = [("", "", "value", "±", "of")], None
     for r in results:
-        named = f"{r.source}: {r.part}" if r.part else r.source
-        counts = ", ".join(f"{count:,} {name}" for name, count in r.counts.items())
-        here = named, counts
+        here = name_among(r, results), _counts(r)
         error = "" if r.standard_error is None else f"{r.standard_error:,.4f}"
-        shown = (named, counts) if here != before else ("", "")
-        rows.append((shown[0], r.measure, f"{r.value:,.4f}", error, shown[1]))
+        name, counts = here if here != before else ("", "")
+        rows.append((name, r.measure, f"{r.value:,.4f}", error, counts))
         before = here
-    how = "\n".join(dict.fromkeys(r.how for r in results if r.how))
-    return f"{text_table(rows, '<<>><')}\n\n{how}"
+    if not any(name for name, *_ in rows):
+        rows = [row[1:] for row in rows]
+    return _framed(text_table(rows, "<" * (len(rows[0]) - 3) + ">><"), results)
+
+
+def table_over_steps(results: Sequence[Result]) -> str:
+    """Returns a line for each checkpoint, and for each source and part where there are several, a column a measure."""
+    measures = list(dict.fromkeys(r.measure for r in results))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
+    for r in results:
+        error = "" if r.standard_error is None else f" ± {r.standard_error:,.4f}"
+        lines.setdefault((f"{r.step:,}", name_among(r, results)), {})[r.measure] = f"{r.value:,.4f}{error}"
+    rows = [(step, *(line.get(measure, "") for measure in measures), name) for (step, name), line in lines.items()]
+    return _framed(text_table([("step", *measures, ""), *rows], ">" * (1 + len(measures)) + "<"), results)
+
+
+def name_among(result: Result, among: Sequence[Result]) -> str:
+    """Returns what tells the source and the part of a result from those of the others; empty where that is nothing."""
+    source = result.source if len({r.source for r in among}) > 1 else ""
+    part = result.part or ("all of it" if any(r.part for r in among if r.source == result.source) else "")
+    return ": ".join(filter(None, (source, part)))
+
+
+def _counts(result: Result) -> str:
+    return ", ".join(f"{n:,} {name if n != 1 else name.removesuffix('s')}" for name, n in result.counts.items())
+
+
+def _framed(table: str, results: Sequence[Result]) -> str:
+    """Returns a table below what all its lines are of, and above how they were counted."""
+    sources, how = (list(dict.fromkeys(getattr(r, name) for r in results)) for name in ("source", "how"))
+    return "\n\n".join(filter(None, (sources[0] if len(sources) == 1 else "", table, "\n".join(how))))
 
 
 def write_results(path: str, results: Sequence[Result]) -> str:
