@@ -1,7 +1,8 @@
 """Asks a model about the texts of a task, in the form that its family was trained in.
 
 A sentence: of a decoder its log-likelihood, of an encoder its pseudo-log-likelihood (`scoring.likelihood`). A model
-that fills holes is asked for one word after the other, in a hole of its own in the sentence.
+that fills holes is asked for one word after the other, in a hole of its own in the sentence; the first is given, as no
+such hole is in training.
 
 A continuation of a text: `scoring.span_forms`, with nothing after it. A decoder goes on after the text. An encoder is
 asked for one token after the other, with masks from there on, and so is told how many there are. A model that fills
@@ -49,7 +50,7 @@ def sentence_log_likelihoods(loaded: LoadedModel, sentences: Sequence[str]) -> n
 def manner(loaded: LoadedModel) -> str:
     """Says for people what the likelihood of a sentence is, of this model."""
     method = method_of(loaded, Scoring())
-    return "word by word, each in a hole of its own" if isinstance(method, Targets) else method.manner
+    return "word by word behind the first, each in a hole of its own" if isinstance(method, Targets) else method.manner
 
 
 def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list[Said]:
@@ -60,7 +61,9 @@ def continuations(loaded: LoadedModel, pairs: Iterable[tuple[str, str]]) -> list
     """
     form, longest = _form(loaded, LEFT), context_of(loaded)
     ids = [split(loaded.tokenizer, *pair) for pair in pairs]
-    fitted = [form.fitted(of, longest) for of in ids]
+    if form.says_end and not all(len(of.left) for of in ids):
+        raise UserError(f"{loaded.origin} fills holes in a text: give prompts that are not empty")
+    fitted = [_fitted(form, of, longest) for of in ids]
     questions = ((number, example) for number, of in enumerate(fitted) for example in form.ask(of))
     nats, missed = np.zeros(len(ids)), np.zeros(len(ids), int)
     for answer in answers(loaded, questions):
@@ -87,6 +90,16 @@ def split(tokenizer: Tokenizer, text: str, continuation: str) -> Ids:
     return Ids(whole[:begun], whole[begun:], _NOTHING, is_start=True)
 
 
+def _fitted(form: Form, ids: Ids, longest: int) -> Ids:
+    try:
+        return form.fitted(ids, longest)
+    except UserError as e:
+        raise UserError(
+            f"an answer has {len(ids.span)} tokens, and leaves no room for its question in the {longest} that a model "
+            "of this context reads: leave out the example, or the task"
+        ) from e
+
+
 def _form(loaded: LoadedModel, given: str) -> Form:
     """Returns the form that has this side given, or else the one there is."""
     forms = forms_of(loaded)
@@ -96,7 +109,7 @@ def _form(loaded: LoadedModel, given: str) -> Form:
 def _holes(tokenizer: Tokenizer, form: Form, longest: int, sentences: Sequence[str]) -> Iterator[tuple[int, Example]]:
     words = WholeWords().bind(tokenizer)
     for number, ids in enumerate(tokenizer.encode_batch(list(sentences))):
-        edges = sorted({0, *np.flatnonzero(words.starts(ids)).tolist(), len(ids)})
+        edges = sorted({*(1 + np.flatnonzero(words.starts(ids)[1:])).tolist(), len(ids)})  # without the first word
         for start, end in itertools.pairwise(edges):
             fitted = form.fitted(Ids(ids[:start], ids[start:end], ids[end:], is_start=True), longest)
             yield from ((number, example) for example in form.ask(fitted))
