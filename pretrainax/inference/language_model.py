@@ -1,20 +1,27 @@
 """The face of a loaded model in Python: `LanguageModel`, which `pretrainax.load` returns."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Optional
 
 import jax
+import numpy as np
 
-from pretrainax.config import ModelConfig
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.collate import collate
+from pretrainax.inference.embed import Pooling, embed
+from pretrainax.inference.framing import check_length, frame_of, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.rows import bucket
 from pretrainax.sharding.param_paths import parameter_names
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageModel(LoadedModel):
-    """Answers what a user asks of a trained model. docs/use.md shows each method.
+    """Answers what a user asks of a trained model; docs/use.md shows each method.
 
-    `model(batch)` gives the logits of a batch as data/batch.py describes it, which `encode` makes of texts.
+    `model(batch)` gives the outputs for a batch as data/batch.py describes it, which `encode` makes of texts.
     """
 
     generator: Optional["LanguageModel"] = None  # of ELECTRA: the masked LM beside this discriminator
@@ -28,3 +35,37 @@ class LanguageModel(LoadedModel):
     def parameters(self) -> dict[str, jax.Array]:
         """All parameters by their paths, float32, as they lie on the mesh."""
         return dict(zip(parameter_names(self.params), jax.tree.leaves(self.params), strict=True))
+
+    def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+        """Returns the batch of texts, [B, T] int32 each, padded on the right to one of few lengths.
+
+        The special tokens of the training stand around a text. Of an encoder-decoder the encoder reads the texts, and
+        the decoder the one token [B, 1] that it starts from.
+
+        Raises:
+          UserError: a text without tokens, or with more than the model reads.
+        """
+        if isinstance(texts, str):
+            raise UserError("texts is one text, it must be a list of them: write [text]")
+        examples = [self._example(text, f"texts[{number}]") for number, text in enumerate(texts)]
+        side = "encoder_tokens" if self.config.family == "encoder_decoder" else "tokens"
+        size = bucket(max((len(example[side]) for example in examples), default=1), longest(self))
+        lengths = Lengths(size, size, 1)
+        return collate([[example] for example in examples], lengths, self.tokenizer.vocabulary.pad or 0)
+
+    def embed(self, texts: Sequence[str], pooling: Pooling = "mean", truncate: bool = False) -> np.ndarray:
+        """Returns a vector of each text, [n, d_model] float32; see `inference.embed.embed`."""
+        return embed(self, texts, pooling, truncate)
+
+    def _example(self, text: str, what: str) -> Example:
+        before, after = frame_of(self)
+        ids = np.concatenate([before, self.tokenizer.encode(text), after]).astype(np.int32)
+        if not len(ids):
+            raise UserError(f"{what} is {text!r}, which has no tokens: leave it out")
+        check_length(self, len(ids), what)
+        example = read_example(self, ids)
+        if self.config.family == "encoder_decoder":
+            start = self.experiment.objective.components()[0][1].decoder_start(self.tokenizer.vocabulary)
+            example |= {"tokens": np.array([start], np.int32), "segment_ids": np.ones(1, np.int32)}
+            example["positions"] = np.zeros(1, np.int32)
+        return example
