@@ -11,6 +11,9 @@ what is evaluated, and on what: the text (`--config.data.source=…`), how many 
 documents. A decoder reads from left to right, through windows that overlap; an encoder is asked for each token from all
 others (figures that begin with pseudo_), an encoder-decoder for the targets of its objective (target_).
 
+`--tasks=grammar,blimp:my/folder,my_task.json` asks it tasks that it was not trained for; docs/use.md says which there
+are, and how to write one. `--examples=N` asks for N of each.
+
 The results are printed, and written as JSON to DIR/evaluations, or to --output=FILE. `--every-checkpoint` does it for
 all checkpoints that a run keeps, and draws them over the training.
 
@@ -49,6 +52,7 @@ from pretrainax.scoring import picture
 from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
 from pretrainax.scoring.questions import Scoring
 from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
+from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import MEANINGS
@@ -76,6 +80,8 @@ def main() -> None:
         "stride": flags.DEFINE_integer("stride", None, "Decoders: tokens between two windows; else half the context"),
         "by-word": flags.DEFINE_bool("by-word", False, "Encoders: the rest of a word is masked with each token of it"),
         "seed": flags.DEFINE_integer("seed", None, "Models that fill holes: of the holes"),
+        "tasks": flags.DEFINE_list("tasks", None, "Tasks without training, as grammar,blimp:my/folder,my_task.json"),
+        "examples": flags.DEFINE_integer("examples", None, "--tasks: at most so many of each, evenly spaced"),
         "every-checkpoint": flags.DEFINE_bool("every-checkpoint", False, "All that the run keeps, with a picture"),
         "output": define_path("output", None, "The JSON file of the results; else in DIR/evaluations"),
     }
@@ -115,11 +121,12 @@ class Evaluation:
 
     @property
     def of_text(self) -> bool:
-        """Tells whether any text is scored, and not the run's own validation made again."""
-        return self["source"] is not None
+        """Tells whether any text or task is scored, and not the run's own validation made again."""
+        return self["source"] is not None or self["tasks"] is not None
 
     def run(self) -> int:
         self._check_flags()
+        self._tasks = ready(self["tasks"] or ())  # before a model is loaded
         results = []
         for origin, of_origin in self._of_texts() if self.of_text else self._validations():
             step = int(os.path.basename(origin.steps[0])) if len(origin.steps) == 1 else None
@@ -130,7 +137,7 @@ class Evaluation:
 
     def _check_flags(self) -> None:
         """Raises UserError for what would change nothing."""
-        count, what = (COUNT_BESIDE_TEXT, "beside --source") if self.of_text else (COUNT, "in a validation")
+        count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
         ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
         if ignored:
             raise UserError(
@@ -144,6 +151,9 @@ class Evaluation:
                 f"--{given[0]} is for --source, and without that a run's own validation is made: its fields are "
                 f"config.{', config.'.join(COUNT)}"
             )
+        for flag, names in (("source", given), ("tasks", ["examples"] if self["examples"] is not None else [])):
+            if names and self[flag] is None:
+                raise UserError(f"--{names[0]} is for --{flag}: give that too, or leave it out")
 
     # --- any text ---------------------------------------------------------------------------------------------------
 
@@ -152,7 +162,7 @@ class Evaluation:
             host.start_jax(cli.CONFIG.value)
         host.start_devices()
         if jax.process_count() > 1:
-            raise UserError("--source is scored in one process: start this command once")
+            raise UserError("--source and --tasks are asked in one process: start this command once")
         before = None
         for origin in self.origins:
             loaded = self._load(origin)
@@ -178,6 +188,8 @@ class Evaluation:
             source = read_source(self["source"], loaded.experiment)
             scoring = Scoring(self["context"], self["stride"], self["by-word"], self["seed"])
             results += score_source(loaded, source, self["split"], self["documents"], scoring, _watched)
+        for of_task in run_tasks(loaded, self._tasks, self["examples"]):
+            results += of_task
         return results
 
     # --- a run's own validation -------------------------------------------------------------------------------------
