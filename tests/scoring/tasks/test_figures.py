@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pretrainax.config import UserError
+from pretrainax.inference.decoding import generate
+from pretrainax.inference.request import Sampling
 from pretrainax.scoring.results import Estimate
 from pretrainax.scoring.span_forms import Ids, forms_of
 from pretrainax.scoring.tasks.asking import continuations, sentence_log_likelihoods, split
@@ -197,6 +199,39 @@ def test_fewer_examples_are_spread_over_all_and_it_is_said(decoder, blimp):
 def test_a_limit_below_one_is_refused(decoder, blimp, most):
     with pytest.raises(UserError, match=f"--examples={most}: it must be at least 1"):
         results(decoder, blimp, most)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5_1_1"])
+def test_what_is_written_is_compared_with_the_answer(name, tmp_path):
+    loaded, questions = loaded_case(name), ["a:", "b:", "c:"]
+    sampling = Sampling(max_new_tokens=4)
+    said = [
+        text.text for text in generate(loaded, [f"a: x;{q}" if q != "a:" else "b: y;a:" for q in questions], sampling)
+    ]
+    records = [
+        {"prompt": "a:", "answer": "x"},
+        {"prompt": "b:", "answer": "y"},
+        {"prompt": "c:", "answer": said[2]},
+    ]
+    assert said[0].strip() != "x" and said[1].strip() != "y"
+    write(tmp_path / "mine.jsonl", records)
+    fields = {"examples": "mine.jsonl", "separator": ";", "shots": 1, "max_new_tokens": 4, "stop": []}
+    (tmp_path / "mine.json").write_text(json.dumps({"kind": "exact_match"} | fields))
+    found = results(loaded, str(tmp_path / "mine.json"))
+    assert found["exact_match", ""].value == pytest.approx(1 / 3) and found["answered", ""].value == 1
+
+
+def test_shots_are_left_out_where_there_is_no_room_and_it_is_said(decoder, tmp_path):
+    """Of the 20 tokens that the model reads, one stands before the text and 4 are to be written."""
+    records = [{"prompt": "abcdef", "answer": "g"}, {"prompt": "h", "answer": "i"}, {"prompt": "j" * 18, "answer": "k"}]
+    write(tmp_path / "mine.jsonl", records)
+    fields = {"examples": "mine.jsonl", "separator": ";", "shots": 2, "max_new_tokens": 4, "answer": "[a-z]"}
+    (tmp_path / "mine.json").write_text(json.dumps({"kind": "exact_match"} | fields))
+    assert results(decoder, str(tmp_path / "mine.json"))["exact_match", ""].counts == {
+        "examples": 3,
+        "prompts with fewer shots, for want of room": 2,
+        "prompts too long, counted as wrong": 1,
+    }
 
 
 def test_an_encoder_is_not_asked_to_write(blimp):

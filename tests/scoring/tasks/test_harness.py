@@ -1,13 +1,23 @@
 """Holds our class for the lm-evaluation-harness against its own for transformers, on tasks of its own kind."""
 
 import contextlib
+import dataclasses
 import json
 
 import pytest
 
+from pretrainax.config import UserError
+from pretrainax.data.sources import TextFiles
+from pretrainax.inference.load import load
+from pretrainax.scoring.tasks.asking import continuations
 from tests.support.huggingface_weights import write_directory, write_tokenizer
+from tests.support.loaded import loaded_case
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'pretrainax[eval]'")
+from lm_eval.api.instance import Instance  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+
+from pretrainax.scoring.tasks.harness import PretrainAX  # noqa: E402
 
 ANIMALS = [
     {"q": "a cat", "choices": ["dog", "a hat"], "gold": 1},
@@ -56,8 +66,6 @@ def tasks(tmp_path_factory):
 
 
 def evaluated(model, folder):
-    from lm_eval.tasks import TaskManager
-
     manager = TaskManager(include_path=str(folder), include_defaults=False)
     return lm_eval.simple_evaluate(
         model=model, tasks=list(TASKS), task_manager=manager, bootstrap_iters=0, log_samples=True
@@ -100,10 +108,7 @@ def both(request, tmp_path_factory, tasks):
     """The figures of both classes, for the weights of one directory."""
     for package in ("transformers", "accelerate"):
         pytest.importorskip(package, reason=f"{package} is not installed: pip install 'pretrainax[parity]'")
-    from lm_eval.models.huggingface import HFLM
-
-    from pretrainax.inference.load import load
-    from pretrainax.scoring.tasks.harness import PretrainAX
+    from lm_eval.models.huggingface import HFLM  # which imports these
 
     directory = write_model(tmp_path_factory.mktemp("hf") / "model", request.param)
     theirs = HFLM(pretrained=str(directory), device="cpu", dtype="float32", batch_size=2)
@@ -130,3 +135,44 @@ def test_texts_get_the_perplexity_of_the_harness(both):
 def test_texts_go_on_as_in_the_harness(both):
     assert responses(both[0], "written") == responses(both[1], "written")
     assert all(said != "" for (said,) in responses(both[0], "written"))
+
+
+def requests(kind, *arguments):
+    return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]
+
+
+def test_what_was_trained_here_has_the_separator_before_its_texts():
+    loaded = loaded_case("gpt2")
+    data = dataclasses.replace(loaded.experiment.data, source=TextFiles(path="x"))
+    trained = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, data=data))
+    pair = ("a cat", " sat")
+    ((said, _),) = PretrainAX(trained).loglikelihood(requests("loglikelihood", pair), disable_tqdm=True)
+    assert said == pytest.approx(continuations(trained, [pair])[0].log_likelihood, abs=1e-4)
+    assert said != pytest.approx(continuations(loaded, [pair])[0].log_likelihood, abs=1e-2)  # behind <s>
+
+
+def test_a_prompt_that_leaves_no_room_is_cut_and_said(caplog):
+    model = PretrainAX(loaded_case("gpt2"))
+    short, long = "a sea of", "the end of the day a sea of"
+    options = {"until": [], "max_gen_toks": 11}  # of 20 tokens, after <s> and the 8 letters of `short`
+    said = model.generate_until(requests("generate_until", (short, options), (long, options)))
+    assert said[0] == said[1] and "a prompt of 27 tokens was cut from the left to 8" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"until": [], "num_beams": 2}, "generation_kwargs has num_beams=2, allowed: min_p, repetition_penalty"),
+        ({"until": []}, "max_gen_toks is 256, and the model reads 20 tokens: set it lower"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        PretrainAX(loaded_case("gpt2")).generate_until(requests("generate_until", ("a", options)))
+
+
+def test_an_encoder_is_refused():
+    with pytest.raises(
+        UserError, match="bert_masked_lm is of the family encoder, and the harness asks how a text goes"
+    ):
+        PretrainAX(loaded_case("bert_masked_lm"))
