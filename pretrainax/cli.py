@@ -17,7 +17,7 @@ from typing import Optional
 from absl import app, flags, logging
 
 from pretrainax.config import Experiment, RunFailed, UserError, nearest
-from pretrainax.config.config_file import read_config_file
+from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
 from pretrainax.config.reference import docstring_of
@@ -38,7 +38,9 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 _CONFIG_PARSER = _ConfigParser()
-CONFIG = flags.DEFINE(_CONFIG_PARSER, "config", None, "File with get_config(variant), as configs/t5_base.py:large")
+CONFIG = flags.DEFINE(
+    _CONFIG_PARSER, "config", None, "A config by its name, as t5_base:large, or a file with get_config(variant)"
+)
 WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
@@ -55,6 +57,7 @@ def run(
     main: Callable[..., int],
     commands: tuple[str, ...] = (),
     config: Optional[Callable[[], Optional[Experiment]]] = None,
+    texts: bool = False,
 ) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
@@ -62,6 +65,7 @@ def run(
       commands: the first word after the program's name is one of them, and what `main` is called with.
       config: gives the config that flags override, of a command that takes no --config=FILE; None where there is none.
         It is called when all other flags are known.
+      texts: words beside the flags are texts, which `main` is called with.
     """
 
     def guarded(words: list[str]) -> int:
@@ -91,7 +95,7 @@ def run(
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -100,7 +104,7 @@ def experiment(files: bool = True) -> Experiment:
     files: corpus and tokenizer must be there.
     """
     if CONFIG.value is None:
-        raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
+        raise UserError("--config is missing; for a first run: --config=quickstart")
     validate(CONFIG.value, files)
     return CONFIG.value
 
@@ -120,21 +124,15 @@ def folder(flag: str, path: str) -> str:
 
 
 def config_name() -> str:
-    """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
-    file, variant = _config_file()
+    """Names the config: `t5_base-large` for --config=t5_base:large."""
+    file, variant = find_config(_CONFIG_PARSER.given)
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
 def papers_source() -> str:
     """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
-    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(_config_file()[0]))
+    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
-
-
-def _config_file() -> tuple[str, str]:
-    """Returns the file of --config and the variant."""
-    file, _, variant = _CONFIG_PARSER.given.partition(":")
-    return file, variant
 
 
 def complain(error: Exception) -> int:
@@ -154,7 +152,10 @@ def one_line(error: Exception) -> str:
 
 
 def _parse(
-    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]]
+    argv: list[str],
+    commands: tuple[str, ...],
+    config: Optional[Callable[[], Optional[Experiment]]],
+    texts: bool,
 ) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
@@ -176,6 +177,8 @@ def _parse(
         if asks_help:
             _help()
             sys.exit(0)
+        if texts:
+            return _texts(rest)
         rest = [word for word in rest if word != "--"]
         for word in rest[1:]:
             _check_word(word)
@@ -206,6 +209,15 @@ def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optiona
             text = rest.pop(0)
         overrides.append((path, "false" if off else text))
     return words, overrides
+
+
+def _texts(rest: list[str]) -> list[str]:
+    """Returns the program's name and the texts beside the flags; UserError for a flag that there is not, before --."""
+    given = rest[: rest.index("--")] if "--" in rest else rest
+    for word in given[1:]:
+        if _FLAG.match(word):
+            _check_word(word)
+    return [*given, *rest[len(given) + 1 :]]
 
 
 def _check_word(word: str) -> None:
@@ -245,5 +257,6 @@ def _help() -> None:
         print("With --config=FILE, --help shows every field of that config.")
         return
     if _CONFIG_PARSER.given:
-        print(f"\n{_config_file()[0]}\n\n{textwrap.indent(docstring_of(_config_file()[0]), '  ')}\n")
+        file, _ = find_config(_CONFIG_PARSER.given)
+        print(f"\n{file}\n\n{textwrap.indent(docstring_of(file), '  ')}\n")
     print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

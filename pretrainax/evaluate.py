@@ -11,6 +11,10 @@ what is evaluated, and on what: the text (`--config.data.source=…`), how many 
 documents. A decoder reads from left to right, through windows that overlap; an encoder is asked for each token from all
 others (figures that begin with pseudo_), an encoder-decoder for the targets of its objective (target_).
 
+`--source=… --bytes-of-spans` asks for spans of the text instead, chosen by their bytes: the same ones of every model,
+in bits per byte, by which encoders, encoder-decoders and decoders compare (docs/use.md says how). `--beside=OTHER`
+gives the difference to another model on these spans.
+
 `--tasks=grammar,blimp:my/folder,my_task.json` asks it tasks that it was not trained for; docs/use.md says which there
 are, and how to write one. `--examples=N` asks for N of each.
 
@@ -22,6 +26,7 @@ its own validation.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -52,6 +57,8 @@ from pretrainax.scoring import picture
 from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
 from pretrainax.scoring.questions import Scoring
 from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
+from pretrainax.scoring.span_choice import SpanChoice
+from pretrainax.scoring.spans import results_beside, score_spans, texts_of
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
@@ -79,7 +86,12 @@ def main() -> None:
         "context": flags.DEFINE_integer("context", None, "Tokens that the model reads at a time; else as in training"),
         "stride": flags.DEFINE_integer("stride", None, "Decoders: tokens between two windows; else half the context"),
         "by-word": flags.DEFINE_bool("by-word", False, "Encoders: the rest of a word is masked with each token of it"),
-        "seed": flags.DEFINE_integer("seed", None, "Models that fill holes: of the holes"),
+        "seed": flags.DEFINE_integer("seed", None, "Of the holes that models fill, and of the spans"),
+        "bytes-of-spans": flags.DEFINE_bool("bytes-of-spans", False, "--source: spans of it, alike for every family"),
+        "span-share": flags.DEFINE_float("span-share", SpanChoice.share, "How much of the text is in spans"),
+        "span-bytes": flags.DEFINE_float("span-bytes", SpanChoice.mean_bytes, "Bytes of a span, on average"),
+        "span-context": flags.DEFINE_integer("span-context", SpanChoice.context, "Bytes on each side that are read"),
+        "beside": define_path("beside", None, "--bytes-of-spans: another model, to be compared with"),
         "tasks": flags.DEFINE_list("tasks", None, "Tasks without training, as grammar,blimp:my/folder,my_task.json"),
         "examples": flags.DEFINE_integer("examples", None, "--tasks: at most so many of each, evenly spaced"),
         "every-checkpoint": flags.DEFINE_bool("every-checkpoint", False, "All that the run keeps, with a picture"),
@@ -144,7 +156,12 @@ class Evaluation:
                 f"--config.{ignored[0]} changes nothing {what}: leave it out. "
                 f"These do: config.{', config.'.join(count)}"
             )
-        of_source = ("split", "documents", "context", "stride", "by-word", "seed")
+        of_spans, of_tokens = ("span-share", "span-bytes", "span-context", "beside"), ("context", "stride", "by-word")
+        for name in of_tokens if self["bytes-of-spans"] else of_spans:
+            if self._asked[name].present:
+                changes = "changes nothing beside" if self["bytes-of-spans"] else "changes nothing without"
+                raise UserError(f"--{name} {changes} --bytes-of-spans: leave it out")
+        of_source = ("split", "documents", "seed", "bytes-of-spans", *of_tokens, *of_spans)
         given = [name for name in of_source if self._asked[name].present]
         if given and not self.of_text:
             raise UserError(
@@ -184,12 +201,26 @@ class Evaluation:
     def _scores(self, loaded: LoadedModel) -> list[Result]:
         """Returns all that the flags ask of a model."""
         results = []
-        if self["source"] is not None:
+        if self["bytes-of-spans"]:
+            results += self._of_spans(loaded)
+        elif self["source"] is not None:
             source = read_source(self["source"], loaded.experiment)
             scoring = Scoring(self["context"], self["stride"], self["by-word"], self["seed"])
             results += score_source(loaded, source, self["split"], self["documents"], scoring, _watched)
         for of_task in run_tasks(loaded, self._tasks, self["examples"]):
             results += of_task
+        return results
+
+    def _of_spans(self, loaded: LoadedModel) -> list[Result]:
+        """Returns what a model pays for spans, and by how much that is more than another one pays for the same."""
+        choice = SpanChoice(self["span-share"], self["span-bytes"], self["span-context"], self["seed"] or 0)
+        source, watch = read_source(self["source"], loaded.experiment), functools.partial(_watched, unit=" spans")
+        texts = list(texts_of(source, self["split"], self["documents"]))
+        name, scores = f"{source}, {SPLITS[self['split']]}", score_spans(loaded, texts, choice, watch)
+        results = [result for of_form in scores for result in of_form.results(name)]
+        if self["beside"]:
+            other = self._load(find_origin(self["beside"]))
+            results += results_beside(scores, score_spans(other, texts, choice, watch), name)
         return results
 
     # --- a run's own validation -------------------------------------------------------------------------------------
@@ -255,9 +286,9 @@ def _every_origin(directory: str) -> list[Origin]:
     return origins
 
 
-def _watched(documents: Iterable) -> Iterable:
+def _watched(things: Iterable, unit: str = " documents") -> Iterable:
     """Shows on a terminal how many documents were read."""
-    return tqdm(documents, desc="scoring", unit=" documents", leave=False, disable=not sys.stderr.isatty())
+    return tqdm(things, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())
 
 
 def _params(run: Run, steps: Sequence[str]):

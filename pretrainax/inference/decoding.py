@@ -21,8 +21,9 @@ from pretrainax.inference import beam_search, token_loop
 from pretrainax.inference.cached import CachedModel
 from pretrainax.inference.constraints import allowed_ids, without_strings
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.prompts import batch_of, bucket, read_prompt, room_after, tokens_of
+from pretrainax.inference.prompts import batch_of, read_prompt, room_after, tokens_of
 from pretrainax.inference.request import Sampling
+from pretrainax.inference.rows import bucket
 from pretrainax.inference.sampling import Rules, row_keys
 from pretrainax.inference.stops import find_stop, settled, stopped_after
 from pretrainax.sharding.arrays import put_batch
@@ -67,23 +68,25 @@ def generate(
     sampling: Sampling = Sampling(),  # noqa: B008  it is frozen
     on_text: Optional[OnText] = None,
     first: int = 0,
+    batch_size: int = 16,
     rates: Optional[Rates] = None,
 ) -> list[Generated]:
     """Returns the texts that a model writes after prompts: `sampling.num_return` of each, best first, prompt by prompt.
 
-    Special pieces in a prompt are understood: "The <extra_id_0> walks". All prompts are one batch on the device.
+    Special pieces in a prompt are understood: "The <extra_id_0> walks".
 
     Args:
-      on_text: told of each piece of text when it is there; of several texts of a prompt, of none.
+      on_text: told of each piece of text when it is there; where a prompt has several texts, of none.
       first: the number of the first prompt, from which random numbers follow.
+      batch_size: prompts that are on the device at a time.
       rates: the times of the device are added to it.
 
     Raises:
       UserError: an option out of range, a prompt that the model cannot read or that is too long for it, an encoder.
     """
     sampling.check()
-    if not prompts:
-        return []
+    if isinstance(prompts, str):
+        raise UserError("prompts is one text, it must be a list of them: write [text]")
     examples = []
     for number, prompt in enumerate(prompts):
         try:
@@ -91,9 +94,12 @@ def generate(
             room_after(examples[-1], loaded)
         except UserError as e:
             raise UserError(f"prompt {first + number + 1}: {e}" if len(prompts) > 1 else str(e)) from e
-    job = _Job(loaded, examples, sampling, first)
+    texts = []
     with jax.set_mesh(loaded.mesh):
-        return (job.search if sampling.num_beams > 1 else job.write)(on_text, rates or Rates())
+        for start in range(0, len(examples), batch_size):
+            job = _Job(loaded, examples[start : start + batch_size], sampling, first + start)
+            texts += (job.search if sampling.num_beams > 1 else job.write)(on_text, rates or Rates())
+    return texts
 
 
 class Writer:
@@ -125,7 +131,7 @@ class _Job:
         self.rules = rules_of(loaded, sampling)
         most = loaded.experiment.model.position.max_length
         limits = [min(sampling.max_new_tokens, room_after(p, loaded) or sampling.max_new_tokens) for p in prompts]
-        self.room = bucket(max(limits), None)
+        self.room = bucket(max(limits))
         rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # that fill up the devices
         self.limits = np.array(limits + [0] * rows, np.int32)
         batch = batch_of([*prompts, *[prompts[-1]] * rows], vocabulary.pad or 0, most)

@@ -65,7 +65,7 @@ def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) ->
     vectors = np.empty((len(rows), loaded.experiment.model.d_model), np.float32)
     examples = [read_example(loaded, row) for row in rows]
     for numbers, batch in batches(examples, loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
-        hidden = np.asarray(loaded.ask(last_hidden, batch), np.float32)
+        hidden = np.asarray(loaded.run(last_hidden, batch), np.float32)
         for number, states in zip(numbers, hidden, strict=False):  # rows after these repeat the last one
             vectors[number] = _POOLINGS[pooling](states[: len(rows[number])])
     return vectors

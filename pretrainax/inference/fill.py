@@ -14,10 +14,8 @@ from pretrainax.inference.framing import check_length, frame_of, longest, read_e
 from pretrainax.inference.holes import Holes
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
-from pretrainax.models import AnyModel
-from pretrainax.models.heads import heads_of
-from pretrainax.models.heads.base import HEADS
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.models import Outputs
+from pretrainax.models.heads import HEADS
 
 Order = Literal["most_certain", "left_to_right", "at_once"]
 
@@ -36,6 +34,43 @@ class Filled:
 
     text: str  # with the likeliest candidate in each hole
     holes: tuple[tuple[Candidate, ...], ...]  # of each hole in the text, likeliest first
+
+
+def fill(loaded: LoadedModel, text: str, top: int = 5, order: Optional[Order] = None) -> Filled:
+    """Returns `text` with its holes filled in, and the likeliest fillings of each.
+
+    A hole of an encoder is one token, written [MASK] or as its tokenizer writes it.
+
+    Args:
+      top: candidates of each hole.
+      order: of an encoder: most_certain fills one mask after the other, first where the model is surest, and asks again
+        each time, so that the parts of a word fit; left_to_right likewise in their order; at_once asks once for all.
+        None: most_certain. A candidate's probability is the model's own when it was asked.
+
+    Raises:
+      UserError: a text without a hole, with one that the model was not trained to fill in, or too long; a model that
+        fills in nothing; options out of range.
+    """
+    _check_options(loaded, top, order)
+    if loaded.model.config.family != "encoder":
+        raise UserError(f"{loaded.origin} is no encoder")
+    return _fill_masks(loaded, Holes(loaded.tokenizer, text), top, order or "most_certain")
+
+
+def _check_options(loaded: LoadedModel, top: int, order: Optional[Order]) -> None:
+    vocabulary, config = loaded.tokenizer.vocabulary, loaded.model.config
+    if config.generator is None and not HEADS["lm"].is_in(config):
+        raise UserError(
+            f"{loaded.origin} is a discriminator, which says of each token whether it was replaced and fills in none: "
+            "take its generator, or embed"
+        )
+    if config.family == "encoder" and vocabulary.mask is None:
+        raise UserError(f"the tokenizer of {loaded.origin} has no mask, so there is nothing that it could fill in")
+    most = vocabulary.size - len(vocabulary.special_ids)
+    if not (isinstance(top, int) and 1 <= top <= most):
+        raise UserError(f"top is {top!r}, it must be a whole number from 1 to {most:,}, the tokens that are text")
+    if order is not None and order not in get_args(Order):
+        raise UserError(f"order is {order!r}, it must be one of {', '.join(get_args(Order))}")
 
 
 def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Filled:
@@ -82,8 +117,8 @@ def _probabilities(loaded: LoadedModel, row: np.ndarray, places: Sequence[int]) 
     return probabilities
 
 
-def _logits(model: AnyModel, params: PyTree, batch: Batch) -> jax.Array:
-    return model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
+def _logits(outputs: Outputs, batch: Batch) -> jax.Array:
+    return outputs.heads["lm"].logits()
 
 
 def _word(words: Words, holes: Holes, row: np.ndarray, place: int, i: int) -> str:

@@ -77,8 +77,10 @@ class Holes:
         return text
 
     def _joined(self, text: str, said: str) -> str:
+        if not self._takes_space:
+            return text + said
         if not said.startswith(" "):  # it goes on where the text ends
-            return (text.removesuffix(" ") if self._takes_space else text) + said
+            return text.removesuffix(" ") + said
         has_space = not text or text[-1].isspace()
         # Without spaces among its ids a tokenizer writes "(paris" and "( paris" alike.
         return text + said[1:] if has_space or not (self._keeps_space or text[-1].isalnum()) else text + said

@@ -2,19 +2,25 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Optional
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import jax
 import numpy as np
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
+from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
+from pretrainax.inference.fill import Filled, Order, fill
 from pretrainax.inference.framing import check_length, frame_of, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.request import Sampling
 from pretrainax.inference.rows import bucket
 from pretrainax.sharding.param_paths import parameter_names
+
+if TYPE_CHECKING:
+    from pretrainax.scoring.likelihood import Score
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +59,55 @@ class LanguageModel(LoadedModel):
         lengths = Lengths(size, size, 1)
         return collate([[example] for example in examples], lengths, self.tokenizer.vocabulary.pad or 0)
 
+    def generate(
+        self,
+        prompts: Union[str, Sequence[str]],
+        *,
+        on_text: Optional[OnText] = None,
+        **sampling: Any,
+    ) -> list[Generated]:
+        """Returns the texts that the model writes after one prompt, or after each of several, prompt by prompt.
+
+        Args:
+          on_text: is told of each piece of text when it is there.
+          sampling: fields of `inference.request.Sampling`, as max_new_tokens=40, temperature=0.8, stop=("\\n",).
+
+        Raises:
+          UserError: an option that there is not, or out of range; a prompt that is too long; an encoder.
+        """
+        fields = [field.name for field in dataclasses.fields(Sampling)]
+        if unknown := [name for name in sampling if name not in fields]:
+            raise UserError(f"generate has no option {unknown[0]!r}, {nearest(unknown[0], fields)}")
+        listed = [prompts] if isinstance(prompts, str) else prompts
+        return generate(self, listed, Sampling(**sampling), on_text)
+
+    def fill(self, text: str, top: int = 5, order: Optional[Order] = None) -> Filled:
+        """Returns a text with its holes filled in, and the `top` likeliest fillings of each; see `inference.fill.fill`.
+
+        A hole is written [MASK]. Of ELECTRA the generator is asked.
+        """
+        return fill(self.generator or self, text, top, order)
+
     def embed(self, texts: Sequence[str], pooling: Pooling = "mean", truncate: bool = False) -> np.ndarray:
         """Returns a vector of each text, [n, d_model] float32; see `inference.embed.embed`."""
         return embed(self, texts, pooling, truncate)
+
+    def score(
+        self,
+        texts: Sequence[Union[str, tuple[str, str]]],
+        *,
+        context: Optional[int] = None,
+        stride: Optional[int] = None,
+        by_word: bool = False,
+        seed: Optional[int] = None,
+    ) -> list["Score"]:
+        """Returns nats, tokens and bytes of each text, and how they were counted; see `scoring.likelihood.score`.
+
+        Of ELECTRA the generator is asked.
+        """
+        from pretrainax.scoring.likelihood import score  # scoring builds on this package
+
+        return score(self.generator or self, texts, context=context, stride=stride, by_word=by_word, seed=seed)
 
     def _example(self, text: str, what: str) -> Example:
         before, after = frame_of(self)

@@ -44,7 +44,7 @@ class LoadedModel:
     def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
 
-        question: a function at the top of a file; compiled with the model once for each set of shapes.
+        question: a function at the top of a file, compiled with the model once for each set of shapes.
         """
         return self.run(_asking(question), batch)
 
@@ -52,11 +52,6 @@ class LoadedModel:
         """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
             return self._compiled(work)(self.params, self._put(batch))
-
-    def compiled_as(self, other: Self) -> Self:
-        """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
-        self.__dict__["_compiled"] = other._compiled
-        return self
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
@@ -66,9 +61,14 @@ class LoadedModel:
     def _kept(self) -> Callable[[Callable[..., Any]], Any]:
         return functools.cache(lambda make: make(self))
 
+    def compiled_as(self, other: Self) -> Self:
+        """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
+        self.__dict__["_compiled"] = other._compiled
+        return self
+
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
-        if len(batch["tokens"]) % axis_size(BATCH_AXES):
+        if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
 

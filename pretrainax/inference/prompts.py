@@ -7,31 +7,23 @@ puts there. What an encoder reads ends as in training.
 
 import re
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.config.errors import shortened
 from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import CausalLM, Objective
 from pretrainax.data.row_stream import default_packing
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.rows import bucket
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
-_SHORTEST = 16  # tokens of a bucket
 _SPACE_MARK = "\u2581"  # before the sentinels of mT5
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 _MASK = re.compile(r"\[MASK\]|<mask>")
-
-
-def bucket(length: int, most: int | None) -> int:
-    """Returns the length that rows of `length` tokens are padded to: 16, 32, 64, …, and `most` where that is less."""
-    size = _SHORTEST
-    while size < length:
-        size *= 2
-    return size if most is None else min(size, most)
 
 
 # --- text with special pieces ----------------------------------------------------------------------------------------
@@ -115,7 +107,7 @@ def _before(experiment: Experiment, objective: Objective, vocabulary: Vocabulary
 # --- the batch -------------------------------------------------------------------------------------------------------
 
 
-def batch_of(prompts: Sequence[Example], pad: int, most: int | None) -> HostBatch:
+def batch_of(prompts: Sequence[Example], pad: int, most: Optional[int]) -> HostBatch:
     """Returns a batch [B, T] of what `read_prompt` gave, padded on the right to a bucket of at most `most` tokens."""
     lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
     return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
@@ -126,7 +118,7 @@ def tokens_of(prompt: Example) -> int:
     return len(prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"])
 
 
-def room_after(prompt: Example, loaded: LoadedModel) -> int | None:
+def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
     """Returns how many tokens a model may write after a prompt; None: any number.
 
     The last of them is never read, and so needs no place.
@@ -139,11 +131,7 @@ def room_after(prompt: Example, loaded: LoadedModel) -> int | None:
         return None
     if tokens > most:
         raise UserError(
-            f"a prompt has {tokens:,} tokens, and the context of the model {most:,}: give at most {most:,} tokens"
+            f"the prompt has {tokens:,} tokens with the special ones around it, and the context of the model {most:,}: "
+            f"shorten it by {tokens - most:,}"
         )
     return most if is_encoder_decoder(prompt) else most - tokens + 1
-
-
-def shown(prompt: str) -> str:
-    """Returns a prompt as an error line names it."""
-    return repr(shortened(prompt))

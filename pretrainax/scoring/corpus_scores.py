@@ -91,7 +91,7 @@ def _count(
     nats, tokens = collections.defaultdict(float), collections.Counter()
 
     def questions() -> Iterator[tuple[int, Example]]:
-        for number, document in enumerate(watch(itertools.islice(_documents(source, split, skipped), documents))):
+        for number, document in enumerate(watch(itertools.islice(documents_of(source, split, skipped), documents))):
             asked = method.ask(document)
             sizes.append(asked.bytes)
             other.update({"unknown tokens": asked.unknown, "documents in pieces": asked.pieces > 1})
@@ -113,7 +113,7 @@ def _count(
     return _Counted(*map(np.array, arrays), other)
 
 
-def _documents(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
+def documents_of(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
     """Yields the documents of a split that hold text."""
     for name in ("train", "valid") if split == "all" else (split,):
         for shard in source.shards(name):

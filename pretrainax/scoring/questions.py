@@ -221,6 +221,8 @@ class Targets(Method):
             objective = self.of_text[rng.choice(len(weights), p=weights / weights.sum())][1]
             piece = ids[: objective.lengths(self.context).raw]
             ids = ids[len(piece) :]
+            room = max(min(self.context, len(piece) + 2), objective.shortest)
+            objective.check_vocabulary(self.vocabulary, room)  # of sentinels enough for so long a text
             examples.append(self._example(objective, piece, np.array([len(piece)]), rng))
         unknown = sum(self._unknown(example["targets"][example["loss_weights"] > 0]) for example in examples)
         return Asked(examples, sum(map(self._bytes, examples)), unknown, max(len(examples), 1))

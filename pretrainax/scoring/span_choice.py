@@ -42,7 +42,7 @@ class SpanChoice:
     document are in none, so that there is something on both sides.
     """
 
-    share: float = 0.1  # of the text is in spans, on average
+    share: float = 0.05  # of the text is in spans, on average
     mean_bytes: float = 12.0  # of a span, of UTF-8; 12 are about the 3 tokens that T5 is trained on
     context: int = 512  # bytes of whole words that may be read on each side of a span
     seed: int = 0

@@ -16,7 +16,7 @@ and the figure is the sum of the bits over the sum of the bytes, those of the or
            probabilities of all spans of any length add up to 1 and nothing is added. Others are told how many ids the
            span has, and their probabilities of all spans of so many ids add up to 1: for the number they pay
            - log2 q(number) bits, where q is how often it comes in the spans of all other documents, and a little for
-           those that never came. The figure without it is `text`.
+           those that never came.
   unknown  A word in which the tokenizer has its unknown id is written down in full, 8 bits for each of its bytes.
 
 So everything that is needed to write down the ids is paid for: no model is given the answer, and over many spans none
@@ -25,21 +25,24 @@ can cost less than the entropy of the text. Three things to know:
 - It is an upper bound for the text: of all ids that spell a span only those that the tokenizer gives are counted. The
   three parts of a text are tokenized each for itself, and their ids one after the other spell the text.
 - A tokenizer that changes the text (case, accents, white space) has less to say, and what it loses is not paid for;
-  `changed` is the share of the bytes in spans that do not come back from their ids. Compare it before the figures.
+  `share_changed` is how much of the bytes is in spans that do not come back from their ids: look at it first.
 - "Left side" and "both sides" are not the same question: more is known in the second, so that it costs less.
 """
 
 import collections
 import dataclasses
 import hashlib
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.data.sources import Source
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.corpus_scores import documents_of
 from pretrainax.scoring.likelihood import answers
 from pretrainax.scoring.questions import context_of
 from pretrainax.scoring.results import Estimate, Result, ratio
@@ -48,6 +51,7 @@ from pretrainax.scoring.span_forms import BOTH, Form, Ids, forms_of
 from pretrainax.tokenization.base import Tokenizer
 
 _BEHIND = "."  # what texts are tokenized behind, so that no space is put before them; a piece by itself nearly always
+Watch = Callable[[Iterable], Iterable]  # passes on what it sees, and shows how much there was
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +109,13 @@ class SpanScores:
         return ratio(np.bincount(number, values), np.bincount(number, self.bytes))
 
 
-def score_spans(loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None) -> list[SpanScores]:
+def score_spans(
+    loaded: LoadedModel, texts: Iterable[str], choice: Optional[SpanChoice] = None, watch: Watch = iter
+) -> list[SpanScores]:
     """Returns what a model pays for the spans of texts, once for each form in which it can be asked.
+
+    Args:
+      watch: sees the spans go by, in each form.
 
     Raises:
       UserError: no text has a span; a model that cannot be asked for one; a span that is longer than it reads.
@@ -116,7 +125,7 @@ def score_spans(loaded: LoadedModel, texts: Iterable[str], choice: Optional[Span
     if not spans:
         raise UserError(f"no text is long enough for a span, with share={choice.share}: give more text, or raise it")
     ids = encode(loaded.tokenizer, spans)
-    return [_scored(loaded, form, spans, ids) for form in forms_of(loaded)]
+    return [_scored(loaded, form, spans, ids, watch) for form in forms_of(loaded)]
 
 
 def difference(one: SpanScores, other: SpanScores) -> Estimate:
@@ -135,11 +144,36 @@ def difference(one: SpanScores, other: SpanScores) -> Estimate:
     return one.per_byte(one.bits - other.bits)
 
 
-def _scored(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids]) -> SpanScores:
+def texts_of(source: Source, split: str = "valid", documents: Optional[int] = None) -> Iterator[str]:
+    """Yields the texts of a source, at most so many of each of its parts; UserError for one of pairs."""
+    for part in source.components():
+        for document in itertools.islice(documents_of(part, split, collections.Counter()), documents):
+            if isinstance(document, tuple):
+                raise UserError(f"{part} has pairs of source and target, and spans are taken out of texts: give texts")
+            yield document if isinstance(document, str) else document.decode()
+
+
+def results_beside(one: Sequence[SpanScores], other: Sequence[SpanScores], source: str) -> list[Result]:
+    """Returns the differences between two models, in each of their forms."""
+    results = []
+    for a, b in itertools.product(one, other):
+        (figure, *_), part = a.results(source), f"{a.form.given} - {b.form.given} of {b.origin}"
+        difference_of = f"{figure.how}; the other: {b.results(source)[0].how}"
+        estimate = difference(a, b)._asdict()
+        results.append(
+            dataclasses.replace(
+                figure, measure="span_bits_per_byte_difference", part=part, how=difference_of, **estimate
+            )
+        )
+    return results
+
+
+def _scored(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], watch: Watch) -> SpanScores:
     longest = context_of(loaded)
     fitted = [form.fitted(of_span, longest) for of_span in ids]
     said = np.zeros(len(spans))
-    for answer in answers(loaded, ((i, example) for i, of in enumerate(fitted) for example in form.ask(of))):
+    questions = ((i, example) for i, of in enumerate(watch(fitted)) for example in form.ask(of))
+    for answer in answers(loaded, questions):
         said[answer.number] += answer.nats / math.log(2)
     numbers = np.array([len(of_span.span) for of_span in ids])
     documents = np.array([span.document for span in spans])

@@ -12,9 +12,7 @@ import pytest
 import pretrainax
 from pretrainax import models
 from pretrainax.config import MeshConfig, UserError
-from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.load import default_mesh, load
-from pretrainax.inference.loaded import LoadedModel
 from pretrainax.interop.directories import export_workdir
 from pretrainax.models import electra
 from pretrainax.sharding.mesh import make_mesh
@@ -80,11 +78,11 @@ def test_a_model_is_split_by_default_where_a_device_has_no_room_for_it():
     params = models.abstract_params(CASES["electra_base"].config)
     size = sum(4 * x.size for x in jax.tree.leaves(params))
     gpt2 = models.abstract_params(dataclasses.replace(CASES["gpt2"].config, vocab_size=96))
-    by = (
-        lambda params, room, devices=8: {  # noqa: E731
-            axis: n for axis, n in default_mesh(params, jax.devices()[:devices], room).shape.items() if n > 1
-        }
-    )
+
+    def by(params, room, devices=8):
+        sizes = default_mesh(params, jax.devices()[:devices], room).shape
+        return {axis: size for axis, size in sizes.items() if size > 1}
+
     assert by(params, 2 * size) == by(params, None) == {"data": 8}
     assert by(params, size) == {"fsdp": 8}  # 4 heads
     assert by(gpt2, 1, 4) == {"tensor": 4}
@@ -149,33 +147,6 @@ def test_a_config_of_another_project_is_one_line(run, content, message):
     (run / "config.json").write_text(content)
     with pytest.raises(UserError, match=message):
         load(run)
-
-
-def test_texts_are_encoded_as_in_training():
-    letters = lambda name, *texts: {k: x.tolist() for k, x in face(name).encode(texts).items()}  # noqa: E731
-    cls, sep, a, b, pad = 5, 6, 7, 8, 0
-    bert = letters("bert", "ab", "a")
-    assert bert["tokens"] == [[cls, a, b, sep, *[pad] * 12], [cls, a, sep, *[pad] * 13]]
-    assert bert["segment_ids"] == [[1] * 4 + [0] * 12, [1] * 3 + [0] * 13]
-    gpt = letters("gpt2", "a" * 17)
-    assert gpt["tokens"] == [[a] * 17 + [pad] * 3] and gpt["positions"][0][:17] == list(range(17))  # at most 20
-    t5 = letters("t5_1_1", "ab")
-    assert t5["encoder_tokens"] == [[a, b, 2, *[pad] * 13]] and t5["tokens"] == [[pad]] and t5["segment_ids"] == [[1]]
-    for texts, message in (["a" * 21], r"texts\[0\] is 21 tokens, .* reads at most 20"), (["a", ""], "has no tokens"):
-        with pytest.raises(UserError, match=message):
-            face("gpt2").encode(texts)
-    with pytest.raises(UserError, match=r"texts is one text, it must be a list of them: write \[text\]"):
-        face("gpt2").encode("a")
-
-
-@pytest.mark.parametrize("name", ["bert", "gpt2", "t5_1_1"])
-def test_what_is_encoded_is_what_the_model_takes(name):
-    assert np.isfinite(face(name)(face(name).encode(["a text", "b"])).logits).all()
-
-
-def face(name: str) -> LanguageModel:
-    fields = dataclasses.fields(LoadedModel)
-    return LanguageModel(**{field.name: getattr(loaded_case(name), field.name) for field in fields})
 
 
 def test_a_notebook_whose_event_loop_runs_can_load(made_run):

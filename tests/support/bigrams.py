@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Bigrams:
     """The parameters are the logits [V, V] of the next token after each; the state is the last token of each row."""
+
+    params: jax.Array | None = None
 
     def start(self, params, batch, room):
         last = jnp.sum(batch["segment_ids"] > 0, axis=1) - 1
