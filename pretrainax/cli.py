@@ -167,6 +167,8 @@ def _parse(
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
         if config is not None:
+            for word in rest[1:]:
+                _check_word(word)
             flags.FLAGS.config = _config_instead(config, asks_help)
         if settings and CONFIG.value is None:
             lacking = "--config is missing, of which" if config is None else "there is no config here of which"

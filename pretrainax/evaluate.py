@@ -43,7 +43,7 @@ from pretrainax import config as config_lib
 from pretrainax.checkpoints.params import average_params, load_parts
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import DataConfig, Experiment, UserError
 from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
@@ -53,6 +53,7 @@ from pretrainax.inference.origin import Origin, find_origin, parted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
+from pretrainax.runtime.cluster import is_one_of_many
 from pretrainax.scoring import picture
 from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
 from pretrainax.scoring.questions import Scoring
@@ -175,11 +176,10 @@ class Evaluation:
     # --- any text ---------------------------------------------------------------------------------------------------
 
     def _of_texts(self) -> Iterator[tuple[Origin, list[Result]]]:
-        if cli.CONFIG.value is not None:
-            host.start_jax(cli.CONFIG.value)
+        if is_one_of_many():
+            raise UserError("--source and --tasks are for one process: start this command by itself")
+        host.keep_compiled((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
         host.start_devices()
-        if jax.process_count() > 1:
-            raise UserError("--source and --tasks are asked in one process: start this command once")
         before = None
         for origin in self.origins:
             loaded = self._load(origin)

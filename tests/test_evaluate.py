@@ -5,6 +5,8 @@ All its commands are forked from one process that has imported what they need.
 
 import json
 import pathlib
+import re
+import shlex
 import shutil
 import sys
 
@@ -20,7 +22,7 @@ from pretrainax.interop.directories import import_directory
 from pretrainax.scoring.corpus_scores import score_source
 from tests.support import tiny
 from tests.support.huggingface_weights import write_directory
-from tests.support.runs import command, lines, run, write_text
+from tests.support.runs import ROOT, command, lines, run, write_text
 
 FORKING = """
 import json, pathlib, sys
@@ -81,9 +83,22 @@ def said(folder) -> dict[str, tuple[int, str]]:
         "every validation": [f"--from={folder}/run", "--every-checkpoint"],
         "every source": [f"--from={folder}/damaged", "--every-checkpoint", source, "--documents=2", "--stride=32"],
         "average": [f"--from={folder}/run@average", source, "--documents=1", "--config.mesh.data=1"],
+        **{f"page {number}": words for number, words in enumerate(page_commands(folder))},
         "others": [f"--from={folder}/gpt2", source, "--documents=1", "--split=all"],
     }
     return dict(zip(commands, evaluated(folder, list(commands.values())), strict=True))
+
+
+def page_commands(folder: pathlib.Path) -> list[list[str]]:
+    """The flags of each evaluation in docs/use.md that scores another text, of the run and the text that are here."""
+    page = (
+        (ROOT / "docs" / "use.md")
+        .read_text()
+        .replace("runs/mine", f"{folder}/run")
+        .replace("'other'", f"'{folder}/text'")
+    )
+    found = re.findall(r"^python -m pretrainax.evaluate (.*TextFiles.*)$", page, re.MULTILINE)
+    return [shlex.split(line) for line in found]
 
 
 def words(said: tuple[int, str]) -> dict[str, list[str]]:
@@ -170,6 +185,12 @@ def test_an_average_and_a_model_of_others_are_scored(said, folder):
     (file,) = (folder / "gpt2" / "evaluations").glob("text-model-*.json")
     found = results(file)[0]
     assert found["step"] is None and found["origin"] == f"{folder}/gpt2" and found["counts"]["documents"] == 1
+
+
+def test_the_commands_of_the_page_do_what_it_says(said, folder):
+    pages = [value for name, value in said.items() if name.startswith("page")]
+    assert len(pages) > 1 and {code for code, _ in pages} == {0}, pages
+    assert "bits_per_byte" in pages[0][1] and "drawn in" in pages[1][1]
 
 
 def test_what_counts_are_fields():

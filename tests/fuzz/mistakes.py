@@ -70,7 +70,15 @@ def _of_names():
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export"),
-        ("evaluate", [], "holds no config.json"),
+        ("evaluate", [], "--from is missing"),
+        ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),
+        ("evaluate", ["--from=x", "--workdir=x"], "leave one of them out"),
+        ("evaluate", ["--from=no/such"], "no/such"),
+        ("evaluate", ["--from=configs"], "is neither a run"),
+        ("evaluate", ["--from=x", "--split=test"], "--split"),
+        ("evaluate", ["--from=x", "--stride=many"], "--stride"),
+        ("evaluate", ["--from=x", "--documents=0"], "--documents"),
+        ("evaluate", ["--from=x@best", "--every-checkpoint"], "is of a run"),
     ]
 
 
@@ -124,7 +132,7 @@ def _of_paths():
     source = "--config.data.source"
     flags = [
         ("main", [TINY], "--workdir"),
-        ("evaluate", [], "--workdir"),
+        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
