@@ -58,6 +58,8 @@ def _define_options() -> dict[str, flags.FlagHolder]:
         kind, default = kinds[field.name], field.default
         if typing.get_origin(kind) is tuple:
             holder = flags.DEFINE_multi_string(field.name, [], f"{said.meaning} (text; may be given several times)")
+        elif str in typing.get_args(kind):
+            holder = flags.DEFINE_string(field.name, default, said.meaning)
         elif int in (kind, *typing.get_args(kind)):
             holder = flags.DEFINE_integer(field.name, default, said.meaning)
         else:

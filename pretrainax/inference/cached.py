@@ -10,7 +10,6 @@ from typing import Optional
 import flax.struct
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import DisentangledPositions, UserError
@@ -18,10 +17,9 @@ from pretrainax.data.batch import Batch
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.layers.cache import BlockMemory, Memory
 from pretrainax.layers.stack import Encoded, layer_by_layer
-from pretrainax.models import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import LENGTH_AXIS, logical_spec
-from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import named_sharding, tree_shardings
 
 
@@ -72,23 +70,24 @@ class CachedModel:
 
     @functools.cached_property
     def params(self) -> PyTree:
-        """Returns the parameters as `start` and `step` take them: those of each layer apart, matrices in the dtype of
-        activations, in their shards. Made once, and kept beside the loaded ones."""
-        mesh, params = self.loaded.mesh, self.loaded.params
-        shardings = jax.tree.unflatten(
-            jax.tree.structure(params),
-            [
-                named_sharding(mesh, P(*s.spec[1:])) if is_stacked(name) else s
-                for name, s in zip(parameter_names(params), jax.tree.leaves(tree_shardings(mesh, params)), strict=True)
-            ],
-        )
-        apart = {}
-        for stack in ("encoder", "decoder"):
-            if stack in params:
-                layers = len(jax.tree.leaves(params[stack]["blocks"])[0])
-                run = jax.jit(layer_by_layer, out_shardings=(shardings[stack]["blocks"],) * layers)
-                apart[stack] = {**_placed(params[stack], shardings[stack]), "blocks": run(params[stack]["blocks"])}
-        return {**_placed(params, shardings), **apart}
+        """Returns the parameters as `start` and `step` take them, in their shards: matrices in the dtype of
+        activations, those of each layer apart, and the output matrix [D, V] on its own where it is the transposed
+        embedding. Made once, and kept beside the loaded ones."""
+        config, compute, mesh = self.loaded.model.config, self.loaded.model.compute, self.loaded.mesh
+        shardings = tree_shardings(mesh, self.loaded.params)
+        params = dict(jax.device_put(self.loaded.params, shardings))  # copies nothing that lies there already
+        for stack in {"encoder", "decoder"} & params.keys():
+            blocks = params[stack]["blocks"]
+            of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings[stack]["blocks"])
+            spread = (of_layer,) * len(jax.tree.leaves(blocks)[0])
+            cut = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, compute.dtype)), out_shardings=spread)
+            params[stack] = {**params[stack], "blocks": cut(blocks)}
+        if config.tie_embeddings:
+            spread = named_sharding(mesh, logical_spec("d_model", "vocab_size"))
+            turn = jax.jit(lambda table: table.T.astype(compute.dtype), out_shardings=spread)
+            kernel = turn(params["token_embedding"]["embedding"])
+            params["unembedding"] = {**params.get("unembedding", {}), "kernel": kernel}
+        return params
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
         """Returns what the model says after the last token of each prompt, [B, V] float32 logits, and the state.
@@ -108,18 +107,18 @@ class CachedModel:
             encoded_segment_ids = encoded.segment_ids
         layers = config.decoder_layers if config.family == "encoder_decoder" else config.num_layers
         memory = Memory((BlockMemory(),) * layers)
-        outputs = self._decode(params, {**batch, "masked_positions": last}, encoded, memory)
+        logits, memory = self._decode(params, {**batch, "masked_positions": last}, encoded, memory)
         kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(layers)]
         most = length + room
         sizes = [min(config.window, most) if kind == "local" else most for kind in kinds]
         at_last = lambda x: jnp.take_along_axis(x, last, axis=1, mode="clip")[:, 0]  # noqa: E731
         state = State(
-            outputs.state.rings(lengths, sizes),
+            memory.rings(lengths, sizes),
             at_last(batch["positions"]),
             at_last(batch["segment_ids"]),
             encoded_segment_ids,
         )
-        return _logits(outputs), state
+        return logits, state
 
     def step(self, params: PyTree, state: State, tokens: jax.Array) -> tuple[jax.Array, State]:
         """Reads one token more of each row, [B]; returns what the model says after it, [B, V] float32 logits, and the
@@ -128,27 +127,33 @@ class CachedModel:
         batch = {"tokens": tokens, "positions": positions, "segment_ids": state.segment_ids}
         ids = state.encoded_segment_ids
         encoded = None if ids is None else Encoded(None, ids)
-        outputs = self._decode(params, {name: x[:, None] for name, x in batch.items()}, encoded, state.memory)
-        return _logits(outputs), state.replace(memory=outputs.state, positions=positions)
+        logits, memory = self._decode(params, {name: x[:, None] for name, x in batch.items()}, encoded, state.memory)
+        return logits, state.replace(memory=memory, positions=positions)
 
     def take(self, state: State, rows: jax.Array) -> State:
         """Returns the state of `rows` [B'], indices into B; the same one may be there more than once."""
-        return jax.tree.map(lambda x: x if x.ndim == 0 else jnp.take(x, rows, axis=0, mode="clip"), state)
+        of_rows = lambda x: jnp.take(x, rows, axis=0, mode="clip")  # noqa: E731
+        return state.replace(
+            memory=state.memory.take(rows),
+            positions=of_rows(state.positions),
+            segment_ids=of_rows(state.segment_ids),
+            encoded_segment_ids=jax.tree.map(of_rows, state.encoded_segment_ids),
+        )
 
-    def _decode(self, params: PyTree, batch: Batch, encoded: Optional[Encoded], memory: Memory) -> Outputs:
+    def _decode(
+        self, params: PyTree, batch: Batch, encoded: Optional[Encoded], memory: Memory
+    ) -> tuple[jax.Array, Memory]:
+        """Returns the logits of the one place that is asked for, [B, V] float32, the vocabulary of a row whole; and
+        what the decoder remembers."""
         read = () if encoded is None else (encoded,)
-        return self._apply(params, batch, *read, memory, method="decode")
+        outputs = self._apply(params, batch, *read, memory, method="decode")
+        output = outputs.heads["lm"].replace(unembedding=params["unembedding"]["kernel"])
+        return constrain(output.logits()[:, 0], logical_spec("batch")), outputs.state
 
     def _apply(self, params: PyTree, *arguments: object, method: str) -> PyTree:
         return self.loaded.model.apply({"params": params}, *arguments, deterministic=True, method=method)
 
 
-def _placed(params: PyTree, shardings: PyTree) -> PyTree:
-    """Returns what is outside of the stacks, in its shards."""
-    outside = [name for name in params if name not in ("encoder", "decoder", "blocks")]
-    return {name: jax.device_put(params[name], shardings[name]) for name in outside}
-
-
-def _logits(outputs: Outputs) -> jax.Array:
-    """Returns the logits of the one place that was asked for, [B, V] float32, the vocabulary of a row whole."""
-    return constrain(outputs.heads["lm"].logits()[:, 0], logical_spec("batch"))
+def _in_dtype(params: PyTree, dtype: str) -> PyTree:
+    """Returns parameters whose matrices are of the dtype that `Linear` casts them to."""
+    return jax.tree_util.tree_map_with_path(lambda path, x: x.astype(dtype) if path[-1].key == "kernel" else x, params)

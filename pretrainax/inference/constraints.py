@@ -16,6 +16,9 @@ from pretrainax.inference.prompts import ids_of
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 FORBIDDEN = -1
+# outlines-core 0.2.14 leaves out what goes on after a text that matches already, "1" -> "1.5" of [0-9]+([.][0-9]+)?:
+# with a mark of its own for the end no text matches before that.
+_MARK = b"\0"
 
 
 class Automaton(NamedTuple):
@@ -82,6 +85,42 @@ def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabular
     moves[:, list(vocabulary.special_ids)] = 0  # a special piece parts what is before it from what follows
     padding = np.full((len(moves), rows - len(spellings)), FORBIDDEN, np.int32)
     return Automaton(jnp.asarray(np.concatenate([moves, padding], axis=1)))
+
+
+def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
+    """Returns the automaton of texts that match a regular expression as a whole, of which the end is told by the end of
+    the text; made by the library outlines-core (Willard and Louf 2023, arXiv 2307.09702).
+
+    Args:
+      spellings, rows: as `without_strings` has them. Special pieces are part of no match.
+
+    Raises:
+      UserError: no regular expression, none that these tokens can match; the library is not installed.
+    """
+    try:
+        import outlines_core
+    except ImportError as e:
+        raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'") from e
+    if vocabulary.separator is None:
+        raise UserError("regex needs a vocabulary with an end of text, and this one has none: leave it out")
+    ids: dict[bytes, list[int]] = {_MARK: [rows]}
+    for i, spelling in enumerate(spellings):
+        if spelling and i not in vocabulary.special_ids and _MARK not in spelling:
+            ids.setdefault(spelling, []).append(i)
+    try:
+        index = outlines_core.Index(f"(?:{pattern}){_MARK.decode()}", outlines_core.Vocabulary(rows + 1, ids))
+    except ValueError as e:
+        raise UserError(f"regex is {pattern!r}, which no text can match: {e}") from e
+    transitions, after_mark = index.get_transitions(), index.get_final_states()
+    states = [state for state in transitions if state not in after_mark]
+    number = {state: i for i, state in enumerate(dict.fromkeys([index.get_initial_state(), *states]))}
+    moves = np.full((len(number), rows), FORBIDDEN, np.int32)
+    for state in states:
+        by_token = {i: number[after] for i, after in transitions[state].items() if after in number and i < rows}
+        moves[number[state], list(by_token)] = list(by_token.values())
+        if transitions[state].get(rows) in after_mark:
+            moves[number[state], vocabulary.separator] = number[state]
+    return Automaton(jnp.asarray(moves))
 
 
 def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:

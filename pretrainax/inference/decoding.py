@@ -19,7 +19,7 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Example, HostBatch, is_encoder_decoder
 from pretrainax.inference import beam_search, token_loop
 from pretrainax.inference.cached import CachedModel
-from pretrainax.inference.constraints import allowed_ids, without_strings
+from pretrainax.inference.constraints import allowed_ids, matching, without_strings
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prompts import batch_of, read_prompt, room_after, tokens_of
 from pretrainax.inference.request import Sampling
@@ -263,14 +263,18 @@ class _Clock:
 def rules_of(loaded: LoadedModel, sampling: Sampling) -> Rules:
     """Returns the options as the device takes them; UserError for tokens that there are not."""
     tokenizer, rows = loaded.tokenizer, loaded.experiment.model.vocab_size
-    automata = ()
-    if sampling.banned_strings:
-        automata = (without_strings(sampling.banned_strings, tokenizer.spellings(), tokenizer.vocabulary, rows),)
+    automata = []
+    if sampling.banned_strings or sampling.regex:
+        described = tokenizer.spellings(), tokenizer.vocabulary, rows
+        if sampling.banned_strings:
+            automata.append(without_strings(sampling.banned_strings, *described))
+        if sampling.regex:
+            automata.append(matching(sampling.regex, *described))
     end = tokenizer.vocabulary.separator
     return Rules(
         allowed=jnp.asarray(allowed_ids(sampling.allowed_tokens, sampling.banned_tokens, tokenizer, rows)),
         end=-1 if end is None else end,
-        automata=automata,
+        automata=tuple(automata),
         temperature=sampling.temperature or None,
         **{name: getattr(sampling, name) for name in _OPTIONS},
     )

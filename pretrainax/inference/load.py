@@ -80,9 +80,9 @@ def _of_run(
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
     abstract, mesh = _placed(experiment.model, mesh)
-    if len(origin.steps) > 1:
-        return experiment, tokenizer, average_params(origin.steps, abstract), mesh
-    return experiment, tokenizer, load_parts(origin.steps[0], {"params": abstract})["params"], mesh
+    first, *others = origin.steps
+    params = average_params(origin.steps, abstract) if others else load_parts(first, {"params": abstract})["params"]
+    return experiment, tokenizer, params, mesh
 
 
 def _of_huggingface(

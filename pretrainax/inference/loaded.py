@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
+import flax.linen as nn
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
@@ -88,5 +89,6 @@ def _everything(outputs: Outputs, batch: Batch) -> Outputs:
 
 
 def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
-    outputs, kept = model.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    stacks = cast(nn.Module, model)  # and no `Electra`, whose two encoders each have their own
+    outputs, kept = stacks.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
     return outputs.replace(hidden=hidden_states(kept["intermediates"]))

@@ -29,6 +29,7 @@ class Sampling:
     allowed_tokens: tuple[Union[int, str], ...] = ()  # nothing else is said; ids, or text of which all tokens are
     banned_tokens: tuple[Union[int, str], ...] = ()  # are not said: ids, or text that is one token
     banned_strings: tuple[str, ...] = ()  # are not in the text, however tokens meet in them
+    regex: Optional[str] = None  # a regular expression that the whole text matches (pip install 'pretrainax[regex]')
 
     def check(self) -> None:
         """Raises UserError, one line with every problem."""
@@ -108,5 +109,6 @@ _ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "allowed_tokens": _TOKENS,
     "banned_tokens": _TOKENS,
     "banned_strings": _TEXTS,
+    "regex": (_is_text, "a regular expression"),
 }
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Sampling)}

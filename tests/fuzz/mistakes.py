@@ -79,6 +79,20 @@ def _of_names():
         ("evaluate", ["--from=x", "--stride=many"], "--stride"),
         ("evaluate", ["--from=x", "--documents=0"], "--documents"),
         ("evaluate", ["--from=x@best", "--every-checkpoint"], "is of a run"),
+        ("generate", ["a"], "--from is missing"),
+        ("generate", ["--from=x"], 'give prompts, as "Once upon a time"'),
+        ("generate", ["--from=x", "a", "--input=x"], "or a file of them, --input=prompts.jsonl: one of both"),
+        ("generate", ["--from=x", "--input=x"], "--input=prompts.jsonl and --output=texts.jsonl belong together"),
+        ("generate", ["--from=x", "a", "--temprature=1"], "did you mean 'temperature'?"),
+        ("generate", ["--from=x", "a", "--temperature=-1"], "temperature is -1.0, it must be 0"),
+        ("generate", ["--from=x", "a", "--temperature=hot"], "--temperature=hot"),
+        ("generate", ["--from=x", "a", "--top_p=2", "--temperature=1"], "top_p is 2.0, it must be above 0"),
+        ("generate", ["--from=x", "a", "--top_k=3"], "top_k is 3 and temperature 0, which draws nothing"),
+        ("generate", ["--from=x", "a", "--seed=-1"], "seed is -1, it must be a whole number from 0"),
+        ("generate", ["--from=x", "a", "--stop="], "stop is ('',), it must be a tuple of texts, none of them empty"),
+        ("generate", [TINY, "a"], "--config is not for this command"),
+        ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
+        ("generate", ["--from=no/such/run", "a"], "no/such/run"),
     ]
 
 
@@ -133,6 +147,9 @@ def _of_paths():
     flags = [
         ("main", [TINY], "--workdir"),
         *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output")),
+        ("generate", ["a"], "--from"),
+        ("generate", ["--from=x"], "--input"),
+        ("generate", ["--from=x", "--input=x"], "--output"),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["export", "--workdir=x"], "--to"),

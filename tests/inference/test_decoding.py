@@ -1,6 +1,7 @@
 """Prompts in, texts out: with a model that says the alphabet, and with real ones on one device and on eight."""
 
 import dataclasses
+import re
 import string
 
 import jax
@@ -80,6 +81,7 @@ def test_what_is_asked_for_is_all_that_is_said(alphabet):
     assert set(text(allowed_tokens=("xyz", 20), temperature=1.0)) <= set("xyz") | {alphabet.tokenizer.decode([20])}
     many = generate(alphabet, ["ab"] * 8, Sampling(max_new_tokens=40, temperature=100.0))
     assert max(max(text.ids) for text in many) < alphabet.tokenizer.vocabulary.size
+    assert re.fullmatch(r"c[xyz]{2,3}", text(regex=r"c[xyz]{2,3}"))
     assert text(num_beams=3) == "cdefghij"
     assert text(repetition_penalty=1e6).startswith("cdef") and len(set(text(presence_penalty=9.0))) == 8
 
@@ -94,7 +96,12 @@ def test_times_are_added_up(alphabet):
 @pytest.mark.parametrize(
     "name, prompts, options, message",
     [
-        ("gpt2", ["a" * 21], {}, "has 22 tokens with the special ones around it, and the context of the model 20: shorten it"),
+        (
+            "gpt2",
+            ["a" * 21],
+            {},
+            "has 22 tokens with the special ones around it, and the context of the model 20: shorten it",
+        ),
         ("gpt2", ["a", "a" * 21], {}, "prompt 2: the prompt has 22 tokens"),
         ("gpt2", ["a <extra_id_0> b"], {}, "the vocabulary lacks <extra_id_0>: it has no sentinels"),
         ("gpt2", ["a [MASK] b"], {}, "the vocabulary lacks [MASK]: its mask is written <mask>"),

@@ -30,6 +30,7 @@ WRONG = [
     (dict(allowed_tokens=(-1,)), "allowed_tokens is (-1,), it must be a tuple of ids and texts"),
     (dict(banned_tokens=(1.5,)), "banned_tokens is (1.5,), it must be a tuple of ids and texts"),
     (dict(banned_strings=(3,)), "banned_strings is (3,), it must be a tuple of texts, none of them empty"),
+    (dict(regex=""), "regex is '', it must be a regular expression"),
     (dict(top_k=5), "top_k is 5 and temperature 0, which draws nothing: set temperature above 0"),
     (dict(num_beams=4, temperature=1.0), "num_beams is 4 and temperature 1.0: beam search draws nothing"),
     (dict(length_penalty=2.0), "length_penalty is 2.0 and num_beams 1: it is for beam search"),
