@@ -16,3 +16,8 @@ def __getattr__(name: str) -> object:
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Names what can be used, for an editor that completes words."""
+    return sorted({*globals(), *__all__})

@@ -164,5 +164,6 @@ def test_the_package_imports_nothing_until_it_is_used():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [f"[] {pretrainax.__version__}", "pretrainax.inference.load True"]
+    assert "load" in dir(pretrainax)
     with pytest.raises(AttributeError, match="module 'pretrainax' has no attribute 'loda'"):
         getattr(pretrainax, "loda")  # noqa: B009
