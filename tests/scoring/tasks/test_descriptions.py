@@ -2,12 +2,16 @@
 
 import gzip
 import json
+import re
 
 import pytest
 
 from pretrainax.config import UserError
 from pretrainax.scoring.tasks.descriptions import KINDS, SHIPPED, read_task
 from pretrainax.scoring.tasks.examples import find, read_examples
+from tests.support.runs import ROOT
+
+PAGE = (ROOT / "docs" / "use.md").read_text()
 
 # As published: with fields that nobody asks for.
 BLIMP = {
@@ -63,6 +67,20 @@ def test_a_description_names_fields_and_examples_from_where_it_lies(tmp_path):
     mine = write(tmp_path / "mine.json", kind="exact_match", prompt="twice {q}:", target="{a}", examples="mine.jsonl")
     assert read_task(mine)[0] == "mine"
     assert asked(mine) == [(("twice 7:", "twice 7: 14.5"), "14.5")]
+
+
+def test_the_description_on_the_page_is_one(tmp_path):
+    (description,) = re.findall(r"```json\n(.*?)```", PAGE, re.DOTALL)
+    (line,) = re.findall(r"for lines such as `(.*?)`", PAGE)
+    (tmp_path / "my_task.json").write_text(description)
+    (tmp_path / "capitals.jsonl").write_text(line)
+    ((question, choices, answer),) = asked(str(tmp_path / "my_task.json"))
+    assert question.shot.endswith("Austria?\nAnswer: Vienna") and choices[answer] == "Vienna"
+
+
+def test_the_page_names_every_task_and_kind():
+    rows = re.findall(r"^\| ([a-z_0-9, ]+) \| [a-z ]+ \| (?:\d+ of the package|yours)", PAGE, re.MULTILINE)
+    assert {name for row in rows for name in row.split(", ")} == {*SHIPPED, *KINDS}
 
 
 def test_the_last_word_keeps_its_space_and_its_mark(tmp_path):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -12,6 +13,7 @@ from pretrainax.inference.load import load
 from pretrainax.scoring.tasks.asking import continuations
 from tests.support.huggingface_weights import write_directory, write_tokenizer
 from tests.support.loaded import loaded_case
+from tests.support.runs import ROOT
 
 lm_eval = pytest.importorskip("lm_eval", reason="lm_eval is not installed: pip install 'pretrainax[eval]'")
 from lm_eval.api.instance import Instance  # noqa: E402
@@ -135,6 +137,12 @@ def test_texts_get_the_perplexity_of_the_harness(both):
 def test_texts_go_on_as_in_the_harness(both):
     assert responses(both[0], "written") == responses(both[1], "written")
     assert all(said != "" for (said,) in responses(both[0], "written"))
+
+
+def test_the_page_says_how(tasks, capsys):
+    (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
+    exec(compile(block.replace("my/tasks", str(tasks)), "docs/use.md", "exec"), {"model": loaded_case("gpt2")})
+    assert "'acc_bytes,none': " in capsys.readouterr().out
 
 
 def requests(kind, *arguments):
