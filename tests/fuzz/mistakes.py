@@ -78,7 +78,6 @@ def _of_names():
         ("evaluate", ["--from=x", "--split=test"], "--split"),
         ("evaluate", ["--from=x", "--stride=many"], "--stride"),
         ("evaluate", ["--from=x", "--documents=0"], "--documents"),
-        ("evaluate", ["--from=x@best", "--every-checkpoint"], "is of a run"),
         ("generate", ["a"], "--from is missing"),
         ("generate", ["--from=x"], 'give prompts, as "Once upon a time"'),
         ("generate", ["--from=x", "a", "--input=x"], "or a file of them, --input=prompts.jsonl: one of both"),
