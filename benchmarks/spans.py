@@ -28,10 +28,10 @@ from pretrainax.inference.load import load
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.reporting.tables import markdown
-from pretrainax.scoring.span_choice import SpanChoice
-from pretrainax.scoring.span_forms import LEFT
+from pretrainax.scoring.span_choice import Span, SpanChoice
+from pretrainax.scoring.span_forms import LEFT, Form
 from pretrainax.scoring.spans import score_spans
-from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
+from pretrainax.tokenization import ByteBPE, WordPiece
 
 WORDS = ("ab", "bcd", "cdef", "degh", "efi", "fab", "gahic", "hed")  # each begins with a letter of its own
 # From each word to three others, with these chances; the columns add up to 1 too, so that all are as frequent.
@@ -56,7 +56,7 @@ def get_config(variant: str) -> Experiment:
             WordPiece(vocab_size=42),
             MaskedLM(0.15, mask_fraction=1.0, random_fraction=0.0, mask_unit=Spans(stop=0.3)),
         ),
-        "t5": (Unigram(vocab_size=282), SpanCorruption()),
+        "t5": (ByteBPE(vocab_size=285, num_sentinels=50, special_pieces="roberta"), SpanCorruption(0.3)),
     }[variant]
     return Experiment(
         model=model,
@@ -77,19 +77,24 @@ def texts(count: int, length: int, seed: int) -> list[str]:
     return [" ".join(WORDS[i] for i in row) for row in steps]
 
 
-def true_bits(left: str, span: str, right: str | None, stop: float) -> float:
-    """Returns what a span and its end cost who knows the chain, and that a word is the last of a span with a chance."""
-    a, *inner = (WORDS.index(word) for word in (left.split()[-1], *span.split()))
+def true_bits(form: Form, span: Span, stop: float) -> float:
+    """Returns what a span costs who knows the chain, and that a word is the last of a span with a chance of `stop`.
+
+    Where the model says itself where the span ends, this is of span and end together; where the number of tokens is
+    told, of the span given the number of its words, and of that number without a look at the sides.
+    """
+    a, *inner = (WORDS.index(word) for word in (span.left.split()[-1], *span.text.split()))
     law = stop * (1 - stop) ** np.arange(LONGEST)  # of 1, 2, … words
     bits = -np.log2(law[len(inner) - 1])
     bits -= sum(np.log2(TRANSITIONS[x, y]) for x, y in zip([a, *inner], inner, strict=False))
-    if right is None:
+    if form.given == LEFT:
         return bits
-    b, behind, chance = WORDS.index(right.split()[0]), TRANSITIONS[a], 0.0
-    for share in law:
+    b, behind, chances = WORDS.index(span.right.split()[0]), TRANSITIONS[a], []
+    for _ in law:
         behind = behind @ TRANSITIONS
-        chance += share * behind[b]
-    return bits - np.log2(TRANSITIONS[inner[-1], b]) + np.log2(chance)
+        chances.append(behind[b])  # that so many words lead from one side to the other
+    reached = law @ chances if form.says_end else chances[len(inner) - 1]
+    return bits - np.log2(TRANSITIONS[inner[-1], b]) + np.log2(reached)
 
 
 def main() -> None:
@@ -110,8 +115,7 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "pretrainax.main", *words], check=True)
         for of in score_spans(load(workdir), new, CHOICE):
             stop = len(of.spans) / sum(len(span.text.split()) for span in of.spans)
-            sides = [(s.left, s.text, None if of.form.given == LEFT else s.right) for s in of.spans]
-            truth = np.array([true_bits(*side, stop) for side in sides])
+            truth = np.array([true_bits(of.form, span, stop) for span in of.spans])
             floor, more = of.per_byte(truth), of.per_byte(of.bits - truth)
             figure, above = of.bits_per_byte, more.times(100 / floor.value)
             cells = [f"{figure.value:.4f} ± {figure.standard_error:.4f}", f"{floor.value:.4f}"]

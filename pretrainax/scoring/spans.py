@@ -56,7 +56,7 @@ Watch = Callable[[Iterable], Iterable]  # passes on what it sees, and shows how 
 
 @dataclasses.dataclass(frozen=True)
 class SpanScores:
-    """What a model pays for each of S spans, asked for in one form. Arrays [S]."""
+    """Holds what a model pays for each of S spans, asked for in one form. Arrays [S]."""
 
     origin: str  # of the model
     form: Form
@@ -157,14 +157,9 @@ def results_beside(one: Sequence[SpanScores], other: Sequence[SpanScores], sourc
     """Returns the differences between two models, in each of their forms."""
     results = []
     for a, b in itertools.product(one, other):
-        (figure, *_), part = a.results(source), f"{a.form.given} - {b.form.given} of {b.origin}"
-        difference_of = f"{figure.how}; the other: {b.results(source)[0].how}"
+        figure, part = a.results(source)[0], f"{a.form.given} - {b.form.given} of {b.origin}"
         estimate = difference(a, b)._asdict()
-        results.append(
-            dataclasses.replace(
-                figure, measure="span_bits_per_byte_difference", part=part, how=difference_of, **estimate
-            )
-        )
+        results.append(dataclasses.replace(figure, measure="span_bits_per_byte_difference", part=part, **estimate))
     return results
 
 

@@ -78,6 +78,8 @@ def _of_names():
         ("evaluate", ["--from=x", "--split=test"], "--split"),
         ("evaluate", ["--from=x", "--stride=many"], "--stride"),
         ("evaluate", ["--from=x", "--documents=0"], "--documents"),
+        ("evaluate", ["--from=x", "--span-bytes=long"], "--span-bytes"),
+        ("evaluate", ["--from=x", "--examples=many"], "--examples"),
         ("generate", ["a"], "--from is missing"),
         ("generate", ["--from=x"], 'give prompts, as "Once upon a time"'),
         ("generate", ["--from=x", "a", "--input=x"], "or a file of them, --input=prompts.jsonl: one of both"),
@@ -145,10 +147,10 @@ def _of_paths():
     source = "--config.data.source"
     flags = [
         ("main", [TINY], "--workdir"),
-        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output")),
         ("generate", ["a"], "--from"),
         ("generate", ["--from=x"], "--input"),
         ("generate", ["--from=x", "--input=x"], "--output"),
+        *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
