@@ -152,10 +152,7 @@ def one_line(error: Exception) -> str:
 
 
 def _parse(
-    argv: list[str],
-    commands: tuple[str, ...],
-    config: Optional[Callable[[], Optional[Experiment]]],
-    texts: bool,
+    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]], texts: bool
 ) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)

@@ -55,7 +55,8 @@ def _define_options() -> dict[str, flags.FlagHolder]:
     kinds = typing.get_type_hints(Sampling)
     defined = {}
     for field, said in zip(dataclasses.fields(Sampling), fields_of(Sampling), strict=True):
-        kind, default = kinds[field.name], field.default
+        kind = kinds[field.name]
+        default: Any = field.default
         if typing.get_origin(kind) is tuple:
             holder = flags.DEFINE_multi_string(field.name, [], f"{said.meaning} (text; may be given several times)")
         elif str in typing.get_args(kind):
@@ -69,7 +70,7 @@ def _define_options() -> dict[str, flags.FlagHolder]:
 
 
 class Generation:
-    """What the flags ask for."""
+    """Does what the flags ask for."""
 
     def __init__(self, asked: dict[str, flags.FlagHolder], options: dict[str, flags.FlagHolder]):
         self._asked, self._options = asked, options

@@ -81,7 +81,7 @@ def test_what_is_there_is_compared_before_more_is_written(tmp_path):
         (['"a"', "a"], 'line 2 is no JSON .*: write "a prompt" or'),
         (['"a"', '{"text": "b"}'], "line 2 holds no prompt: write"),
         (["[1]"], "line 1 holds no prompt: write"),
-        (["["* 100_000], "line 1 is no JSON"),
+        (["[" * 100_000], "line 1 is no JSON"),
     ],
 )
 def test_a_line_that_is_no_prompt_is_named(lines, message, tmp_path):

@@ -26,7 +26,9 @@ PACKAGES = (
     "config reporting sharding checkpoints runtime tokenization data layers models zoo optim interop inference scoring "
     "training planning scaling"
 ).split()
-COMMANDS = "__main__ cli main prepare prepare_beam tokenizer inspect plan evaluate generate verify_resume huggingface".split()
+COMMANDS = (
+    "__main__ cli main prepare prepare_beam tokenizer inspect plan evaluate generate verify_resume huggingface"
+).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.
 CHAINS = {

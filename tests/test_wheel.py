@@ -15,11 +15,6 @@ SMALL = (
     "--config.tokenizer.vocab_size=400 --config.train.steps=2 --config.schedule.warmup_steps=1 "
     "--config.evaluate.batches=1 --config.model.num_layers=1 --config.data.prepare_workers=1"
 ).split()
-COMPILED = {  # kept between runs of the tests, as conftest.py says
-    "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".pytest_cache" / "xla"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-}
 LOADING = """
 import pretrainax
 model = pretrainax.load("run@best")
@@ -54,7 +49,7 @@ def python(installed, tmp_path):
     (tmp_path / "empty").mkdir()
 
     def run(*words):
-        env = ENV | COMPILED | {"PYTHONPATH": str(installed), "HOME": str(tmp_path)}
+        env = ENV | {"PYTHONPATH": str(installed), "HOME": str(tmp_path)}
         return subprocess.run(
             [sys.executable, *words], cwd=tmp_path / "empty", env=env, capture_output=True, text=True, timeout=300
         )

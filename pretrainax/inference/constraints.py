@@ -124,8 +124,8 @@ def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, r
 
 
 def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
-    """Returns the moves [S, V] of tokens that write `spellings`, of a table [S, 256] of bytes; from FORBIDDEN none leads
-    away."""
+    """Returns the moves [S, V] of tokens that write `spellings`, of a table [S, 256] of bytes. None leads away from
+    FORBIDDEN."""
     table = np.concatenate([table, np.full((1, 256), FORBIDDEN, np.int32)])  # the last row, -1, is that of FORBIDDEN
     lengths = np.array([len(spelling) for spelling in spellings])
     moves = np.repeat(np.arange(len(table) - 1, dtype=np.int32)[:, None], len(spellings), axis=1)
@@ -137,7 +137,7 @@ def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:
 
 
 def _without(banned: Sequence[bytes]) -> np.ndarray:
-    """Returns the automaton over bytes of Aho and Corasick (1975), where the ends of the strings are FORBIDDEN, [S, 256].
+    """Returns the automaton over bytes of Aho and Corasick (1975), [S, 256]; the ends of the strings are FORBIDDEN.
 
     A state is the longest end of the text so far that some string begins with.
     """

@@ -9,14 +9,14 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Optional
+from typing import Literal, Optional
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.batch import Example, HostBatch, is_encoder_decoder
+from pretrainax.data.batch import Example, is_encoder_decoder
 from pretrainax.inference import beam_search, token_loop
 from pretrainax.inference.cached import CachedModel
 from pretrainax.inference.constraints import allowed_ids, matching, without_strings
@@ -28,7 +28,7 @@ from pretrainax.inference.sampling import Rules, row_keys
 from pretrainax.inference.stops import find_stop, settled, stopped_after
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.axes import BATCH_AXES
-from pretrainax.tokenization.base import Tokenizer
+from pretrainax.sharding.param_paths import PyTree
 
 Ended = Literal["eos", "stop", "length", "context"]
 OnText = Callable[[int, str], None]  # told the number of a prompt, and what text of it is new
@@ -109,7 +109,7 @@ class Writer:
         stepper = CachedModel(loaded)
         self.params = stepper.params
 
-        def compiled(function: Callable[..., Any], *static: str, donated: str = "") -> Callable[..., Any]:
+        def compiled(function: Callable[..., PyTree], *static: str, donated: str = "") -> Callable[..., PyTree]:
             return jax.jit(
                 functools.partial(function, stepper), static_argnames=static, donate_argnames=donated or None
             )
@@ -135,14 +135,14 @@ class _Job:
         rows = -len(prompts) % math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)  # that fill up the devices
         self.limits = np.array(limits + [0] * rows, np.int32)
         batch = batch_of([*prompts, *[prompts[-1]] * rows], vocabulary.pad or 0, most)
-        self.batch: HostBatch = put_batch(batch, loaded.mesh)
+        self.batch = put_batch(batch, loaded.mesh)
 
     def write(self, on_text: Optional[OnText], rates: Rates) -> list[Generated]:
         """Writes row by row: greedy, or drawn."""
         sampling = self.sampling
         copies = sampling.num_return
         numbers = np.arange(len(self.limits) * copies)
-        keys = row_keys(np.uint32(sampling.seed), self.first + numbers // copies, numbers % copies)
+        keys = row_keys(sampling.seed, self.first + numbers // copies, numbers % copies)
         limits = np.repeat(self.limits, copies)
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         params = self.writer.params
@@ -192,7 +192,9 @@ class _Job:
                 text = _Text(self, number, on_text if place == 0 else None)
                 text.read(found.tokens[number, place, :length].tolist(), True)
                 score = float(found.scores[number, place])
-                texts.append(text.generated(found.log_probs[number, place], int(self.limits[number]), score))
+                texts.append(
+                    text.generated(np.asarray(found.log_probs[number, place]), int(self.limits[number]), score)
+                )
         return texts
 
 

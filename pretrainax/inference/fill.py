@@ -10,6 +10,7 @@ import numpy as np
 from pretrainax.config import UserError
 from pretrainax.data.batch import Batch
 from pretrainax.data.words import Words
+from pretrainax.inference.fill_spans import find_spans
 from pretrainax.inference.framing import check_length, frame_of, longest, read_example
 from pretrainax.inference.holes import Holes
 from pretrainax.inference.loaded import LoadedModel
@@ -17,6 +18,7 @@ from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.models.heads import HEADS
 
+_SPAN = 16  # tokens
 Order = Literal["most_certain", "left_to_right", "at_once"]
 
 
@@ -36,28 +38,41 @@ class Filled:
     holes: tuple[tuple[Candidate, ...], ...]  # of each hole in the text, likeliest first
 
 
-def fill(loaded: LoadedModel, text: str, top: int = 5, order: Optional[Order] = None) -> Filled:
+def fill(
+    loaded: LoadedModel,
+    text: str,
+    top: int = 5,
+    order: Optional[Order] = None,
+    max_new_tokens: Optional[int] = None,
+) -> Filled:
     """Returns `text` with its holes filled in, and the likeliest fillings of each.
 
-    A hole of an encoder is one token, written [MASK] or as its tokenizer writes it.
+    A hole is written [MASK] for every model, or as its tokenizer writes it: <mask>, <extra_id_0>. Of an encoder it is
+    one token. Of an encoder-decoder it is a span of any length, found by beam search, from left to right; of a decoder
+    that was trained to fill in the middle, there is one. A candidate's probability is the model's own when it was asked
+    for it; that of a span is of all its tokens, and of its end.
 
     Args:
-      top: candidates of each hole.
+      top: candidates of each hole, at most.
       order: of an encoder: most_certain fills one mask after the other, first where the model is surest, and asks again
         each time, so that the parts of a word fit; left_to_right likewise in their order; at_once asks once for all.
-        None: most_certain. A candidate's probability is the model's own when it was asked.
+        None: most_certain.
+      max_new_tokens: of other models: of each span at most; None: 16.
 
     Raises:
       UserError: a text without a hole, with one that the model was not trained to fill in, or too long; a model that
-        fills in nothing; options out of range.
+        fills in nothing; options out of range, or that do nothing here.
     """
-    _check_options(loaded, top, order)
-    if loaded.model.config.family != "encoder":
-        raise UserError(f"{loaded.origin} is no encoder")
-    return _fill_masks(loaded, Holes(loaded.tokenizer, text), top, order or "most_certain")
+    _check_options(loaded, top, order, max_new_tokens)
+    holes = Holes(loaded.tokenizer, text)
+    if loaded.model.config.family == "encoder":
+        return _fill_masks(loaded, holes, top, order or "most_certain")
+    found = find_spans(loaded, holes, top, max_new_tokens or _SPAN)
+    candidates = [tuple(Candidate(holes.spelled(ids).strip(), p) for ids, p in hole) for hole in found]
+    return Filled(holes.filled([hole[0][0] for hole in found]), tuple(candidates))
 
 
-def _check_options(loaded: LoadedModel, top: int, order: Optional[Order]) -> None:
+def _check_options(loaded: LoadedModel, top: int, order: Optional[Order], max_new_tokens: Optional[int]) -> None:
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model.config
     if config.generator is None and not HEADS["lm"].is_in(config):
         raise UserError(
@@ -71,6 +86,14 @@ def _check_options(loaded: LoadedModel, top: int, order: Optional[Order]) -> Non
         raise UserError(f"top is {top!r}, it must be a whole number from 1 to {most:,}, the tokens that are text")
     if order is not None and order not in get_args(Order):
         raise UserError(f"order is {order!r}, it must be one of {', '.join(get_args(Order))}")
+    if max_new_tokens is not None and not (isinstance(max_new_tokens, int) and max_new_tokens >= 1):
+        raise UserError(f"max_new_tokens is {max_new_tokens!r}, it must be a whole number from 1")
+    if config.family == "encoder" and max_new_tokens is not None:
+        raise UserError(
+            f"max_new_tokens is {max_new_tokens}, {loaded.origin} fills each mask with one token: leave it out"
+        )
+    if config.family != "encoder" and order is not None:
+        raise UserError(f"order is {order!r}, {loaded.origin} fills holes from left to right: leave it out")
 
 
 def _fill_masks(loaded: LoadedModel, holes: Holes, top: int, order: Order) -> Filled:

@@ -8,6 +8,7 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Example
 from pretrainax.data.objectives import Denoising, Objective
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.prompts import before_text
 
 Kind = TypeVar("Kind", bound=Objective)
 
@@ -20,11 +21,13 @@ class Frame(NamedTuple):
 
 
 def frame_of(loaded: LoadedModel) -> Frame:
-    """Returns what stands around a text that `loaded` reads: [CLS] and [SEP], the </s> of an encoder's text, nothing
-    around a decoder's."""
+    """Returns what stands around a text that `loaded` reads: [CLS] and [SEP], the </s> of an encoder's text, what a
+    decoder's prompts begin with."""
     vocabulary, family = loaded.tokenizer.vocabulary, loaded.experiment.model.family
     if family == "decoder":
-        return Frame()
+        objective = loaded.experiment.objective.components()[0][1]
+        before = before_text(loaded.experiment, objective, vocabulary, is_empty=False)
+        return Frame(tuple(before.tolist()))
     bart = family == "encoder_decoder" and trained_by(loaded, Denoising)
     ids = {"encoder": (vocabulary.cls, vocabulary.sep)}.get(family, (vocabulary.bos if bart else None, vocabulary.eos))
     before, after = (() if i is None else (i,) for i in ids)
@@ -42,11 +45,13 @@ def longest(loaded: LoadedModel) -> Optional[int]:
     return loaded.experiment.model.position.max_length
 
 
-def check_length(loaded: LoadedModel, tokens: int, what: str, remedy: str = "shorten it") -> None:
-    """Raises UserError where `what` has more tokens, special ones included, than the model reads."""
+def check_length(
+    loaded: LoadedModel, tokens: int, what: str, remedy: str = "shorten it", special: Optional[int] = None
+) -> None:
+    """Raises UserError where `what` has more tokens than the model reads, `special` ones included; None: its frame."""
     most = longest(loaded)
     if most is not None and tokens > most:
-        special = sum(map(len, frame_of(loaded)))
+        special = sum(map(len, frame_of(loaded))) if special is None else special
         raise UserError(
             f"{what} is {tokens - special:,} tokens, {loaded.origin} reads at most {most - special:,}"
             + (f" and {special} special ones" if special else "")

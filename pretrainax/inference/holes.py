@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from typing import Optional
 
 import numpy as np
 
@@ -19,12 +20,12 @@ class Holes:
     def __init__(self, tokenizer: Tokenizer, text: str):
         """Raises UserError where `text` has no hole."""
         self.tokenizer = tokenizer
-        own = tokenizer.special_pieces.get(-1 if tokenizer.vocabulary.mask is None else tokenizer.vocabulary.mask)
-        written = "|".join([_SENTINEL.pattern.replace("(", "(?:"), *map(re.escape, filter(None, {PLAIN, own}))])
-        split = re.split(f"({written})", text)
+        split = re.split(f"({_written(tokenizer)})", text)
         self.parts, self.marks = split[::2], split[1::2]
         if not self.marks:
-            raise UserError(f"the text has no hole to fill in: write {own or PLAIN} where a word is missing")
+            raise UserError(
+                f"the text has no hole to fill in: write {_own(tokenizer) or PLAIN} where a word is missing"
+            )
         self._spellings = tokenizer.spellings()
         # " park" is one piece: the space before a hole is of what goes into it
         self._takes_space = any(spelling[:1] == b" " and spelling.strip() for spelling in self._spellings)
@@ -84,6 +85,22 @@ class Holes:
         has_space = not text or text[-1].isspace()
         # Without spaces among its ids a tokenizer writes "(paris" and "( paris" alike.
         return text + said[1:] if has_space or not (self._keeps_space or text[-1].isalnum()) else text + said
+
+
+def has_hole(tokenizer: Tokenizer, text: str) -> bool:
+    """Tells whether something in a text stands for what is missing."""
+    return re.search(_written(tokenizer), text) is not None
+
+
+def _written(tokenizer: Tokenizer) -> str:
+    """Returns how holes are written, as a regular expression without groups."""
+    sentinel = _SENTINEL.pattern.replace("(", "(?:")
+    return "|".join([sentinel, *map(re.escape, filter(None, {PLAIN, _own(tokenizer)}))])
+
+
+def _own(tokenizer: Tokenizer) -> Optional[str]:
+    mask = tokenizer.vocabulary.mask
+    return None if mask is None else tokenizer.special_pieces[mask]
 
 
 def encode_after(tokenizer: Tokenizer, text: str) -> np.ndarray:

@@ -81,12 +81,14 @@ class LanguageModel(LoadedModel):
         listed = [prompts] if isinstance(prompts, str) else prompts
         return generate(self, listed, Sampling(**sampling), on_text)
 
-    def fill(self, text: str, top: int = 5, order: Optional[Order] = None) -> Filled:
+    def fill(
+        self, text: str, top: int = 5, order: Optional[Order] = None, max_new_tokens: Optional[int] = None
+    ) -> Filled:
         """Returns a text with its holes filled in, and the `top` likeliest fillings of each; see `inference.fill.fill`.
 
         A hole is written [MASK]. Of ELECTRA the generator is asked.
         """
-        return fill(self.generator or self, text, top, order)
+        return fill(self.generator or self, text, top, order, max_new_tokens)
 
     def embed(self, texts: Sequence[str], pooling: Pooling = "mean", truncate: bool = False) -> np.ndarray:
         """Returns a vector of each text, [n, d_model] float32; see `inference.embed.embed`."""

@@ -4,11 +4,11 @@ import dataclasses
 import json
 import os
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
+from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.config.regular_files import check_regular
 from pretrainax.inference.decoding import Generated
 
@@ -45,7 +45,7 @@ class Outputs:
       UserError: what is there was made with other settings, or of other prompts.
     """
 
-    def __init__(self, path: str, settings: dict[str, Any], prompts: Sequence[str]):
+    def __init__(self, path: str, settings: JsonObject, prompts: Sequence[str]):
         self.path = path
         beside = f"{path}.settings.json"
         settings = json.loads(json.dumps(settings))
@@ -59,7 +59,7 @@ class Outputs:
             raise UserError(f"--output={path} cannot be written: {e.strerror}") from e
         self.done = self._done(prompts)
 
-    def _check_settings(self, beside: str, settings: dict[str, Any]) -> None:
+    def _check_settings(self, beside: str, settings: JsonObject) -> None:
         if not os.path.exists(beside):
             raise UserError(
                 f"--output={self.path} is there, and {beside}, which says how it was made, is not: take another file"
@@ -103,7 +103,7 @@ class Outputs:
         self.done += len(prompts)
 
 
-def described_as_json(text: Generated, log_probs: bool) -> dict[str, Any]:
+def described_as_json(text: Generated, log_probs: bool) -> JsonObject:
     """Returns a text as the object that stands for it in a file; `log_probs`: with its tokens."""
     fields = dataclasses.asdict(text)
     hidden = {"prompt"} | (set() if log_probs else {"ids", "log_probs"}) | ({"score"} if text.score is None else set())

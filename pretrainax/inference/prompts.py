@@ -17,6 +17,7 @@ from pretrainax.data.collate import collate
 from pretrainax.data.objectives import CausalLM, Objective
 from pretrainax.data.row_stream import default_packing
 from pretrainax.data.sources import NoSource
+from pretrainax.inference.holes import encode_after
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
@@ -45,12 +46,13 @@ def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     for match in known.finditer(text):
         i = ids[match[0]]
         before = text[end : match.start()]
-        parts += [_plain(before.rstrip(" ") if i in blanks else before, tokenizer), np.array([i], np.int32)]
+        before = before.rstrip(" ") if i in blanks else before
+        parts += [_plain(before, tokenizer, end > 0), np.array([i], np.int32)]
         end = match.end()
-    return np.concatenate([*parts, _plain(text[end:], tokenizer)]).astype(np.int32)
+    return np.concatenate([*parts, _plain(text[end:], tokenizer, end > 0)]).astype(np.int32)
 
 
-def _plain(text: str, tokenizer: Tokenizer) -> np.ndarray:
+def _plain(text: str, tokenizer: Tokenizer, goes_on: bool) -> np.ndarray:
     """Returns the ids of text; UserError where it has what looks like a special piece, and the vocabulary has none."""
     vocabulary = tokenizer.vocabulary
     if match := _SENTINEL.search(text):
@@ -61,7 +63,9 @@ def _plain(text: str, tokenizer: Tokenizer) -> np.ndarray:
         mask = vocabulary.mask
         known = "it has no mask" if mask is None else f"its mask is written {tokenizer.special_pieces[mask]}"
         raise UserError(f"the vocabulary lacks {match[0]}: {known}")
-    return tokenizer.encode(text) if text else np.zeros(0, np.int32)
+    if not text:
+        return np.zeros(0, np.int32)
+    return encode_after(tokenizer, text) if goes_on else tokenizer.encode(text)
 
 
 # --- what the model reads --------------------------------------------------------------------------------------------
@@ -80,7 +84,7 @@ def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Exam
         )
     ids, objective = ids_of(text, tokenizer), _objective(experiment, tokenizer)
     if experiment.model.family == "decoder":
-        ids = np.concatenate([_before(experiment, objective, tokenizer.vocabulary, len(ids) == 0), ids])
+        ids = np.concatenate([before_text(experiment, objective, tokenizer.vocabulary, len(ids) == 0), ids])
     if not len(ids) and experiment.model.family == "decoder":
         raise UserError("the prompt is empty, and the model was trained with nothing before a text: give it some words")
     return objective.prompt(ids, tokenizer.vocabulary)
@@ -92,7 +96,7 @@ def _objective(experiment: Experiment, tokenizer: Tokenizer) -> Objective:
     return objectives[0].bind(tokenizer) if len(objectives) == 1 else objectives[0]
 
 
-def _before(experiment: Experiment, objective: Objective, vocabulary: Vocabulary, is_empty: bool) -> np.ndarray:
+def before_text(experiment: Experiment, objective: Objective, vocabulary: Vocabulary, is_empty: bool) -> np.ndarray:
     """Returns the ids that stand before a decoder's text, int32 [0 or 1]."""
     start = None
     if isinstance(experiment.data.source, NoSource):  # of others: as their tokenizers do

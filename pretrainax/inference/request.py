@@ -1,9 +1,9 @@
-"""What a user asks of a text that is generated: how long, how it is drawn or searched for, what it may say."""
+"""Holds what a user asks of a text that is generated: how long, how it is drawn or searched, what it may say."""
 
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from pretrainax.config import UserError
 
@@ -54,9 +54,9 @@ class Sampling:
             if not draws and getattr(self, name) is not None:
                 yield f"{name} is {getattr(self, name)} and temperature 0, which draws nothing: set temperature above 0"
         if draws and searches:
-            yield f"num_beams is {self.num_beams} and temperature {self.temperature}: beam search draws nothing, set it to 0"
+            yield f"num_beams is {self.num_beams} and temperature {self.temperature}: beam search draws nothing"
         if not searches and self.length_penalty != 1.0:
-            yield f"length_penalty is {self.length_penalty} and num_beams 1: it is for beam search, set num_beams above 1"
+            yield f"length_penalty is {self.length_penalty} and num_beams 1: it is for beam search"
         if searches and self.num_return > self.num_beams:
             yield f"num_return is {self.num_return}, it must be at most num_beams, {self.num_beams}"
         if not searches and not draws and self.num_return > 1:
@@ -65,24 +65,24 @@ class Sampling:
             yield f"stop is {self.stop} and num_beams {self.num_beams}: beam search ends at the end of a text alone"
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
-    return (_is_whole(value) or isinstance(value, float)) and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _are(kind: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _are(kind: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: isinstance(value, tuple) and all(map(kind, value))
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _is_token(value: Any) -> bool:
-    return _is_text(value) or (_is_whole(value) and value >= 0)
+def _is_token(value: object) -> bool:
+    return _is_text(value) or (isinstance(value, int) and _is_whole(value) and value >= 0)
 
 
 _COUNT = (lambda value: _is_whole(value) and value >= 1), "a whole number from 1"
@@ -91,7 +91,7 @@ _FINITE = _is_number, "a number"
 _TOKENS = _are(_is_token), "a tuple of ids and texts"
 _TEXTS = _are(_is_text), "a tuple of texts, none of them empty"
 _SEEDS = 1 << 32
-_ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+_ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "max_new_tokens": _COUNT,
     "temperature": ((lambda value: _is_number(value) and value >= 0), "0 (always the likeliest token) or above"),
     "top_k": _COUNT,

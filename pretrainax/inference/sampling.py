@@ -72,8 +72,10 @@ def history_of(tokens: jax.Array, is_read: jax.Array, rules: Rules) -> History:
 def limited(logits: jax.Array, rules: Rules, history: History) -> jax.Array:
     """Returns logits (or log-probabilities) after the penalties, -inf where a rule forbids a token: [B, V]."""
     if rules.repetition_penalty is not None:
+        assert history.seen is not None
         logits = penalise_repetition(logits, history.seen, rules.repetition_penalty)
     if rules.frequency_penalty is not None or rules.presence_penalty is not None:
+        assert history.said is not None
         frequency, presence = (0.0 if x is None else x for x in (rules.frequency_penalty, rules.presence_penalty))
         logits = penalise_counts(logits, history.said, frequency, presence)
     allowed = rules.allowed[None]
@@ -139,6 +141,7 @@ def keep_typical(logits: jax.Array, mass: Number) -> jax.Array:
 
 def cut(logits: jax.Array, rules: Rules) -> jax.Array:
     """Returns the logits that a draw is made from, [B, V]: at the temperature, without what the rules leave out."""
+    assert rules.temperature is not None
     logits = logits / rules.temperature
     if rules.top_k is not None:
         logits = keep_top_k(logits, rules.top_k)
@@ -154,7 +157,7 @@ def cut(logits: jax.Array, rules: Rules) -> jax.Array:
 # --- the choice ------------------------------------------------------------------------------------------------------
 
 
-def row_keys(seed: int, prompts: jax.Array, copies: jax.Array) -> jax.Array:
+def row_keys(seed: int, prompts: jax.typing.ArrayLike, copies: jax.typing.ArrayLike) -> jax.Array:
     """Returns the key of each row, [B], of the numbers of its prompt and of its copy: whatever the batch, the same."""
     key = jax.random.key(seed)
     return jax.vmap(lambda prompt, copy: jax.random.fold_in(jax.random.fold_in(key, prompt), copy))(prompts, copies)

@@ -1,13 +1,13 @@
 """The contract between a decoder that keeps what it has read, and the loops that let it write."""
 
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import jax
 
 from pretrainax.data.batch import Batch
 from pretrainax.sharding.param_paths import PyTree
 
-State: TypeAlias = Any  # a pytree of arrays, of which only the stepper knows what they hold
+State: TypeAlias = PyTree  # a pytree of arrays, of which only the stepper knows what they hold
 
 
 class Stepper(Protocol):

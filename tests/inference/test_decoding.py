@@ -21,7 +21,7 @@ CONTEXT = 60
 
 @pytest.fixture(scope="module")
 def alphabet():
-    """Goes on with the alphabet; after z comes the end. Its context is 60 tokens, of 99 ids 36 are of the vocabulary."""
+    """Goes on with the alphabet, to z and the end. Its context is 60 tokens; of 99 ids 36 are of the vocabulary."""
     loaded = loaded_case("gpt2")
     ids = [int(loaded.tokenizer.encode(letter)[0]) for letter in string.ascii_lowercase]
     table = np.zeros((99, 99), np.float32)

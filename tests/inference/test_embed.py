@@ -7,7 +7,8 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import UserError
-from pretrainax.data.objectives import Denoising
+from pretrainax.data.objectives import CausalLM, Denoising
+from pretrainax.data.sources import TextFiles
 from pretrainax.inference.embed import embed, last_hidden, pooled
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
@@ -102,13 +103,22 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for_alone():
         ("bert", ["a"], {"pooling": "sum"}, "pooling is 'sum', it must be one of mean, cls, last, max"),
         ("gpt2", ["a"], {"pooling": "cls"}, "reads no \\[CLS\\] before a text: take mean, last or max"),
         ("t5_1_1", ["a"], {"pooling": "cls"}, "reads no \\[CLS\\]"),
-        ("gpt2", ["a", ""], {}, "texts\\[1\\] is '', which has no tokens"),
     ],
 )
 def test_a_mistake_is_one_line(name, texts, options, said):
     with pytest.raises(UserError, match=said) as e:
         embed(loaded_case(name), texts, **options)
     assert "\n" not in str(e.value)
+
+
+def test_a_text_without_tokens_is_refused_where_nothing_stands_before_it():
+    model = loaded_case("gpt2")
+    data = dataclasses.replace(model.experiment.data, source=TextFiles(path="."))
+    run = dataclasses.replace(model.experiment, data=data, objective=CausalLM(mask_documents=True))
+    with pytest.raises(UserError, match=r"texts\[1\] is '', which has no tokens"):
+        embed(dataclasses.replace(model, experiment=run), ["a", ""])
+    vocabulary = model.tokenizer.vocabulary  # of an import the text begins with <s>
+    np.testing.assert_allclose(embed(model, [""])[0], embedded_alone("gpt2", [vocabulary.bos]), atol=CLOSE, rtol=0)
 
 
 def test_of_no_texts_there_are_no_vectors():

@@ -14,8 +14,8 @@ from pretrainax.data.objectives import (
     Denoising,
     FillInTheMiddle,
     PrefixLM,
-    SequentialDenoising,
     SequenceToSequence,
+    SequentialDenoising,
     SpanCorruption,
     Text,
     TextToText,
@@ -55,7 +55,9 @@ def test_before_a_text_stands_what_stood_there_in_training():
 def test_a_model_of_others_whose_begin_of_text_is_the_end_has_nothing_before_a_text():
     gpt2 = letters()
     same = dataclasses.replace(gpt2.vocabulary, bos=EOS)
-    tokenizer = type("Gpt2", (), {name: getattr(gpt2, name) for name in ("encode", "special_pieces")} | {"vocabulary": same})
+    tokenizer = type(
+        "Gpt2", (), {name: getattr(gpt2, name) for name in ("encode", "special_pieces")} | {"vocabulary": same}
+    )
     of_others = experiment(CausalLM(), trained=False)
     assert read_prompt("ab", of_others, tokenizer)["tokens"].tolist() == AB
     assert read_prompt("", of_others, tokenizer)["tokens"].tolist() == [EOS]  # as transformers starts an empty one

@@ -76,12 +76,12 @@ def assert_same(a, b):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
 
 
-def write_run(workdir, config, objective=None, pad_id=0):
+def write_run(workdir, config, objective=None, pad_id=0, sentinels=0):
     """A workdir as a run of `config` leaves it: config.json, tokenizer, a checkpoint of the weights of the cases."""
     tree = weights(config)
     by_path = dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
     workdir.mkdir()
-    write_tokenizer(workdir, pad_id)
+    write_tokenizer(workdir, pad_id, sentinels)
     tokenizer = read_tokenizer(str(workdir))
     tokenizer.save(str(workdir / "tokenizer"))
     write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
