@@ -37,7 +37,7 @@ class Score:
 
 
 class Answer(NamedTuple):
-    """What a model says of one example."""
+    """Holds what a model says of one example."""
 
     number: int  # whose the example is
     nats: float  # minus the log of the probability of its weighted targets

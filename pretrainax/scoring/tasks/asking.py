@@ -29,7 +29,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class Said(NamedTuple):
-    """How likely a model finds a continuation."""
+    """Says how likely a model finds a continuation."""
 
     log_likelihood: float  # in nats
     is_best: bool  # each of its tokens is the most likely one after those before it

@@ -19,7 +19,7 @@ class LastWord(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Cloze(Task):
+class Cloze(Task[LastWord]):
     """Asks for the last word of a text, with what is attached to it, given all before.
 
     `accuracy`: how often each token of it is the most likely one; `perplexity` is that of the words, exp of the mean of

@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class ExactMatch(Prompted):
+class ExactMatch(Prompted[Asked]):
     """Lets the model write, greedily, until one of `stop` or `max_new_tokens`, and compares the answer found in it.
 
     `exact_match`: how often it is the right one; `answered`: how often `answer` was found at all.

@@ -5,7 +5,6 @@ import glob
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pretrainax.config import UserError, nearest
 from pretrainax.data.files import opened, with_archives
@@ -20,9 +19,9 @@ class Example:
     """A record of a file of examples. Whatever a task asks of it in vain is a UserError that begins with `place`."""
 
     place: str  # "grammar.jsonl:3", from 1
-    fields: Mapping[str, Any]
+    fields: Mapping[str, object]
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str) -> object:
         """Returns the value of a field."""
         if name not in self.fields:
             raise self.error(f"no field {name!r}, {nearest(name, self.fields)}")

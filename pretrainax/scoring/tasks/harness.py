@@ -14,7 +14,7 @@ import collections
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 from lm_eval.api.instance import Instance
@@ -79,12 +79,12 @@ class PretrainAX(TemplateLM):
     def tokenizer_name(self) -> str:
         return self.loaded.tokenizer.fingerprint
 
-    def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **kwargs: Any) -> Tokens:
+    def tok_encode(self, string: str, add_special_tokens: Optional[bool] = None, **kwargs: object) -> Tokens:
         begin = [] if add_special_tokens is False else self._begin
         return [*begin, *self.loaded.tokenizer.encode(string).tolist()]
 
     def _loglikelihood_tokens(
-        self, requests: list[tuple[tuple[str, str], Tokens, Tokens]], **kwargs: Any
+        self, requests: list[tuple[tuple[str, str], Tokens, Tokens]], **kwargs: object
     ) -> list[tuple[float, bool]]:
         pairs = [(before, after) for _, before, after in requests]
         return self._asked([(b if b[:1] == self._start else self._start + b, after) for b, after in pairs])
@@ -143,9 +143,9 @@ class PretrainAX(TemplateLM):
         return self.loaded.tokenizer.decode(ids[-room:])
 
 
-def _sampling(options: dict[str, Any]) -> Sampling:
+def _sampling(options: dict[str, object]) -> Sampling:
     """Returns what the harness calls `generation_kwargs`; UserError for an option that we do not have."""
-    given: dict[str, Any] = dict(normalize_gen_kwargs(options, _MOST_NEW))
+    given: dict[str, object] = dict(normalize_gen_kwargs(options, _MOST_NEW))
     stop, most, draws = (given.pop(name) for name in ("until", "max_gen_toks", "do_sample"))
     for name in given.keys() - set(_OPTIONS):
         raise UserError(f"generation_kwargs has {name}={given[name]!r}, {nearest(name, _OPTIONS)}")

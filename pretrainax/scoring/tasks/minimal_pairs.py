@@ -24,7 +24,7 @@ class Pair(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class MinimalPairs(Task):
+class MinimalPairs(Task[Pair]):
     """Asks which of two sentences is the more likely as a whole; equally likely ones count as wrong."""
 
     good: str = "{sentence_good}"

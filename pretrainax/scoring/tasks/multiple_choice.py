@@ -22,7 +22,7 @@ class Choices(NamedTuple):
 
 
 @dataclasses.dataclass(kw_only=True)
-class MultipleChoice(Prompted):
+class MultipleChoice(Prompted[Choices]):
     """Asks which answer is the most likely: by the log-likelihood of each, and by two that are normalised.
 
     `accuracy` compares log p(answer | prompt), which favours short answers; `accuracy_per_byte` divides it by the bytes

@@ -1,7 +1,7 @@
 """Asks a model the examples of tasks: `run_tasks(loaded, ["blimp:my/folder", "gsm8k:test.jsonl"])`."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from pretrainax.config import UserError
 from pretrainax.inference.loaded import LoadedModel
@@ -16,7 +16,7 @@ class Ready(NamedTuple):
 
     name: str
     task: Task
-    asked: list[Any]  # what `task.read` gives of each example
+    asked: list[tuple]  # what `task.read` gives of each example
 
 
 def ready(tasks: Sequence[str]) -> list[Ready]:

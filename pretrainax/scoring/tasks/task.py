@@ -1,12 +1,14 @@
-"""What every kind of task is: fields that its description sets, what it reads of examples, figures that it gives."""
+"""Says what every kind of task is: its fields, what it reads of an example, and the figures that it gives."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.results import Estimate, ratio
 from pretrainax.scoring.tasks.examples import Example
+
+Item = TypeVar("Item", bound=tuple)  # what is asked of an example
 
 
 class Figure(NamedTuple):
@@ -25,7 +27,7 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 @dataclasses.dataclass(kw_only=True)
-class Task:
+class Task(Generic[Item]):
     """Base of the kinds of tasks. A description sets the fields; templates name fields of an example: "{question}"."""
 
     about: str = ""  # what it asks, for people
@@ -37,7 +39,7 @@ class Task:
         """Yields what is wrong with the fields."""
         yield from ()
 
-    def read(self, example: Example) -> Any:
+    def read(self, example: Example) -> Item:
         """Returns what is asked of an example; UserError with its place where it cannot be."""
         raise NotImplementedError
 
@@ -45,7 +47,7 @@ class Task:
         """Says for people how a model is asked; UserError where it cannot be."""
         raise NotImplementedError
 
-    def figures(self, loaded: LoadedModel, asked: Sequence[Any], chosen: Sequence[int]) -> list[Figure]:
+    def figures(self, loaded: LoadedModel, asked: Sequence[Item], chosen: Sequence[int]) -> list[Figure]:
         """Returns the figures of a model, the one for all examples first.
 
         Args:
@@ -56,14 +58,14 @@ class Task:
 
 
 class Question(NamedTuple):
-    """What stands before an answer, and the example as a shot shows it: with its answer."""
+    """Holds what stands before an answer, and the example as a shot shows it: with its answer."""
 
     prompt: str
     shot: str
 
 
 @dataclasses.dataclass(kw_only=True)
-class Prompted(Task):
+class Prompted(Task[Item]):
     """Fields of the tasks that ask a question, after `shots` others with their answers."""
 
     prompt: str = "{prompt}"
