@@ -15,6 +15,9 @@ others (figures that begin with pseudo_), an encoder-decoder for the targets of 
 in bits per byte, by which encoders, encoder-decoders and decoders compare (docs/use.md says how). `--beside=OTHER`
 gives the difference to another model on these spans.
 
+`--tasks=grammar,blimp:my/folder,my_task.json` asks it tasks that it was not trained for; docs/use.md says which there
+are, and how to write one. `--examples=N` asks for N of each.
+
 The results are printed, and written as JSON to DIR/evaluations, or to --output=FILE. `--every-checkpoint` does it for
 all checkpoints that a run keeps, and draws them over the training.
 
@@ -57,6 +60,7 @@ from pretrainax.scoring.questions import Scoring
 from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import results_beside, score_spans, texts_of
+from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import MEANINGS
@@ -89,6 +93,8 @@ def main() -> None:
         "span-bytes": flags.DEFINE_float("span-bytes", SpanChoice.mean_bytes, "Bytes of a span, on average"),
         "span-context": flags.DEFINE_integer("span-context", SpanChoice.context, "Bytes on each side that are read"),
         "beside": define_path("beside", None, "--bytes-of-spans: another model, to be compared with"),
+        "tasks": flags.DEFINE_list("tasks", None, "Tasks without training, as grammar,blimp:my/folder,my_task.json"),
+        "examples": flags.DEFINE_integer("examples", None, "--tasks: at most so many of each, evenly spaced"),
         "every-checkpoint": flags.DEFINE_bool("every-checkpoint", False, "All that the run keeps, with a picture"),
         "output": define_path("output", None, "The JSON file of the results; else in DIR/evaluations"),
     }
@@ -128,11 +134,12 @@ class Evaluation:
 
     @property
     def of_text(self) -> bool:
-        """Tells whether any text is scored, and not the run's own validation made again."""
-        return self["source"] is not None
+        """Tells whether any text or task is scored, and not the run's own validation made again."""
+        return self["source"] is not None or self["tasks"] is not None
 
     def run(self) -> int:
         self._check_flags()
+        self._tasks = ready(self["tasks"] or ())  # before a model is loaded
         results = []
         for origin, of_origin in self._of_texts() if self.of_text else self._validations():
             step = int(os.path.basename(origin.steps[0])) if len(origin.steps) == 1 else None
@@ -143,7 +150,7 @@ class Evaluation:
 
     def _check_flags(self) -> None:
         """Raises UserError for what would change nothing."""
-        count, what = (COUNT_BESIDE_TEXT, "beside --source") if self.of_text else (COUNT, "in a validation")
+        count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
         ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
         if ignored:
             raise UserError(
@@ -162,12 +169,15 @@ class Evaluation:
                 f"--{given[0]} is for --source, and without that a run's own validation is made: its fields are "
                 f"config.{', config.'.join(COUNT)}"
             )
+        for flag, names in (("source", given), ("tasks", ["examples"] if self["examples"] is not None else [])):
+            if names and self[flag] is None:
+                raise UserError(f"--{names[0]} is for --{flag}: give that too, or leave it out")
 
     # --- any text ---------------------------------------------------------------------------------------------------
 
     def _of_texts(self) -> Iterator[tuple[Origin, list[Result]]]:
         if is_one_of_many():
-            raise UserError("--source is scored by one process: start this command by itself")
+            raise UserError("--source and --tasks are for one process: start this command by itself")
         host.keep_compiled((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
         host.start_devices()
         before = None
@@ -197,6 +207,8 @@ class Evaluation:
             source = read_source(self["source"], loaded.experiment)
             scoring = Scoring(self["context"], self["stride"], self["by-word"], self["seed"])
             results += score_source(loaded, source, self["split"], self["documents"], scoring, _watched)
+        for of_task in run_tasks(loaded, self._tasks, self["examples"]):
+            results += of_task
         return results
 
     def _of_spans(self, loaded: LoadedModel) -> list[Result]:

@@ -3,6 +3,7 @@
 All its commands are forked from one process that has imported what they need.
 """
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -20,6 +21,7 @@ from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
 from pretrainax.interop.directories import import_directory
 from pretrainax.scoring.corpus_scores import score_source
+from pretrainax.scoring.tasks.run import ready, run_tasks
 from tests.support import tiny
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import ROOT, command, lines, run, write_text
@@ -58,6 +60,7 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
     write_text(root / "text")
     for file in (root / "text").iterdir():
         file.write_text(file.read_text()[::-1][:600])
+    (root / "broken.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "c"}\n{"UID": "c"}\n')
     (root / "empty").mkdir()
     (root / "empty" / "a.txt").write_text(" \n")
     return root
@@ -83,6 +86,12 @@ def said(folder) -> dict[str, tuple[int, str]]:
         "every validation": [f"--from={folder}/run", "--every-checkpoint"],
         "every source": [f"--from={folder}/damaged", "--every-checkpoint", source, "--documents=2", "--stride=32"],
         "average": [f"--from={folder}/run@average", source, "--documents=1", "--config.mesh.data=1"],
+        "tasks": [
+            f"--from={folder}/run@4",
+            "--tasks=grammar,everyday",
+            "--examples=3",
+            f"--output={folder}/out/tasks.json",
+        ],
         **{f"page {number}": words for number, words in enumerate(page_commands(folder))},
         "others": [f"--from={folder}/gpt2", source, "--documents=1", "--split=all"],
     }
@@ -153,6 +162,15 @@ def test_a_source_is_scored_as_python_does(said, folder):
     assert said["source"][1].endswith(f"3 results in {folder}/out/scores.json\n")
 
 
+def test_tasks_are_asked_as_python_does(said, folder):
+    code, text = said["tasks"]
+    assert code == 0 and "3 examples, 17 left out by --examples" in text, text
+    found = results(folder / "out" / "tasks.json")
+    asked = run_tasks(load(f"{folder}/run@4"), ready(["grammar", "everyday"]), most=3)
+    for result, expected in zip(found, [of for of_task in asked for of in of_task], strict=True):
+        assert result == dataclasses.asdict(expected) | {"step": 4}
+
+
 def test_every_checkpoint_gives_the_curve_of_the_run(said, folder):
     assert said["every validation"][0] == 0, said["every validation"][1]
     (file,) = (folder / "run" / "evaluations").glob("validation-every-*.json")
@@ -217,6 +235,13 @@ def test_mistakes_are_one_line_each(folder):
         ([of_run, "--source=TextFile(path='x')"], "unknown Source 'TextFile'"),
         ([of_run, f"--source=TextFiles(path='{folder}/empty')"], "holds no text to score (validation split"),
         ([of_run, f"--workdir={folder}/run"], "--from and --workdir say the same here"),
+        ([of_run, "--tasks=gramar"], "unknown task 'gramar', did you mean 'grammar'?"),
+        ([of_run, "--tasks=grammar,blimp"], "the task blimp comes without examples: give them, as --tasks=blimp:my"),
+        ([of_run, f"--tasks=blimp:{folder}/broken.jsonl"], "broken.jsonl:2: no field 'sentence_good', allowed: UID"),
+        ([of_run, f"--tasks=blimp:{folder}/empty"], "is no file, no folder with .jsonl files and no pattern"),
+        ([of_run, "--tasks=grammar", "--examples=0"], "--examples=0: it must be at least 1"),
+        ([of_run, "--examples=3"], "--examples is for --tasks: give that too, or leave it out"),
+        ([of_run, "--tasks=grammar", "--split=all"], "--split is for --source: give that too, or leave it out"),
         ([f"{of_run}@best", "--every-checkpoint"], "without @best"),
         ([f"{of_run}@3"], "checkpoint 3 of"),
         ([f"--from={folder}/empty", text], "is neither a run"),

@@ -98,9 +98,9 @@ def _count(
             other["pairs cut"] += asked.is_cut
             yield from ((number, example) for example in asked.examples)
 
-    for number, of_example, predicted in answers(loaded, questions()):
-        nats[number] += of_example
-        tokens[number] += predicted
+    for answer in answers(loaded, questions()):
+        nats[answer.number] += answer.nats
+        tokens[answer.number] += answer.tokens
     there = [number for number in range(len(sizes)) if tokens[number]]
     other["documents with nothing to predict left out"] = len(sizes) - len(there)
     other.update({f"{reason} skipped": count for reason, count in skipped.items()})

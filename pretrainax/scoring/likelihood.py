@@ -7,7 +7,7 @@ targets, of which the logits are held for some tokens at a time. What a text get
 import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Optional, Union
+from typing import NamedTuple, Optional, Union
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,15 @@ class Score:
     tokens: int  # that were predicted
     bytes: int  # of UTF-8, of the text that was predicted
     counted: str  # how: "left to right, …", "pseudo-log-likelihood, …", "by the targets of its objective, …"
+
+
+class Answer(NamedTuple):
+    """Holds what a model says of one example."""
+
+    number: int  # whose the example is
+    nats: float  # minus the log of the probability of its weighted targets
+    tokens: int  # how many these are
+    best: int  # how many of them are each the most likely token
 
 
 def score(
@@ -70,17 +79,17 @@ def score(
             )
     nats, tokens = np.zeros((2, len(texts)))
     questions = ((number, example) for number, about in enumerate(asked) for example in about.examples)
-    for number, of_example, predicted in answers(loaded, questions):
-        nats[number] += of_example
-        tokens[number] += predicted
+    for answer in answers(loaded, questions):
+        nats[answer.number] += answer.nats
+        tokens[answer.number] += answer.tokens
     return [
         Score(float(n), int(t), about.bytes, method.counted + (f", in {about.pieces} pieces" * (about.pieces > 1)))
         for n, t, about in zip(nats, tokens, asked, strict=True)
     ]
 
 
-def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[tuple[int, float, int]]:
-    """Yields (number, nats, tokens) of each example, in any order: what its targets cost, and how many they are.
+def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> Iterator[Answer]:
+    """Yields the answer to each example, in any order.
 
     Args:
       questions: examples, each with a number that tells whose it is. They are taken as they are needed.
@@ -95,26 +104,28 @@ def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> It
         yield from _answered(loaded, lengths, left)
 
 
-def _answered(
-    loaded: LoadedModel, lengths: Lengths, questions: list[tuple[int, Example]]
-) -> Iterator[tuple[int, float, int]]:
+def _answered(loaded: LoadedModel, lengths: Lengths, questions: list[tuple[int, Example]]) -> Iterator[Answer]:
     examples = [example for _, example in questions]
     rows = _rows(loaded, lengths, len(examples))
     padded = [[example] for example in (*examples, *[examples[-1]] * (rows - len(examples)))]
     batch = collate(padded, lengths, loaded.tokenizer.vocabulary.pad or 0)
     weights = batch.pop("loss_weights")  # by which, in a batch, a model would be asked for its loss too
-    found = np.asarray(loaded.ask(target_log_probabilities, batch), np.float64)  # [B, N]
-    nats = -np.where(weights > 0, found * weights, 0.0).sum(axis=1)
+    log_probs, is_best = jax.device_get(loaded.ask(target_log_probabilities, batch))  # [B, N]
+    nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
     if not np.isfinite(nats).all():
         raise RunFailed(
             f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
         )
-    for (number, _), n, w in zip(questions, nats.tolist(), weights.sum(axis=1).tolist(), strict=False):
-        yield number, n, int(w)
+    best = (is_best & (weights > 0)).sum(axis=1)
+    for (number, _), of, tokens, hits in zip(questions, nats.tolist(), weights.sum(axis=1), best, strict=False):
+        yield Answer(number, of, int(tokens), int(hits))
 
 
-def target_log_probabilities(outputs: Outputs, batch: Batch) -> jax.Array:
-    """Returns the log-probability in nats of each of `targets` [B, N], float32, for `LoadedModel.ask`."""
+def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the log-probability in nats of each of `targets` [B, N], float32, and if no other token has a higher one.
+
+    For `LoadedModel.ask`.
+    """
     output = outputs.heads["lm"]
 
     def of_column(xs):
@@ -122,13 +133,15 @@ def target_log_probabilities(outputs: Outputs, batch: Batch) -> jax.Array:
         logits = output.replace(features=features[:, None]).logits()[:, 0]  # [B, V]
         hits = jnp.arange(logits.shape[-1])[None] == targets[:, None]
         # Not a gather, which would collect the logits of all devices along the vocabulary.
-        return jnp.where(hits, logits, 0.0).sum(-1) - jax.nn.logsumexp(logits, axis=-1)
+        of_target = jnp.where(hits, logits, 0.0).sum(-1)
+        return of_target - jax.nn.logsumexp(logits, axis=-1), of_target == logits.max(-1)
 
     rows, columns = batch["targets"].shape
     together = max(min(_LOGITS // rows, columns), 1)
     # [B, N, …] -> [N, B, …]
     columns_first = jnp.swapaxes(output.features, 0, 1), batch["targets"].T
-    return jax.lax.map(of_column, columns_first, batch_size=together).T
+    log_probs, is_best = jax.lax.map(of_column, columns_first, batch_size=together)
+    return log_probs.T, is_best.T
 
 
 def _lengths(example: Example) -> Lengths:

@@ -124,7 +124,7 @@ def _causal_form(loaded: LoadedModel, sees_prefix: bool = False) -> Form:
     def ask(ids: Ids) -> list[Example]:
         # A separator stands before a document, another start before all that such a model has ever read.
         stands = start is not None and (ids.is_start or start != separator)
-        return [_causal(_joined([start] if stands else [], ids.left), ids.span, sees_prefix)]
+        return [causal_example(_joined([start] if stands else [], ids.left), ids.span, sees_prefix)]
 
     return Form(LEFT, 1, False, ask)
 
@@ -158,7 +158,7 @@ def _masked(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
     return examples
 
 
-def _causal(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
+def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
     """Asks for `answer` after `before`, which is seen from both sides where the model is a prefix LM."""
     tokens = _joined(before, answer)
     places = np.arange(len(tokens) - 1, dtype=np.int32)
@@ -179,7 +179,7 @@ def _in_the_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Exam
         context = _joined(before, after, ids.right, between, ids.left)
     else:
         context = _joined(before, ids.left, after, ids.right, between)
-    return _causal(context, _joined(ids.span, [vocabulary.separator]))
+    return causal_example(context, _joined(ids.span, [vocabulary.separator]))
 
 
 def _corrupted(ids: Ids, part: Objective, objective: SpanCorruption, vocabulary: Vocabulary) -> Example:

@@ -167,8 +167,9 @@ def _scored(loaded: LoadedModel, form: Form, spans: list[Span], ids: list[Ids], 
     longest = context_of(loaded)
     fitted = [form.fitted(of_span, longest) for of_span in ids]
     said = np.zeros(len(spans))
-    for i, nats, _ in answers(loaded, ((i, example) for i, of in enumerate(watch(fitted)) for example in form.ask(of))):
-        said[i] += nats / math.log(2)
+    questions = ((i, example) for i, of in enumerate(watch(fitted)) for example in form.ask(of))
+    for answer in answers(loaded, questions):
+        said[answer.number] += answer.nats / math.log(2)
     numbers = np.array([len(of_span.span) for of_span in ids])
     documents = np.array([span.document for span in spans])
     whole = [len(of.left) + len(of.right) * (form.given == BOTH) for of in ids]
