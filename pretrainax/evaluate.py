@@ -1,4 +1,4 @@
-"""How good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
+"""Says how good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
 
 DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept), an export or a Hugging
 Face directory; `--workdir=DIR` says the same.
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 class Evaluation:
-    """What the flags ask for, of which checkpoints."""
+    """Holds what the flags ask for, and of which checkpoints."""
 
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._asked = asked

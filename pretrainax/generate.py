@@ -9,6 +9,10 @@ park". One prompt is shown while it is written; several are written together.
 does a file of prompts, one a line: a JSON string, or an object with a "prompt". Each gives a line of the output, in the
 same order. A command that was cut short goes on where it was when it is given again; with other settings it is refused.
 
+    python -m pretrainax.generate --from=DIR --fill=5 "The [MASK] walks in the park."
+
+fills in the holes of texts, with what any model is asked for that was trained to, encoders too; docs/use.md says more.
+
 Rates come last, on stderr.
 """
 
@@ -42,6 +46,9 @@ def main() -> None:
         "input": define_path("input", None, "Prompts, a line of JSON each"),
         "output": define_path("output", None, "--input: the file of the texts"),
         "batch_size": flags.DEFINE_integer("batch_size", 16, "Prompts that are written at a time", lower_bound=1),
+        "fill": flags.DEFINE_integer(
+            "fill", None, "Fills in the holes of the texts, and shows so many candidates of each", lower_bound=1
+        ),
         "log_probs": flags.DEFINE_bool("log_probs", False, "Each token with its log-probability, in nats"),
         "dtype": flags.DEFINE_enum("dtype", None, ["float32", "bfloat16"], "Of the computation; else as the run's"),
     }
@@ -86,6 +93,8 @@ class Generation:
                 raise UserError(f"--{name} is not for this command: give the run, or the directory, as --from=DIR")
         if not self["from"]:
             raise UserError("--from is missing: a run, DIR@2000, DIR@best, DIR@average, or a Hugging Face directory")
+        if self["fill"]:
+            return self._fill(texts)
         if bool(texts) == bool(self["input"]):
             raise UserError(
                 'give prompts, as "Once upon a time", or a file of them, --input=prompts.jsonl: one of both'
@@ -99,6 +108,24 @@ class Generation:
         else:
             self._show(model, sampling, prompts, rates)
         print(rates_line(rates), file=sys.stderr)
+        return 0
+
+    def _fill(self, texts: Sequence[str]) -> int:
+        """Prints each text with its holes filled in, and the candidates of each hole."""
+        asked, options = ("from", "fill", "dtype"), ("max_new_tokens",)
+        others = {name: x for name, x in self._asked.items() if name not in asked}
+        others |= {name: x for name, x in self._options.items() if name not in options}
+        if given := [name for name, holder in others.items() if holder.present]:
+            raise UserError(f"--{given[0]} is not for --fill, which takes --from, --dtype and --max_new_tokens")
+        if not texts:
+            raise UserError('give texts with holes, as "The [MASK] walks in the park."')
+        model, most = self._load(), self._options["max_new_tokens"]
+        for text in texts:
+            filled = model.fill(text, self["fill"], max_new_tokens=most.value if most.present else None)
+            _print(f"{filled.text}\n")
+            for number, candidates in enumerate(filled.holes, start=1):
+                for candidate in candidates:
+                    _print(f"  hole {number}  {candidate.probability:.4f}  {candidate.text!r}\n")
         return 0
 
     def _sampling(self) -> Sampling:

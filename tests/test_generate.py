@@ -1,6 +1,7 @@
 """`python -m pretrainax.generate` writes after the prompts of its command line, or after those of a file."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -51,6 +52,17 @@ def test_a_file_that_was_cut_short_is_gone_on_with(model, tmp_path):
     again = generate(*flags, f"--output={tmp_path}/texts.jsonl")
     assert again.returncode == 0 and "2 of 5 prompts are done" in again.stderr
     assert (tmp_path / "texts.jsonl").read_bytes() == whole
+
+
+def test_holes_are_filled_in_with_their_candidates(tmp_path):
+    bert = write_directory(tmp_path / "bert", "bert_masked_lm")
+    out = generate(f"--from={bert}", "--fill=2", "the [MASK]at, a[MASK]")
+    assert out.returncode == 0, out.stderr
+    text, *candidates = out.stdout.splitlines()
+    assert re.fullmatch("the .at, a.", text)
+    assert [re.fullmatch(r"  hole (\d)  0\.\d{4}  '.+'", line)[1] for line in candidates] == ["1", "1", "2", "2"]
+    wrong = generate(f"--from={bert}", "--fill=2", "--temperature=0.5", "the [MASK]at")
+    assert wrong.returncode == 2 and "--temperature is not for --fill, which takes --from" in wrong.stderr
 
 
 def text_of(number):

@@ -30,7 +30,7 @@ Ids: TypeAlias = list[int]
 
 
 class Question(NamedTuple):
-    """What a model reads to fill the next hole, and the id at which that is full."""
+    """Holds what a model reads to fill the next hole, and the id at which that is full."""
 
     example: Example
     end: int

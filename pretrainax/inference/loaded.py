@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar, cast
+from typing import Self, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -56,10 +56,10 @@ class LoadedModel:
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
-        return self._kept(make)
+        return cast(Answer, self._kept(make))
 
     @functools.cached_property
-    def _kept(self) -> Callable[[Callable[..., Any]], Any]:
+    def _kept(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         return functools.cache(lambda make: make(self))
 
     def compiled_as(self, other: Self) -> Self:
@@ -74,13 +74,13 @@ class LoadedModel:
         return put_batch(batch, self.mesh)
 
     @functools.cached_property
-    def _compiled(self) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
         model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
         return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
 
 
 @functools.cache
-def _asking(question: Callable[[Outputs, Batch], Any]) -> Callable[[AnyModel, PyTree, Batch], Any]:
+def _asking(question: Callable[[Outputs, Batch], Answer]) -> Callable[[AnyModel, PyTree, Batch], Answer]:
     return lambda model, params, batch: question(model.apply({"params": params}, batch, deterministic=True), batch)
 
 

@@ -74,7 +74,7 @@ class KeysAndValues:
         places = mask.query_positions - distance  # [B, 1], [1, C] -> [B, C]
         mask = mask.replace(key_positions=jnp.where(places < 0, _NOT_THERE, places))
         if bias is not None:
-            bias = jnp.take(bias, bias.shape[3] - 1 - distance[0], axis=3, mode="clip")  # [1, H, 1, C]
+            bias = jnp.roll(bias[..., -distance.shape[1] :], index + 1, axis=3)  # [1, H, 1, C]
         return mask, bias
 
     def _at_rest(self) -> "KeysAndValues":

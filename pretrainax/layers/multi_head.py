@@ -71,21 +71,13 @@ class MultiHeadAttention(nn.Module):
             kept = ring.written(k, v, index)
             k, v = kept.heads_last()
             mask, bias = kept.seen_from(index, mask, bias)
-        spec = spec_of(q, k, mask, bias, bias_by_row=positions.has_row_bias, logit_cap=config.attention_logit_cap)
+        cap = config.attention_logit_cap
+        spec = spec_of(q, k, mask, bias, bias_by_row=positions.has_row_bias, logit_cap=cap)
         report_attention(spec)
         # The warning is for the run's header, which chooses by the same spec. Few queries gain nothing from a kernel.
         requested = "xla" if is_made or ring is not None else self.compute.attention
         implementation, _ = choose_implementation(requested, platform(), spec)
-        y = attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            bias=bias,
-            scale=scale,
-            logit_cap=config.attention_logit_cap,
-            implementation=implementation,
-        )
+        y = attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=cap, implementation=implementation)
         init = normal_init(config, config.num_heads * head_dim, residual=True)
         # [B, T, H, K] -> [B, T, D]
         out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")

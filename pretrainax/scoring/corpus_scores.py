@@ -64,7 +64,7 @@ def read_source(text: str, experiment: Experiment) -> Source:
 
 
 class _Counted(NamedTuple):
-    """What the documents of a part cost."""
+    """Holds what the documents of a part cost."""
 
     nats: np.ndarray  # [D] float64
     tokens: np.ndarray  # [D] that were predicted

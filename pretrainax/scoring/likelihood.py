@@ -28,7 +28,7 @@ _SHORTEST = 16  # tokens of the shortest rows
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """How likely a model finds one text: nats / tokens is the loss, nats / log(2) / bytes the bits per byte."""
+    """Says how likely a model finds one text: nats / tokens is the loss, nats / log(2) / bytes the bits per byte."""
 
     nats: float  # minus the log of the probability
     tokens: int  # that were predicted

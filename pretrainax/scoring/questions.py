@@ -39,7 +39,7 @@ AS_IN_TRAINING = Scoring()
 
 
 class Asked(NamedTuple):
-    """What a model is asked about one text."""
+    """Holds what a model is asked about one text."""
 
     examples: Iterable[Example]  # not padded; `loss_weights` are 1 where a prediction counts, else 0
     bytes: int  # of UTF-8, of the text that is predicted
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
 
 class Method:
-    """A way to score texts. `counted` says which, for people."""
+    """Is a way to score texts. `counted` says which, for people."""
 
     prefix: ClassVar[str] = ""  # of the names of its figures: where they are no likelihood of the whole text
     explanation: ClassVar[str] = ""  # what is given instead
@@ -87,8 +87,11 @@ class Method:
 
 
 class LeftToRight(Method):
-    """Each token from those before it. A text that is longer than the context is read in windows that overlap, and each
-    token is predicted once, in a window that begins at least `context - stride` tokens before it."""
+    """Asks for each token from those before it.
+
+    A text that is longer than the context is read in windows that overlap, and each token is predicted once, in a
+    window that begins at least `context - stride` tokens before it.
+    """
 
     options = ("stride",)
     manner = "left to right"
@@ -132,8 +135,11 @@ class LeftToRight(Method):
 
 
 class PseudoLikelihood(Method):
-    """Each token from all others, masked alone (Salazar et al. 2020, section 2.1). `by_word` also masks what follows of
-    its word, by which a word of several tokens is not given away by its end (Kauf and Ivanova 2023: PLL-word-l2r)."""
+    """Asks for each token from all others, masked alone (Salazar et al. 2020, section 2.1).
+
+    `by_word` also masks what follows of its word, by which a word of several tokens is not given away by its end (Kauf
+    and Ivanova 2023: PLL-word-l2r).
+    """
 
     prefix = "pseudo_"
     explanation = (
@@ -182,8 +188,11 @@ class PseudoLikelihood(Method):
 
 
 class Targets(Method):
-    """The targets that the model's objective makes of a text, with holes that follow from seed and text; or the target
-    of a pair. Sentinels and ends are predicted too, and have no bytes: they say how long what was dropped is."""
+    """Asks for the targets that the model's objective makes of a text, or for the target of a pair.
+
+    Holes follow from seed and text. Sentinels and ends are predicted too, and have no bytes: they say how long what was
+    dropped is.
+    """
 
     prefix = "target_"
     explanation = (

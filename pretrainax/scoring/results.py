@@ -14,7 +14,7 @@ from pretrainax.reporting.tables import text_table
 
 
 class Estimate(NamedTuple):
-    """A number, and the standard deviation of its error; None where that cannot be told."""
+    """Holds a number, and the standard deviation of its error; None where that cannot be told."""
 
     value: float
     standard_error: Optional[float]
@@ -44,7 +44,7 @@ def ratio(sums: Sequence[float] | np.ndarray, counts: Sequence[float] | np.ndarr
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One number that a model got."""
+    """Holds one number that a model got."""
 
     source: str  # what it was asked: a source of text, a task
     measure: str  # "bits_per_byte"

@@ -92,7 +92,6 @@ def _of_names():
         ("evaluate", ["--from=x", "--split=test"], "--split"),
         ("evaluate", ["--from=x", "--stride=many"], "--stride"),
         ("evaluate", ["--from=x", "--documents=0"], "--documents"),
-        ("evaluate", ["--from=x@best", "--every-checkpoint"], "is of a run"),
     ]
 
 
