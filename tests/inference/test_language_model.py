@@ -50,17 +50,17 @@ def test_an_encoder_generates_nothing():
 
 def test_texts_are_encoded_as_in_training():
     letters = lambda name, *texts: {k: x.tolist() for k, x in face(name).encode(texts).items()}  # noqa: E731
-    cls, sep, a, b, pad = 5, 6, 7, 8, 0
+    bos, cls, sep, a, b, pad = 1, 5, 6, 7, 8, 0
     bert = letters("bert", "ab", "a")
     assert bert["tokens"] == [[cls, a, b, sep, *[pad] * 12], [cls, a, sep, *[pad] * 13]]
     assert bert["segment_ids"] == [[1] * 4 + [0] * 12, [1] * 3 + [0] * 13]
     gpt = letters("gpt2", "a" * 17)
-    assert gpt["tokens"] == [[a] * 17 + [pad] * 3] and gpt["positions"][0][:17] == list(range(17))  # at most 20
+    assert gpt["tokens"] == [[bos, *[a] * 17, pad, pad]]  # 20 positions; an import begins with what its tokenizer has
+    assert gpt["positions"][0][:18] == list(range(18))
     t5 = letters("t5_1_1", "ab")
     assert t5["encoder_tokens"] == [[a, b, 2, *[pad] * 13]] and t5["tokens"] == [[pad]] and t5["segment_ids"] == [[1]]
-    for texts, message in (["a" * 21], r"texts\[0\] is 21 tokens, .* reads at most 20"), (["a", ""], "has no tokens"):
-        with pytest.raises(UserError, match=message):
-            face("gpt2").encode(texts)
+    with pytest.raises(UserError, match=r"texts\[1\] is 20 tokens, .* reads at most 19 and 1 special ones"):
+        face("gpt2").encode(["a", "a" * 20])
     with pytest.raises(UserError, match=r"texts is one text, it must be a list of them: write \[text\]"):
         face("gpt2").encode("a")
 
