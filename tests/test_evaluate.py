@@ -106,7 +106,8 @@ def page_commands(folder: pathlib.Path) -> list[list[str]]:
         .replace("runs/mine", f"{folder}/run")
         .replace("'other'", f"'{folder}/text'")
     )
-    found = re.findall(r"^python -m pretrainax.evaluate (.*TextFiles.*)$", page, re.MULTILINE)
+    score = page.partition("## Compare families")[0]  # whose commands tests/test_evaluate_spans.py gives
+    found = re.findall(r"^python -m pretrainax.evaluate (.*TextFiles.*)$", score, re.MULTILINE)
     return [shlex.split(line) for line in found]
 
 
