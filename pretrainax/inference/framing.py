@@ -1,5 +1,6 @@
 """Puts around a text what stands there in training, so that a model is asked about what it knows."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Optional, TypeVar
 
 import numpy as np
@@ -101,6 +102,32 @@ def check_length(
             + (f" and {special} special ones" if special else "")
             + f": {remedy}"
         )
+
+
+def framed_rows(
+    loaded: LoadedModel, texts: Sequence[str], truncate: bool = False, remedy: str = "shorten it"
+) -> list[np.ndarray]:
+    """Returns the ids that the model reads of each text, n times int32 [t], those that stand around it included.
+
+    Args:
+      truncate: of a text that is too long the first part is read; else it is an error, which says `remedy`.
+
+    Raises:
+      UserError: a text without tokens, or with too many; one text in place of a list.
+    """
+    if isinstance(texts, str):
+        raise UserError("texts is one text, it must be a list of them: write [text]")
+    (before, after), most = frame_of(loaded), longest(loaded)
+    rows = []
+    for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
+        if truncate and most is not None:
+            ids = ids[: most - len(before) - len(after)]
+        row = np.concatenate([before, ids, after]).astype(np.int32)
+        if not len(row):
+            raise UserError(f"texts[{number}] is {texts[number]!r}, which has no tokens: leave it out")
+        check_length(loaded, len(row), f"texts[{number}]", remedy)
+        rows.append(row)
+    return rows
 
 
 def read_example(loaded: LoadedModel, tokens: np.ndarray) -> Example:

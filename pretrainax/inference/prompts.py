@@ -14,7 +14,7 @@ import numpy as np
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
 from pretrainax.data.collate import collate
-from pretrainax.inference.framing import framed_prompt
+from pretrainax.inference.framing import check_length, framed_prompt, longest
 from pretrainax.inference.holes import encode_after
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
@@ -90,7 +90,7 @@ def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Exam
 
 
 def batch_of(prompts: Sequence[Example], pad: int, most: Optional[int]) -> HostBatch:
-    """Returns a batch [B, T] of what `read_prompt` gave, padded on the right to a bucket of at most `most` tokens."""
+    """Returns a batch [B, T] of examples without predictions, padded on the right to a bucket, at most `most`."""
     lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
     return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
 
@@ -108,12 +108,8 @@ def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
     Raises:
       UserError: the prompt is longer than the context.
     """
-    most, tokens = loaded.experiment.model.position.max_length, tokens_of(prompt)
+    most, tokens = longest(loaded), tokens_of(prompt)
+    check_length(loaded, tokens, "the prompt")
     if most is None:
         return None
-    if tokens > most:
-        raise UserError(
-            f"the prompt has {tokens:,} tokens with the special ones around it, and the context of the model {most:,}: "
-            f"shorten it by {tokens - most:,}"
-        )
     return most if is_encoder_decoder(prompt) else most - tokens + 1
