@@ -8,7 +8,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Batch
-from pretrainax.inference.framing import check_length, frame_of, longest, read_example
+from pretrainax.inference.framing import frame_of, framed_rows, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches
 from pretrainax.models import AnyModel, electra
@@ -40,24 +40,11 @@ def embed(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling = "mean", 
     Raises:
       UserError: an unknown pooling, or one that the model cannot give; a text without tokens, or with too many.
     """
-    if isinstance(texts, str):
-        raise UserError("texts is one text, it must be a list of them: write [text]")
     if pooling not in _POOLINGS:
         raise UserError(f"pooling is {pooling!r}, it must be one of {', '.join(_POOLINGS)}")
-    before, after = frame_of(loaded)
-    if pooling == "cls" and before != (loaded.tokenizer.vocabulary.cls,):
+    if pooling == "cls" and frame_of(loaded).before != (loaded.tokenizer.vocabulary.cls,):
         raise UserError(f"pooling is 'cls', {loaded.origin} reads no [CLS] before a text: take mean, last or max")
-    most = longest(loaded)
-    rows = []
-    for number, ids in enumerate(loaded.tokenizer.encode_batch(list(texts))):
-        if truncate and most is not None:
-            ids = ids[: most - len(before) - len(after)]
-        row = np.concatenate([before, ids, after]).astype(np.int32)
-        if not len(row):
-            raise UserError(f"texts[{number}] is {texts[number]!r}, which has no tokens: leave it out")
-        check_length(loaded, len(row), f"texts[{number}]", "shorten it, or set truncate=True")
-        rows.append(row)
-    return pooled(loaded, rows, pooling)
+    return pooled(loaded, framed_rows(loaded, texts, truncate, "shorten it, or set truncate=True"), pooling)
 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:

@@ -17,7 +17,7 @@ from pretrainax.data.objectives import DecoderOnly, Denoising, FillInTheMiddle, 
 from pretrainax.inference.beam_search import Texts
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
 from pretrainax.inference.decoding import Writer
-from pretrainax.inference.framing import check_length, frame_of, longest, trained_by
+from pretrainax.inference.framing import before_text, check_length, longest, trained_by
 from pretrainax.inference.holes import Holes
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches, bucket
@@ -158,7 +158,7 @@ def _with_both_sides(loaded: LoadedModel, holes: Holes, objective: FillInTheMidd
     if len(holes) > 1:
         raise UserError(f"the text has {len(holes)} holes, {loaded.origin} fills one between two sides: leave one")
     (before, after), (first, second, third) = holes.ids(), vocabulary.sentinels[:3]
-    start, _ = frame_of(loaded)
+    start = before_text(loaded.experiment, vocabulary, is_needed=False)
     read = np.concatenate([start, [first], before, [second], after, [third]]).astype(np.int32)
     return lambda _: Question(objective.prompt(read, vocabulary), vocabulary.separator)
 

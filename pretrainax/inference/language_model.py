@@ -8,15 +8,13 @@ import jax
 import numpy as np
 
 from pretrainax.config import ModelConfig, UserError, nearest
-from pretrainax.data.batch import Example, Lengths
-from pretrainax.data.collate import collate
 from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.fill import Filled, Order, fill
-from pretrainax.inference.framing import check_length, frame_of, longest, read_example
+from pretrainax.inference.framing import framed_prompt, framed_rows, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.prompts import batch_of
 from pretrainax.inference.request import Sampling
-from pretrainax.inference.rows import bucket
 from pretrainax.sharding.param_paths import parameter_names
 
 if TYPE_CHECKING:
@@ -51,13 +49,11 @@ class LanguageModel(LoadedModel):
         Raises:
           UserError: a text without tokens, or with more than the model reads.
         """
-        if isinstance(texts, str):
-            raise UserError("texts is one text, it must be a list of them: write [text]")
-        examples = [self._example(text, f"texts[{number}]") for number, text in enumerate(texts)]
-        side = "encoder_tokens" if self.config.family == "encoder_decoder" else "tokens"
-        size = bucket(max((len(example[side]) for example in examples), default=1), longest(self))
-        lengths = Lengths(size, size, 1)
-        return collate([[example] for example in examples], lengths, self.tokenizer.vocabulary.pad or 0)
+        examples = [read_example(self, row) for row in framed_rows(self, texts)]
+        if self.config.family == "encoder_decoder":
+            nothing = framed_prompt(np.zeros(0, np.int32), self.experiment, self.tokenizer)
+            examples = [nothing | example for example in examples]
+        return batch_of(examples, self.tokenizer.vocabulary.pad or 0, longest(self))
 
     def generate(
         self,
@@ -110,16 +106,3 @@ class LanguageModel(LoadedModel):
         from pretrainax.scoring.likelihood import score  # scoring builds on this package
 
         return score(self.generator or self, texts, context=context, stride=stride, by_word=by_word, seed=seed)
-
-    def _example(self, text: str, what: str) -> Example:
-        before, after = frame_of(self)
-        ids = np.concatenate([before, self.tokenizer.encode(text), after]).astype(np.int32)
-        if not len(ids):
-            raise UserError(f"{what} is {text!r}, which has no tokens: leave it out")
-        check_length(self, len(ids), what)
-        example = read_example(self, ids)
-        if self.config.family == "encoder_decoder":
-            start = self.experiment.objective.components()[0][1].decoder_start(self.tokenizer.vocabulary)
-            example |= {"tokens": np.array([start], np.int32), "segment_ids": np.ones(1, np.int32)}
-            example["positions"] = np.zeros(1, np.int32)
-        return example

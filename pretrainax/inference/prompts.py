@@ -14,13 +14,11 @@ import numpy as np
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
 from pretrainax.data.collate import collate
-from pretrainax.data.objectives import CausalLM, Objective
-from pretrainax.data.row_stream import default_packing
-from pretrainax.data.sources import NoSource
+from pretrainax.inference.framing import check_length, framed_prompt, longest
 from pretrainax.inference.holes import encode_after
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
-from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.base import Tokenizer
 
 _SPACE_MARK = "\u2581"  # before the sentinels of mT5
 _SENTINEL = re.compile(r"<extra_id_\d+>")
@@ -82,37 +80,17 @@ def read_prompt(text: str, experiment: Experiment, tokenizer: Tokenizer) -> Exam
             "the model is an encoder, which generates no text: it fills in masks (fill), gives vectors (embed) and "
             "scores texts (score)"
         )
-    ids, objective = ids_of(text, tokenizer), _objective(experiment, tokenizer)
-    if experiment.model.family == "decoder":
-        ids = np.concatenate([before_text(experiment, objective, tokenizer.vocabulary, len(ids) == 0), ids])
-    if not len(ids) and experiment.model.family == "decoder":
+    prompt = framed_prompt(ids_of(text, tokenizer), experiment, tokenizer)
+    if not tokens_of(prompt):
         raise UserError("the prompt is empty, and the model was trained with nothing before a text: give it some words")
-    return objective.prompt(ids, tokenizer.vocabulary)
-
-
-def _objective(experiment: Experiment, tokenizer: Tokenizer) -> Objective:
-    """Returns the objective that says what is read; of several the first, without the mode that tells them apart."""
-    objectives = [objective for _, objective in experiment.objective.components()]
-    return objectives[0].bind(tokenizer) if len(objectives) == 1 else objectives[0]
-
-
-def before_text(experiment: Experiment, objective: Objective, vocabulary: Vocabulary, is_empty: bool) -> np.ndarray:
-    """Returns the ids that stand before a decoder's text, int32 [0 or 1]."""
-    start = None
-    if isinstance(experiment.data.source, NoSource):  # of others: as their tokenizers do
-        if is_empty or vocabulary.bos != vocabulary.eos:
-            start = vocabulary.bos
-    elif isinstance(objective, CausalLM) and not objective.mask_documents:
-        packing = experiment.data.packing or default_packing(objective)
-        start = None if packing.cuts else vocabulary.separator
-    return np.array([] if start is None else [start], np.int32)
+    return prompt
 
 
 # --- the batch -------------------------------------------------------------------------------------------------------
 
 
 def batch_of(prompts: Sequence[Example], pad: int, most: Optional[int]) -> HostBatch:
-    """Returns a batch [B, T] of what `read_prompt` gave, padded on the right to a bucket of at most `most` tokens."""
+    """Returns a batch [B, T] of examples without predictions, padded on the right to a bucket, at most `most`."""
     lengths = bucket(max(tokens_of(prompt) for prompt in prompts), most)
     return collate([[prompt] for prompt in prompts], Lengths(lengths, lengths, 1), pad)
 
@@ -130,12 +108,8 @@ def room_after(prompt: Example, loaded: LoadedModel) -> Optional[int]:
     Raises:
       UserError: the prompt is longer than the context.
     """
-    most, tokens = loaded.experiment.model.position.max_length, tokens_of(prompt)
+    most, tokens = longest(loaded), tokens_of(prompt)
+    check_length(loaded, tokens, "the prompt")
     if most is None:
         return None
-    if tokens > most:
-        raise UserError(
-            f"the prompt has {tokens:,} tokens with the special ones around it, and the context of the model {most:,}: "
-            f"shorten it by {tokens - most:,}"
-        )
     return most if is_encoder_decoder(prompt) else most - tokens + 1

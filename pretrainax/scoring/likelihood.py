@@ -57,7 +57,8 @@ def score(
     """Returns the score of each text, or of the target of each pair (source, target), which an encoder-decoder reads.
 
     Args:
-      context: tokens that the model reads at a time; None: as many as in training.
+      context: tokens that the model reads at a time; None: as many as in training; of a model of
+        others, as many as it has positions.
       stride: of a decoder: tokens between the starts of two windows over a text that is longer than the context. Each
         token is predicted once, with at least `context - stride` before it. None: half the context.
       by_word: of an encoder: a word of several tokens is masked from the one that is asked for to its end.

@@ -14,14 +14,13 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data.batch import Example
-from pretrainax.data.objectives import CausalLM, Objective, SequenceToSequence
+from pretrainax.data.objectives import Objective, SequenceToSequence
 from pretrainax.data.objectives.base import Text
 from pretrainax.data.objectives.masking_units import WholeWords
 from pretrainax.data.objectives.prefix import DecoderOnly
-from pretrainax.data.packing import Windows
-from pretrainax.data.row_stream import default_packing
 from pretrainax.data.sources import NoSource
 from pretrainax.data.sources.base import Document
+from pretrainax.inference.framing import before_text, longest
 from pretrainax.inference.loaded import LoadedModel
 
 
@@ -29,7 +28,7 @@ from pretrainax.inference.loaded import LoadedModel
 class Scoring:
     """Says how texts are scored; a field that does nothing for a model's family is refused when it is set."""
 
-    context: Optional[int] = None  # tokens that the model reads at a time; None: config.data.sequence_length
+    context: Optional[int] = None  # tokens that the model reads at a time; None: see `context_of`
     stride: Optional[int] = None  # decoders: tokens between the starts of two windows; None: half the context
     by_word: bool = False  # encoders: of a word in several tokens, those after the one that is asked for are masked too
     seed: Optional[int] = None  # models that fill holes: of the holes; None: 0
@@ -66,6 +65,7 @@ class Method:
                 )
         self.tokenizer, self.vocabulary = loaded.tokenizer, loaded.tokenizer.vocabulary
         self.context = context_of(loaded, scoring.context)
+        self.limit = f", at most {self.context:,} tokens at a time"  # for `counted`
 
     manner: ClassVar[str]  # of `counted`, without the numbers
 
@@ -156,7 +156,9 @@ class PseudoLikelihood(Method):
         if self.context < 3:
             raise UserError(f"context={self.context}: a token between [CLS] and [SEP] needs at least 3")
         self._words = WholeWords().bind(self.tokenizer) if scoring.by_word else None
-        self.counted = f"{self.manner}, {'word by word, left to right' if scoring.by_word else 'token by token'}"
+        self.counted = (
+            f"{self.manner}, {'word by word, left to right' if scoring.by_word else 'token by token'}{self.limit}"
+        )
 
     @property
     def longest(self) -> int:
@@ -211,7 +213,7 @@ class Targets(Method):
         if not self.of_pairs and loaded.experiment.model.family == "encoder_decoder" and start == self.vocabulary.pad:
             self.of_pairs = [SequenceToSequence()]  # whose format T5's pretraining has too
         name = type(objective).__name__
-        self.counted = f"{self.manner}, {name}" + (f", seed {self.seed}" if self.of_text else "")
+        self.counted = f"{self.manner}, {name}" + (f", seed {self.seed}" if self.of_text else "") + self.limit
         self._name = name
         sizes = np.array([len(spelling) for spelling in self.tokenizer.spellings()])
         sizes[list(self.vocabulary.special_ids)] = 0
@@ -272,29 +274,23 @@ def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
 
 
 def context_of(loaded: LoadedModel, wanted: Optional[int] = None) -> int:
-    """Returns how many tokens the model reads at a time: as many as in training, or those that are wanted."""
-    longest, trained = loaded.experiment.model.position.max_length, loaded.experiment.data.sequence_length
+    """Returns how many tokens the model reads at a time: those that are wanted, or as many as in training.
+
+    Nothing says how many those were of a model of others: it is as many as it has positions.
+    """
+    most, trained = longest(loaded), loaded.experiment.data.sequence_length
     if wanted is None:
-        return min(trained, longest or trained)
-    if not 1 <= wanted <= (longest or math.inf):
-        most = f" to {longest}, the positions that this model has" if longest else " on"
-        raise UserError(f"context={wanted}: it must be from 1{most}")
+        is_imported = isinstance(loaded.experiment.data.source, NoSource)
+        return most if is_imported and most else min(trained, most or trained)
+    if not 1 <= wanted <= (most or math.inf):
+        allowed = f" to {most}, the positions that this model has" if most else " on"
+        raise UserError(f"context={wanted}: it must be from 1{allowed}")
     return wanted
 
 
 def start_token(loaded: LoadedModel) -> Optional[int]:
-    """Returns the id that stood before a text in training; None where nothing did, and its first token is given.
-
-    A decoder of ours has read documents one after the other, each after the separator of the one before, unless its
-    rows hold pieces of documents. An imported one begins with <s> where its vocabulary has it.
-    """
-    experiment, vocabulary = loaded.experiment, loaded.tokenizer.vocabulary
-    if isinstance(experiment.data.source, NoSource) and vocabulary.bos is not None:
-        return vocabulary.bos
-    goes_on = isinstance(experiment.data.packing or default_packing(experiment.objective), Windows) and not all(
-        isinstance(o, CausalLM) and o.mask_documents for _, o in _objectives(loaded)
-    )
-    return vocabulary.separator if goes_on else None
+    """Returns the id that stands before a text that is scored; None for none: its first token is given."""
+    return next(iter(before_text(loaded.experiment, loaded.tokenizer.vocabulary, is_needed=True)), None)
 
 
 def _objectives(loaded: LoadedModel) -> list[tuple[float, Objective]]:

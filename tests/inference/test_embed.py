@@ -7,7 +7,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import UserError
-from pretrainax.data.objectives import CausalLM, Denoising
+from pretrainax.data.objectives import CausalLM, Denoising, SequentialDenoising
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.embed import embed, last_hidden, pooled
 from pretrainax.layers.compute import Compute
@@ -54,14 +54,21 @@ def test_a_vector_does_not_depend_on_the_other_texts(name):
 
 
 @pytest.mark.parametrize(
-    "name, before, after", [("bert", ["cls"], ["sep"]), ("t5_1_1", [], ["eos"]), ("bart", ["bos"], ["eos"])]
+    "name, objective, before, after",
+    [
+        ("bert", None, ["cls"], ["sep"]),
+        ("t5_1_1", None, [], ["eos"]),
+        ("t5_1_1", SequentialDenoising(mode="n."), ["n", "."], ["eos"]),
+        ("bart", Denoising(), ["bos"], ["eos"]),
+    ],
 )
-def test_special_tokens_stand_around_a_text_as_in_training(name, before, after):
+def test_what_stands_around_a_text_stood_there_in_training(name, objective, before, after):
     model = loaded_case(name)
-    if name == "bart":
-        experiment = dataclasses.replace(model.experiment, objective=Denoising())
-        model = dataclasses.replace(model, experiment=experiment)
-    before, after = ([getattr(model.tokenizer.vocabulary, field) for field in side] for side in (before, after))
+    experiment = dataclasses.replace(model.experiment, objective=objective or model.experiment.objective)
+    model = dataclasses.replace(model, experiment=experiment)
+    vocabulary, encode = model.tokenizer.vocabulary, model.tokenizer.encode
+    ids = [[getattr(vocabulary, s) if len(s) > 1 else int(encode(s)[0]) for s in side] for side in (before, after)]
+    before, after = ids
     row = [*before, *model.tokenizer.encode("a cat").tolist(), *after]
     np.testing.assert_allclose(embed(model, ["a cat"])[0], embedded_alone(name, row), atol=CLOSE, rtol=0)
 

@@ -18,8 +18,19 @@ from pretrainax.data.objectives import (
 from pretrainax.data.objectives.prefix import DecoderOnly
 from pretrainax.data.packing import BestFit
 from pretrainax.data.sources import TextFiles
+from pretrainax.inference.framing import before_text
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.questions import LeftToRight, PseudoLikelihood, Scoring, Targets, method_of, start_token
+from pretrainax.inference.prompts import read_prompt
+from pretrainax.interop.directories import evaluation_of
+from pretrainax.scoring.questions import (
+    LeftToRight,
+    PseudoLikelihood,
+    Scoring,
+    Targets,
+    context_of,
+    method_of,
+    start_token,
+)
 from tests.support.loaded import loaded_case
 
 TEXT = "the cat sat on the mat, and then it went away."  # a letter a token
@@ -58,10 +69,41 @@ def test_each_token_is_predicted_once_from_enough_before_it(context, stride, len
 def test_what_stood_before_a_text_in_training_stands_there():
     vocabulary = loaded_case("gpt2").tokenizer.vocabulary
     assert start_token(loaded_case("gpt2")) == vocabulary.bos  # an import
-    for objective in (CausalLM(), PrefixLM(), ObjectiveMixture((CausalLM(mask_documents=True), PrefixLM()), (1, 1))):
+    mixture = ObjectiveMixture((CausalLM(mask_documents=True), PrefixLM()), (1, 1))
+    for objective in (CausalLM(), PrefixLM(), mixture):
         assert start_token(trained("gpt2", objective)) == vocabulary.separator != vocabulary.bos
     assert start_token(trained("gpt2", CausalLM(mask_documents=True))) is None
     assert start_token(trained("gpt2", packing=BestFit())) is None
+    assert read_prompt("", trained("gpt2", mixture).experiment, loaded_case("gpt2").tokenizer)["tokens"].tolist() == [
+        vocabulary.separator  # and so stands before a prompt
+    ]
+
+
+def test_an_import_without_a_begin_of_text_has_its_end_before_a_score_and_before_an_empty_prompt_alone():
+    loaded = loaded_case("gpt2")
+    of = lambda bos, is_needed: before_text(  # noqa: E731
+        loaded.experiment, dataclasses.replace(loaded.tokenizer.vocabulary, bos=bos), is_needed
+    )
+    bos, eos = loaded.tokenizer.vocabulary.bos, loaded.tokenizer.vocabulary.eos
+    assert of(bos, True) == of(bos, False) == [bos]  # LLaMA
+    assert of(eos, True) == [eos] and of(eos, False) == []  # GPT-2
+    assert of(None, True) == [eos] and of(None, False) == []  # Qwen
+
+
+@pytest.mark.parametrize(
+    "name, said", [("gpt2", "in windows of 700 "), ("bert_masked_lm", "most 700 tokens at a time")]
+)
+def test_an_import_is_scored_with_all_its_positions_and_a_run_as_it_was_trained(name, said):
+    loaded = trained(name)
+    model = loaded.experiment.model
+    model = dataclasses.replace(model, position=dataclasses.replace(model.position, max_length=700))
+    run = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, model=model))
+    imported = dataclasses.replace(loaded, experiment=evaluation_of(model, loaded.tokenizer.vocabulary, ""))
+    assert imported.experiment.data.sequence_length == 512
+    assert context_of(imported) == 700 and context_of(run) == run.experiment.data.sequence_length == 20
+    assert said in method_of(imported, Scoring()).counted
+    assert "most 30 tokens at a time" in method_of(loaded_case("t5_1_0"), Scoring(context=30)).counted
+    assert context_of(loaded_case("t5_1_0")) == 512  # which has no positions to count
 
 
 def test_where_nothing_stood_there_the_first_token_is_given_and_not_counted():

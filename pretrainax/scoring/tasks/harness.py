@@ -25,6 +25,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pretrainax.config import UserError, nearest
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.decoding import generate
+from pretrainax.inference.framing import before_text
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import answers
@@ -60,11 +61,10 @@ class PretrainAX(TemplateLM):
             )
         self.loaded = loaded
         self.max_length = max_length or model.position.max_length or context_of(loaded)
-        start = start_token(loaded)
-        is_imported = isinstance(loaded.experiment.data.source, NoSource)
+        before, start = before_text(loaded.experiment, vocabulary, is_needed=False), start_token(loaded)
         # What the tokenizers of others put before a text, and what of ours stood there.
-        self._begin = [vocabulary.bos] if is_imported and vocabulary.bos not in (None, vocabulary.eos) else []
-        self._start = [start] if start is not None and not is_imported else []
+        is_imported = isinstance(loaded.experiment.data.source, NoSource)
+        self._begin, self._start = (before, []) if is_imported else ([], before)
         self._prefix = vocabulary.separator if start is None else start
 
     @property
