@@ -18,7 +18,7 @@ from pretrainax.inference.beam_search import Texts
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
 from pretrainax.inference.decoding import Writer
 from pretrainax.inference.framing import before_text, check_length, longest, trained_by
-from pretrainax.inference.holes import Holes
+from pretrainax.inference.holes import Holes, with_marks
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import batches, bucket
 from pretrainax.inference.sampling import Rules
@@ -122,7 +122,7 @@ def _of_spans(loaded: LoadedModel) -> Optional[Objective]:
 def _with_sentinels(loaded: LoadedModel, holes: Holes, objective: Objective) -> Ask:
     """Asks as T5 is trained: `A <X> D <Y> F </s>` is read, `<X> B C <Y> E <Z> </s>` written."""
     vocabulary, parts, marks = loaded.tokenizer.vocabulary, holes.ids(), holes.sentinels()
-    prompt = objective.prompt(_around(parts, marks), vocabulary)
+    prompt = objective.prompt(with_marks(parts, marks), vocabulary)
     ends = [*vocabulary.sentinels[1 : len(marks) + 1], vocabulary.eos][: len(marks)]
     if not len(parts[-1]):  # no text follows that would need another sentinel
         ends[-1] = vocabulary.eos
@@ -140,7 +140,7 @@ def _with_masks(loaded: LoadedModel, holes: Holes, objective: Denoising) -> Ask:
     holes.check_masks()
     if not all(map(len, parts[1:-1])):
         raise UserError(f"two holes of the text stand side by side, {loaded.origin} fills both as one: leave one out")
-    prompt = objective.prompt(_around(parts, [vocabulary.mask] * len(holes)), vocabulary)
+    prompt = objective.prompt(with_marks(parts, [vocabulary.mask] * len(holes)), vocabulary)
 
     def ask(spans: Sequence[Ids]) -> Question:
         said = [i for part, span in zip(parts, spans, strict=False) for i in (*part.tolist(), *span)]
@@ -161,14 +161,6 @@ def _with_both_sides(loaded: LoadedModel, holes: Holes, objective: FillInTheMidd
     start = before_text(loaded.experiment, vocabulary, is_needed=False)
     read = np.concatenate([start, [first], before, [second], after, [third]]).astype(np.int32)
     return lambda _: Question(objective.prompt(read, vocabulary), vocabulary.separator)
-
-
-def _around(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
-    """Returns the ids of a text with a mark in each hole."""
-    row = list(parts[0])
-    for mark, part in zip(marks, parts[1:], strict=True):
-        row += [mark, *part]
-    return np.array(row, np.int32)
 
 
 def _going_on(prompt: Example, ids: Sequence[int]) -> Example:

@@ -27,8 +27,7 @@ class Holes:
                 f"the text has no hole to fill in: write {_own(tokenizer) or PLAIN} where a word is missing"
             )
         self._spellings = tokenizer.spellings()
-        # " park" is one piece: the space before a hole is of what goes into it
-        self._takes_space = any(spelling[:1] == b" " and spelling.strip() for spelling in self._spellings)
+        self._takes_space = takes_space(self._spellings)
         self._keeps_space = tokenizer.encode("a (a)").tolist() != tokenizer.encode("a(a)").tolist()
 
     def __len__(self) -> int:
@@ -60,9 +59,7 @@ class Holes:
 
     def ids(self) -> list[np.ndarray]:
         """Returns the ids of the text before, between and after the holes, as of one text: one more than holes."""
-        spaced = [part.removesuffix(" ") if self._takes_space else part for part in self.parts[:-1]]
-        first, *others = [*spaced, self.parts[-1]]
-        return [_encode(self.tokenizer, first), *(encode_after(self.tokenizer, part) for part in others)]
+        return ids_between(self.tokenizer, self.parts, [self._takes_space] * len(self))
 
     def spelled(self, ids: Sequence[int]) -> str:
         """Returns what ids write, with the space before the first word where the tokenizer has one there."""
@@ -103,7 +100,34 @@ def _own(tokenizer: Tokenizer) -> Optional[str]:
     return None if mask is None else tokenizer.special_pieces[mask]
 
 
-def encode_after(tokenizer: Tokenizer, text: str) -> np.ndarray:
+# --- the ids of text around what is no text ---------------------------------------------------------------------------
+
+
+def takes_space(spellings: Sequence[bytes]) -> bool:
+    """Tells whether the space before a hole is of what goes into it, as " park" is one piece."""
+    return any(spelling[:1] == b" " and spelling.strip() for spelling in spellings)
+
+
+def ids_between(tokenizer: Tokenizer, parts: Sequence[str], trimmed: Sequence[bool]) -> list[np.ndarray]:
+    """Returns the ids of the parts of a text before, between and after marks, as of one text.
+
+    Args:
+      trimmed: of each mark, whether it takes the space before it: one fewer than parts.
+    """
+    spaced = (part.removesuffix(" ") if trim else part for part, trim in zip(parts, trimmed, strict=False))
+    first, *others = [*spaced, parts[-1]]
+    return [_encode(tokenizer, first), *(_encode_after(tokenizer, part) for part in others)]
+
+
+def with_marks(parts: Sequence[np.ndarray], marks: Sequence[int]) -> np.ndarray:
+    """Returns the ids of a text, int32 [n], of its parts with a mark between each two."""
+    row = list(parts[0])
+    for mark, part in zip(marks, parts[1:], strict=True):
+        row += [mark, *part]
+    return np.array(row, np.int32)
+
+
+def _encode_after(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Returns the ids of a text that goes on after something: without the space that some tokenizers put first."""
     guard, guarded = tokenizer.encode(_GUARD), tokenizer.encode(_GUARD + text)
     follows = len(guard) <= len(guarded) and bool((guarded[: len(guard)] == guard).all())

@@ -15,7 +15,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, is_encoder_decoder
 from pretrainax.data.collate import collate
 from pretrainax.inference.framing import check_length, framed_prompt, longest
-from pretrainax.inference.holes import encode_after
+from pretrainax.inference.holes import PLAIN, ids_between, takes_space, with_marks
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.rows import bucket
 from pretrainax.tokenization.base import Tokenizer
@@ -31,27 +31,28 @@ _MASK = re.compile(r"\[MASK\]|<mask>")
 def ids_of(text: str, tokenizer: Tokenizer) -> np.ndarray:
     """Returns the ids of a text, int32 [n], in which special pieces are written: "The <extra_id_0> walks", "a [MASK]".
 
-    Spaces before a sentinel or a mask are left out: they belong to the word that it stands for.
+    They are read as in a text with holes: a sentinel or a mask ([MASK] for every tokenizer that has one) takes the
+    space before it, where that would be a part of the next word.
 
     Raises:
       UserError: the vocabulary has no such sentinel, or no mask.
     """
     vocabulary = tokenizer.vocabulary
-    ids = {piece.removeprefix(_SPACE_MARK): i for i, piece in tokenizer.special_pieces.items() if piece}
-    known = re.compile("|".join(map(re.escape, sorted(ids, key=len, reverse=True)))) if ids else re.compile(r"(?!)")
-    blanks = {vocabulary.mask, *vocabulary.sentinels}
-    parts, end = [], 0
-    for match in known.finditer(text):
-        i = ids[match[0]]
-        before = text[end : match.start()]
-        before = before.rstrip(" ") if i in blanks else before
-        parts += [_plain(before, tokenizer, end > 0), np.array([i], np.int32)]
-        end = match.end()
-    return np.concatenate([*parts, _plain(text[end:], tokenizer, end > 0)]).astype(np.int32)
+    written = {piece.removeprefix(_SPACE_MARK): i for i, piece in tokenizer.special_pieces.items() if piece}
+    if vocabulary.mask is not None:
+        written[PLAIN] = vocabulary.mask
+    known = "|".join(map(re.escape, sorted(written, key=len, reverse=True))) or "(?!)"
+    split = re.split(f"({known})", text)
+    parts, marks = split[::2], [written[piece] for piece in split[1::2]]
+    for part in parts:
+        _check_plain(part, tokenizer)
+    blanks = [mark in (vocabulary.mask, *vocabulary.sentinels) for mark in marks]
+    takes = any(blanks) and takes_space(tokenizer.spellings())
+    return with_marks(ids_between(tokenizer, parts, [takes and blank for blank in blanks]), marks)
 
 
-def _plain(text: str, tokenizer: Tokenizer, goes_on: bool) -> np.ndarray:
-    """Returns the ids of text; UserError where it has what looks like a special piece, and the vocabulary has none."""
+def _check_plain(text: str, tokenizer: Tokenizer) -> None:
+    """Raises UserError where text has what looks like a special piece, and the vocabulary has none."""
     vocabulary = tokenizer.vocabulary
     if match := _SENTINEL.search(text):
         sentinels = [tokenizer.special_pieces[i].removeprefix(_SPACE_MARK) for i in vocabulary.sentinels]
@@ -61,9 +62,6 @@ def _plain(text: str, tokenizer: Tokenizer, goes_on: bool) -> np.ndarray:
         mask = vocabulary.mask
         known = "it has no mask" if mask is None else f"its mask is written {tokenizer.special_pieces[mask]}"
         raise UserError(f"the vocabulary lacks {match[0]}: {known}")
-    if not text:
-        return np.zeros(0, np.int32)
-    return encode_after(tokenizer, text) if goes_on else tokenizer.encode(text)
 
 
 # --- what the model reads --------------------------------------------------------------------------------------------

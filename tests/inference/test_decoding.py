@@ -104,7 +104,6 @@ def test_times_are_added_up(alphabet):
         ),
         ("gpt2", ["a", "a" * 21], {}, "prompt 2: the prompt is 21 tokens"),
         ("gpt2", ["a <extra_id_0> b"], {}, "the vocabulary lacks <extra_id_0>: it has no sentinels"),
-        ("gpt2", ["a [MASK] b"], {}, "the vocabulary lacks [MASK]: its mask is written <mask>"),
         ("t5_1_1", ["a <extra_id_10> b"], {}, "lacks <extra_id_10>: its sentinels are <extra_id_0> to <extra_id_9>"),
         ("bert", ["a"], {}, "the model is an encoder, which generates no text: it fills in masks (fill)"),
         ("gpt2", ["a"], dict(top_p=2.0), "top_p is 2.0, it must be above 0 and at most 1"),

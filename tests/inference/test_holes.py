@@ -4,6 +4,7 @@ import pytest
 
 from pretrainax.config import UserError
 from pretrainax.inference.holes import Holes
+from pretrainax.inference.prompts import ids_of
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
 from tests.support.loaded import letters
 from tests.support.runs import ROOT
@@ -40,6 +41,12 @@ def test_a_mask_stands_for_one_token_of_the_whole_text(tokenizers, kind):
     start = next(i for i in range(len(ids)) if ids[i : i + len(word)] == word)
     hidden = [*ids[:start], tokenizer.vocabulary.mask, *ids[start + len(word) :]]
     assert read(tokenizer, text.replace("sat" if kind != "letters" else "s", "[MASK]")) == hidden
+
+
+@EVERY
+@pytest.mark.parametrize("text", ["the [MASK] sat.", "[MASK] sat", "the cat[MASK].", "a  [MASK] [MASK]", "THE [MASK]"])
+def test_a_prompt_with_masks_is_read_as_a_text_with_holes(tokenizers, kind, text):
+    assert ids_of(text, tokenizers[kind]).tolist() == read(tokenizers[kind], text)
 
 
 @EVERY

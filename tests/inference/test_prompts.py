@@ -95,11 +95,13 @@ def test_a_prompt_has_the_names_of_an_example_without_its_predictions(objective)
     assert all(x.dtype == np.int32 for x in read_prompt("ab", experiment(objective), LETTERS).values())
 
 
-def test_special_pieces_of_a_prompt_are_ids_and_take_the_space_before_them():
+def test_special_pieces_of_a_prompt_are_ids():
     sentinels, mask = LETTERS.vocabulary.sentinels, LETTERS.vocabulary.mask
     a, space = LETTERS.encode("a ").tolist()
-    assert ids_of("a <extra_id_0> a <extra_id_9>", LETTERS).tolist() == [a, sentinels[0], space, a, sentinels[9]]
-    assert ids_of("<mask>a <mask>", LETTERS).tolist() == [mask, a, mask]
+    assert ids_of("a <extra_id_0> a <extra_id_9>", LETTERS).tolist() == [
+        *(a, space, sentinels[0], space, a, space, sentinels[9])  # of letters a space is a token of its own
+    ]
+    assert ids_of("<mask>a <mask>[MASK]", LETTERS).tolist() == [mask, a, space, mask, mask]
     assert ids_of("a </s>a", LETTERS).tolist() == [a, space, EOS, a]
     assert ids_of("", LETTERS).tolist() == []
 
