@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.data.batch import HostBatch
 from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.fill import Filled, Order, fill
@@ -40,7 +41,7 @@ class LanguageModel(LoadedModel):
         """All parameters by their paths, float32, as they lie on the mesh."""
         return dict(zip(parameter_names(self.params), jax.tree.leaves(self.params), strict=True))
 
-    def encode(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def encode(self, texts: Sequence[str]) -> HostBatch:
         """Returns the batch of texts, [B, T] int32 each, padded on the right to one of few lengths.
 
         The special tokens of the training stand around a text. Of an encoder-decoder the encoder reads the texts, and

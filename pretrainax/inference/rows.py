@@ -3,9 +3,9 @@
 Lengths and numbers of rows are powers of two, but for the longest that the model takes.
 """
 
-import itertools
+import collections
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 import jax
@@ -26,37 +26,45 @@ def bucket(length: int, longest: Optional[int] = None, shortest: int = SHORTEST)
 
 
 def batches(
-    examples: Sequence[Example], mesh: jax.sharding.Mesh, longest: Optional[int] = None, pad: Optional[int] = None
+    examples: Iterable[Example], mesh: jax.sharding.Mesh, longest: Optional[int] = None, pad: Optional[int] = None
 ) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
     """Yields batches with the numbers of the examples in their rows, those of like length together.
 
     Rows of a batch beyond these, which make its shape one of few and let the mesh divide it, repeat the last one.
 
     Args:
-      examples: not padded, all with the same names.
+      examples: not padded, all with the same names. They are taken as they are needed.
       longest: positions that the model has; None: any number.
       pad: the id in padding, which nobody sees.
     """
-    sizes = [bucket(_length(example), longest) for example in examples]
-    order = sorted(range(len(examples)), key=sizes.__getitem__)
     parts = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    for size, numbers in itertools.groupby(order, key=sizes.__getitem__):
-        most = max(_TOKENS // size // parts, 1) * parts
-        alike = list(numbers)
-        for start in range(0, len(alike), most):
-            some = alike[start : start + most]
-            rows = min(-(-bucket(len(some), shortest=1) // parts) * parts, most)
-            laid = [[examples[i]] for i in some + some[-1:] * (rows - len(some))]
-            yield some, collate(laid, _lengths(laid, size), pad or 0)
+    waiting: dict[Lengths, dict[int, Example]] = collections.defaultdict(dict)
+
+    def laid(lengths: Lengths) -> tuple[list[int], dict[str, np.ndarray]]:
+        alike = waiting.pop(lengths)
+        count = min(-(-bucket(len(alike), shortest=1) // parts) * parts, _most_rows(lengths, parts))
+        rows = [[example] for example in alike.values()]
+        return list(alike), collate(rows + rows[-1:] * (count - len(rows)), lengths, pad or 0)
+
+    for number, example in enumerate(examples):
+        lengths = _lengths(example, longest)
+        waiting[lengths][number] = example
+        if len(waiting[lengths]) == _most_rows(lengths, parts):
+            yield laid(lengths)
+    for lengths in list(waiting):
+        yield laid(lengths)
 
 
-def _length(example: Example) -> int:
-    return max(len(x) for name, x in example.items() if name.endswith("tokens"))
+def _most_rows(lengths: Lengths, parts: int) -> int:
+    return max(_TOKENS // lengths.inputs // parts, 1) * parts
 
 
-def _lengths(rows: Sequence[Sequence[Example]], size: int) -> Lengths:
-    example = rows[0][0]
-    if not (is_gathered(example) and not is_encoder_decoder(example)):
-        return Lengths(size, size, size)
-    asked = max(len(row[0]["masked_positions"]) for row in rows)
-    return Lengths(size, size, bucket(asked, shortest=1))
+def _lengths(example: Example, longest: Optional[int]) -> Lengths:
+    """Returns the lengths that an example is padded to."""
+    if is_encoder_decoder(example):
+        inputs, targets = (bucket(len(example.get(side, ())), longest) for side in ("encoder_tokens", "tokens"))
+    else:
+        inputs = targets = bucket(len(example["tokens"]), longest)
+        if is_gathered(example):
+            targets = bucket(len(example["masked_positions"]), shortest=1)
+    return Lengths(inputs, inputs, targets)

@@ -4,7 +4,6 @@ Texts become examples (`scoring.questions`), examples of about one length a batc
 targets, of which the logits are held for some tokens at a time. What a text gets does not depend on the others.
 """
 
-import collections
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Optional, Union
@@ -14,16 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.batch import Batch, Example, Lengths, is_encoder_decoder, is_gathered
-from pretrainax.data.collate import collate
+from pretrainax.data.batch import Batch, Example
+from pretrainax.inference.framing import longest
 from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.scoring.questions import PseudoLikelihood, Scoring, method_of
-from pretrainax.sharding.axes import BATCH_AXES
 
-_TOKENS = 4096  # that enter the model in a batch, about
 _LOGITS = 1024  # predictions whose logits exist at a time
-_SHORTEST = 16  # tokens of the shortest rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,31 +92,24 @@ def answers(loaded: LoadedModel, questions: Iterable[tuple[int, Example]]) -> It
     Args:
       questions: examples, each with a number that tells whose it is. They are taken as they are needed.
     """
-    waiting: dict[Lengths, list[tuple[int, Example]]] = collections.defaultdict(list)
-    for number, example in questions:
-        lengths = _lengths(example)
-        waiting[lengths].append((number, example))
-        if len(waiting[lengths]) == _rows(loaded, lengths):
-            yield from _answered(loaded, lengths, waiting.pop(lengths))
-    for lengths, left in waiting.items():
-        yield from _answered(loaded, lengths, left)
+    numbers: list[int] = []  # of the examples that were taken
 
+    def taken() -> Iterator[Example]:
+        for number, example in questions:
+            numbers.append(number)
+            yield example
 
-def _answered(loaded: LoadedModel, lengths: Lengths, questions: list[tuple[int, Example]]) -> Iterator[Answer]:
-    examples = [example for _, example in questions]
-    rows = _rows(loaded, lengths, len(examples))
-    padded = [[example] for example in (*examples, *[examples[-1]] * (rows - len(examples)))]
-    batch = collate(padded, lengths, loaded.tokenizer.vocabulary.pad or 0)
-    weights = batch.pop("loss_weights")  # by which, in a batch, a model would be asked for its loss too
-    log_probs, is_best = jax.device_get(loaded.ask(target_log_probabilities, batch))  # [B, N]
-    nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
-    if not np.isfinite(nats).all():
-        raise RunFailed(
-            f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
-        )
-    best = (is_best & (weights > 0)).sum(axis=1)
-    for (number, _), of, tokens, hits in zip(questions, nats.tolist(), weights.sum(axis=1), best, strict=False):
-        yield Answer(number, of, int(tokens), int(hits))
+    for rows, batch in batches(taken(), loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
+        weights = batch.pop("loss_weights")  # by which, in a batch, a model would be asked for its loss too
+        log_probs, is_best = jax.device_get(loaded.ask(target_log_probabilities, batch))  # [B, N]
+        nats = -np.where(weights > 0, log_probs.astype(np.float64) * weights, 0.0).sum(axis=1)
+        if not np.isfinite(nats).all():
+            raise RunFailed(
+                f"{loaded.origin}: the probabilities of its tokens are not finite numbers; did the run diverge?"
+            )
+        best = (is_best & (weights > 0)).sum(axis=1)
+        for row, of, tokens, hits in zip(rows, nats.tolist(), weights.sum(axis=1), best, strict=False):
+            yield Answer(numbers[row], of, int(tokens), int(hits))
 
 
 def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -143,21 +133,3 @@ def target_log_probabilities(outputs: Outputs, batch: Batch) -> tuple[jax.Array,
     columns_first = jnp.swapaxes(output.features, 0, 1), batch["targets"].T
     log_probs, is_best = jax.lax.map(of_column, columns_first, batch_size=together)
     return log_probs.T, is_best.T
-
-
-def _lengths(example: Example) -> Lengths:
-    """Returns the lengths that an example is padded to: few, so that few shapes are compiled."""
-    inputs = _padded(len(example["encoder_tokens" if is_encoder_decoder(example) else "tokens"]))
-    return Lengths(inputs, inputs, 1 if is_gathered(example) else _padded(len(example["targets"])))
-
-
-def _padded(length: int) -> int:
-    return max(_SHORTEST, 1 << (length - 1).bit_length())
-
-
-def _rows(loaded: LoadedModel, lengths: Lengths, count: Optional[int] = None) -> int:
-    """Returns the rows of a full batch, or of the smallest that has room for `count`; each device has as many."""
-    most = max(_TOKENS // lengths.inputs, 1)
-    rows = most if count is None else min(most, 1 << (count - 1).bit_length())
-    parts = int(np.prod([loaded.mesh.shape[axis] for axis in BATCH_AXES]))
-    return -(-max(rows, count or 1) // parts) * parts

@@ -40,3 +40,16 @@ def test_places_that_are_asked_for_are_padded_likewise():
     asked = example(5) | {"masked_positions": np.array([1, 2, 4], np.int32)}
     ((_, batch),) = batches([asked], mesh)
     assert batch["tokens"].shape == (1, 16) and batch["masked_positions"].tolist() == [[1, 2, 4, 0]]
+
+
+def test_examples_are_taken_as_they_are_needed_and_of_two_sides_each_has_its_length():
+    mesh, taken = make_mesh(MeshConfig(data=1), jax.devices()[:1]), []
+
+    def examples():
+        for number in range(40):
+            taken.append(number)
+            yield {"encoder_tokens": np.ones(900, np.int32), "tokens": np.ones(3, np.int32)}
+
+    numbers, batch = next(batches(examples(), mesh, longest=1000))
+    assert numbers == taken and len(taken) < 40
+    assert batch["encoder_tokens"].shape == (len(taken), 1000) and batch["tokens"].shape == (len(taken), 16)
