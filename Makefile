@@ -58,8 +58,9 @@ $(BIN)/python:
 
 # One set of versions for every Python and system: JAX 0.10 is the last for Python 3.11. Without torch's CUDA packages.
 constraints:
-	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --universal --python-version 3.11 --upgrade \
-		--no-header --no-annotate --strip-extras | grep -Ev '^(nvidia|cuda|triton)' > constraints.txt
+	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --extra eval --universal \
+		--python-version 3.11 --upgrade --no-header --no-annotate --strip-extras \
+		| grep -Ev '^(nvidia|cuda|triton)' > constraints.txt
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis *.egg-info

@@ -16,8 +16,8 @@ from typing import Optional
 
 from absl import app, flags, logging
 
-from pretrainax.config import Experiment, RunFailed, UserError, load, nearest
-from pretrainax.config.config_file import read_config_file
+from pretrainax.config import Experiment, RunFailed, UserError, nearest
+from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
 from pretrainax.config.reference import docstring_of
@@ -38,7 +38,9 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 _CONFIG_PARSER = _ConfigParser()
-CONFIG = flags.DEFINE(_CONFIG_PARSER, "config", None, "File with get_config(variant), as configs/t5_base.py:large")
+CONFIG = flags.DEFINE(
+    _CONFIG_PARSER, "config", None, "A config by its name, as t5_base:large, or a file with get_config(variant)"
+)
 WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
@@ -51,12 +53,19 @@ _HELP = ("-h", "-?", "-help", "--help", "--helpshort")
 DEBUG = flags.DEFINE_bool("debug", False, "Show the traceback of a bad config or input")
 
 
-def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bool = False) -> None:
+def run(
+    main: Callable[..., int],
+    commands: tuple[str, ...] = (),
+    config: Optional[Callable[[], Optional[Experiment]]] = None,
+    texts: bool = False,
+) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
     Args:
       commands: the first word after the program's name is one of them, and what `main` is called with.
-      of_workdir: the config is that of the run in --workdir, and no file; flags override its fields.
+      config: gives the config that flags override, of a command that takes no --config=FILE; None where there is none.
+        It is called when all other flags are known.
+      texts: words beside the flags are texts, which `main` is called with.
     """
 
     def guarded(words: list[str]) -> int:
@@ -86,7 +95,7 @@ def run(main: Callable[..., int], commands: tuple[str, ...] = (), of_workdir: bo
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
-    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, of_workdir=of_workdir))
+    app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
 
 
 def experiment(files: bool = True) -> Experiment:
@@ -95,7 +104,7 @@ def experiment(files: bool = True) -> Experiment:
     files: corpus and tokenizer must be there.
     """
     if CONFIG.value is None:
-        raise UserError("--config is missing; for a first run: --config=configs/quickstart.py")
+        raise UserError("--config is missing; for a first run: --config=quickstart")
     validate(CONFIG.value, files)
     return CONFIG.value
 
@@ -115,21 +124,15 @@ def folder(flag: str, path: str) -> str:
 
 
 def config_name() -> str:
-    """Names the config: `t5_base-large` for --config=configs/t5_base.py:large."""
-    file, variant = _config_file()
+    """Names the config: `t5_base-large` for --config=t5_base:large."""
+    file, variant = find_config(_CONFIG_PARSER.given)
     return "-".join(filter(None, (os.path.basename(file).removesuffix(".py"), variant)))
 
 
 def papers_source() -> str:
     """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
-    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(_config_file()[0]))
+    found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
-
-
-def _config_file() -> tuple[str, str]:
-    """Returns the file of --config and the variant."""
-    file, _, variant = _CONFIG_PARSER.given.partition(":")
-    return file, variant
 
 
 def complain(error: Exception) -> int:
@@ -148,7 +151,9 @@ def one_line(error: Exception) -> str:
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 
-def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list[str]:
+def _parse(
+    argv: list[str], commands: tuple[str, ...], config: Optional[Callable[[], Optional[Experiment]]], texts: bool
+) -> list[str]:
     logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)
     try:
@@ -158,16 +163,21 @@ def _parse(argv: list[str], commands: tuple[str, ...], of_workdir: bool) -> list
         words, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
-        if of_workdir and not (asks_help and WORKDIR.value is None):
-            flags.FLAGS.config = _config_of_workdir()
+        if config is not None:
+            for word in rest[1:]:
+                _check_word(word)
+            flags.FLAGS.config = _config_instead(config, asks_help)
         if settings and CONFIG.value is None:
-            raise UserError(f"--config is missing, of which --{settings[0][0]} sets a field")
+            lacking = "--config is missing, of which" if config is None else "there is no config here of which"
+            raise UserError(f"{lacking} --{settings[0][0]} sets a field")
         for path, text in settings:
             set_field(CONFIG.value, path, text)
         _CONFIG_PARSER.overridden = tuple(path.removeprefix("config.") for path, _ in settings)
         if asks_help:
             _help()
             sys.exit(0)
+        if texts:
+            return _texts(rest)
         rest = [word for word in rest if word != "--"]
         for word in rest[1:]:
             _check_word(word)
@@ -200,6 +210,15 @@ def _take_overrides(argv: list[str]) -> tuple[list[str], list[tuple[str, Optiona
     return words, overrides
 
 
+def _texts(rest: list[str]) -> list[str]:
+    """Returns the program's name and the texts beside the flags; UserError for a flag that there is not, before --."""
+    given = rest[: rest.index("--")] if "--" in rest else rest
+    for word in given[1:]:
+        if _FLAG.match(word):
+            _check_word(word)
+    return [*given, *rest[len(given) + 1 :]]
+
+
 def _check_word(word: str) -> None:
     """Raises UserError for a flag that there is not; --train.steps and steps=5 lack the beginning of the field."""
     name, equals, value = word.lstrip("-").partition("=")
@@ -215,17 +234,19 @@ def _check_word(word: str) -> None:
         raise UserError(f"unknown flag --{name}, {nearest(name, known)}")
 
 
-def _config_of_workdir() -> Experiment:
-    """Returns the config.json of --workdir, whose fields flags set; UserError beside --config=FILE, which it is not."""
+def _config_instead(config: Callable[[], Optional[Experiment]], asks_help: bool) -> Optional[Experiment]:
+    """Returns the config of a command that takes no file; UserError beside --config=FILE."""
     if CONFIG.value is not None:
         raise UserError(
-            "--config=FILE is not for this command: it takes the config of the run in --workdir, of which flags set "
-            "single fields, as --config.data.source=..."
+            "--config=FILE is not for this command: it takes the config of the run that it is given, of which flags "
+            "set single fields, as --config.data.source=..."
         )
-    workdir = WORKDIR.value
-    if not workdir or not os.path.exists(os.path.join(workdir, "config.json")):
-        raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
-    return load(os.path.join(workdir, "config.json"))
+    try:
+        return config()
+    except UserError:
+        if asks_help:
+            return None
+        raise
 
 
 def _help() -> None:
@@ -235,5 +256,6 @@ def _help() -> None:
         print("With --config=FILE, --help shows every field of that config.")
         return
     if _CONFIG_PARSER.given:
-        print(f"\n{_config_file()[0]}\n\n{textwrap.indent(docstring_of(_config_file()[0]), '  ')}\n")
+        file, _ = find_config(_CONFIG_PARSER.given)
+        print(f"\n{file}\n\n{textwrap.indent(docstring_of(file), '  ')}\n")
     print(config_reference.text(CONFIG.value, min(shutil.get_terminal_size().columns, 120)))

@@ -1,71 +1,324 @@
-"""The validation figures of a run's newest checkpoint, and samples: `python -m pretrainax.evaluate --workdir=DIR`.
+"""Says how good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
 
-The config is the run's own, the tokenizer that of its tokenizer/ folder. Flags may set what is evaluated, and on what:
-the text (`--config.data.source="TextFiles(path='my/folder')"`), how many batches of it (`--config.evaluate.batches=0`:
-all), the objective, the mesh; a field that would change nothing here is refused. An imported model has no text of its
-own and needs one.
+DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept), an export or a Hugging
+Face directory; `--workdir=DIR` says the same.
 
-Several processes are started by hand, as launch/README.md says under "Elsewhere"; they work on the mesh of the run.
+Without more, a run's own validation: the figures of its objective on its validation split, and samples. Flags may set
+what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
+(`--config.evaluate.batches=0`: all), the objective, the mesh; a field that would change nothing here is refused.
+
+`--source` scores any text with any model: perplexity, bits per token and per byte, each with its standard error over
+documents. A decoder reads from left to right, through windows that overlap; an encoder is asked for each token from all
+others (figures that begin with pseudo_), an encoder-decoder for the targets of its objective (target_).
+
+`--source=… --bytes-of-spans` asks for spans of the text instead, chosen by their bytes: the same ones of every model,
+in bits per byte, by which encoders, encoder-decoders and decoders compare (docs/use.md says how). `--beside=OTHER`
+gives the difference to another model on these spans.
+
+`--tasks=grammar,blimp:my/folder,my_task.json` asks it tasks that it was not trained for; docs/use.md says which there
+are, and how to write one. `--examples=N` asks for N of each.
+
+The results are printed, and written as JSON to DIR/evaluations, or to --output=FILE. `--every-checkpoint` does it for
+all checkpoints that a run keeps, and draws them over the training.
+
+Several processes are started by hand, as launch/README.md says under "Elsewhere"; they work on the mesh of the run, on
+its own validation.
 """
 
+import dataclasses
+import functools
+import hashlib
+import json
 import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Optional
+
+import jax
+from absl import flags
+from tqdm import tqdm
 
 from pretrainax import cli
-from pretrainax.checkpoints.params import load_parts
+from pretrainax import config as config_lib
+from pretrainax.checkpoints.params import average_params, load_parts
 from pretrainax.checkpoints.run_json import check_tokenizer
-from pretrainax.checkpoints.steps import find_checkpoint
-from pretrainax.config import Experiment, UserError
+from pretrainax.checkpoints.steps import list_steps
+from pretrainax.config import DataConfig, Experiment, UserError
+from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
+from pretrainax.data.sources import NoSource
+from pretrainax.inference.load import load_origin
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.origin import Origin, find_origin, parted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
+from pretrainax.runtime.cluster import is_one_of_many
+from pretrainax.scoring import picture
+from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
+from pretrainax.scoring.questions import Scoring
+from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
+from pretrainax.scoring.span_choice import SpanChoice
+from pretrainax.scoring.spans import results_beside, score_spans, texts_of
+from pretrainax.scoring.tasks.run import ready, run_tasks
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import MEANINGS
 from pretrainax.training.samples import show_samples
-from pretrainax.training.setup import open_run
+from pretrainax.training.setup import Run, open_run
 
-# The fields of a config, or whole parts of it, that an evaluation follows from beside the checkpoint.
+# The fields of a config, or whole parts of it, that a run's own validation follows from beside the checkpoint.
 COUNT = (
     *(f"data.{name}" for name in "source sequence_length packing quality cache_dir prepare_workers".split()),
     *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
+COUNT_BESIDE_TEXT = ("mesh", "train.dtype")  # and those that a score of other text follows from
+_GIVE_TEXT = "give a text, as --source=\"TextFiles(path='my/folder')\""
 
 
-def main() -> int:
-    workdir, experiment = cli.WORKDIR.value, _experiment()
-    step_directory = find_checkpoint(workdir)
-    tokenizer = experiment.tokenizer.path
-    check_tokenizer(step_directory, load_tokenizer(tokenizer).fingerprint, tokenizer)
-    host.start_jax(experiment)
-    with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
-        params = load_parts(step_directory, {"params": run.abstract_state.params})["params"]
-        metrics = run.validate(params)
-        say = (lambda line: print(visible(line))) if run.is_primary else lambda line: None
-        batches, whole = run.validation_sizes
-        rows = [
-            ("step", os.path.basename(step_directory)),
-            ("source", f"{experiment.data.source}, validation split"),
-            ("batches", f"{batches:,} of {whole:,}, of {experiment.train.global_batch_size:,} rows"),
-            *((name, f"{value:,.4f}", MEANINGS.get(name, "")) for name, value in metrics.items()),
-        ]
-        say(f"{text_table(rows[:3])}\n\n{text_table(rows[3:], '<><')}\n")
-        show_samples(run, params, say)
-        corpus_check.wait()
-    return 0
+def main() -> None:
+    """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
+    asked = {
+        "from": define_path("from", None, "A run, RUN@2000, RUN@best, RUN@average, or a Hugging Face directory"),
+        "source": flags.DEFINE_string("source", None, "Text to score, as TextFiles(path='other')"),
+        "split": flags.DEFINE_enum("split", "valid", list(SPLITS), "--source: which part of it"),
+        "documents": flags.DEFINE_integer("documents", None, "--source: at most so many, of each part", lower_bound=1),
+        "context": flags.DEFINE_integer("context", None, "Tokens that the model reads at a time; else as in training"),
+        "stride": flags.DEFINE_integer("stride", None, "Decoders: tokens between two windows; else half the context"),
+        "by-word": flags.DEFINE_bool("by-word", False, "Encoders: the rest of a word is masked with each token of it"),
+        "seed": flags.DEFINE_integer("seed", None, "Of the holes that models fill, and of the spans"),
+        "bytes-of-spans": flags.DEFINE_bool("bytes-of-spans", False, "--source: spans of it, alike for every family"),
+        "span-share": flags.DEFINE_float("span-share", SpanChoice.share, "How much of the text is in spans"),
+        "span-bytes": flags.DEFINE_float("span-bytes", SpanChoice.mean_bytes, "Bytes of a span, on average"),
+        "span-context": flags.DEFINE_integer("span-context", SpanChoice.context, "Bytes on each side that are read"),
+        "beside": define_path("beside", None, "--bytes-of-spans: another model, to be compared with"),
+        "tasks": flags.DEFINE_list("tasks", None, "Tasks without training, as grammar,blimp:my/folder,my_task.json"),
+        "examples": flags.DEFINE_integer("examples", None, "--tasks: at most so many of each, evenly spaced"),
+        "every-checkpoint": flags.DEFINE_bool("every-checkpoint", False, "All that the run keeps, with a picture"),
+        "output": define_path("output", None, "The JSON file of the results; else in DIR/evaluations"),
+    }
+    command = Evaluation(asked)
+    cli.run(command.run, config=command.config)
 
 
-def _experiment() -> Experiment:
-    """Returns the config of the run, with its own tokenizer wherever its folder is now, and what flags set."""
-    ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in COUNT)]
-    if ignored:
-        raise UserError(
-            f"--config.{ignored[0]} changes nothing in an evaluation: leave it out. "
-            f"These do: config.{', config.'.join(COUNT)}"
-        )
-    cli.CONFIG.value.tokenizer.path = os.path.join(os.path.abspath(cli.WORKDIR.value), "tokenizer")
-    return cli.experiment()
+class Evaluation:
+    """Holds what the flags ask for, and of which checkpoints."""
+
+    def __init__(self, asked: dict[str, flags.FlagHolder]):
+        self._asked = asked
+        self.directory, self.origins = "", []
+
+    def __getitem__(self, flag: str):
+        return self._asked[flag].value
+
+    def config(self) -> Optional[Experiment]:
+        """Finds the checkpoints; returns the config of their run, None for a Hugging Face directory."""
+        if self["from"] and cli.WORKDIR.value:
+            raise UserError("--from and --workdir say the same here: leave one of them out")
+        name = self["from"] or cli.WORKDIR.value
+        if not name:
+            raise UserError("--from is missing: a run, DIR@2000, DIR@best, DIR@average, or a Hugging Face directory")
+        self.directory, which = parted(name)
+        if self["every-checkpoint"]:
+            if which:
+                raise UserError(f"--every-checkpoint is of a run: give --from={self.directory}, without @{which}")
+            self.origins = _every_origin(self.directory)
+        else:
+            self.origins = [find_origin(name)]
+        if not self.origins[0].steps:
+            return None
+        experiment = config_lib.load(os.path.join(self.directory, "config.json"))
+        experiment.tokenizer.path = os.path.join(os.path.abspath(self.directory), "tokenizer")
+        return experiment
+
+    @property
+    def of_text(self) -> bool:
+        """Tells whether any text or task is scored, and not the run's own validation made again."""
+        return self["source"] is not None or self["tasks"] is not None
+
+    def run(self) -> int:
+        self._check_flags()
+        self._tasks = ready(self["tasks"] or ())  # before a model is loaded
+        results = []
+        for origin, of_origin in self._of_texts() if self.of_text else self._validations():
+            step = int(os.path.basename(origin.steps[0])) if len(origin.steps) == 1 else None
+            results += [dataclasses.replace(r, origin=origin.description, step=step) for r in of_origin]
+        if jax.process_index() == 0:
+            self._tell(results)
+        return 0
+
+    def _check_flags(self) -> None:
+        """Raises UserError for what would change nothing."""
+        count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
+        ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
+        if ignored:
+            raise UserError(
+                f"--config.{ignored[0]} changes nothing {what}: leave it out. "
+                f"These do: config.{', config.'.join(count)}"
+            )
+        of_spans, of_tokens = ("span-share", "span-bytes", "span-context", "beside"), ("context", "stride", "by-word")
+        for name in of_tokens if self["bytes-of-spans"] else of_spans:
+            if self._asked[name].present:
+                changes = "changes nothing beside" if self["bytes-of-spans"] else "changes nothing without"
+                raise UserError(f"--{name} {changes} --bytes-of-spans: leave it out")
+        of_source = ("split", "documents", "seed", "bytes-of-spans", *of_tokens, *of_spans)
+        given = [name for name in of_source if self._asked[name].present]
+        if given and not self.of_text:
+            raise UserError(
+                f"--{given[0]} is for --source, and without that a run's own validation is made: its fields are "
+                f"config.{', config.'.join(COUNT)}"
+            )
+        for flag, names in (("source", given), ("tasks", ["examples"] if self["examples"] is not None else [])):
+            if names and self[flag] is None:
+                raise UserError(f"--{names[0]} is for --{flag}: give that too, or leave it out")
+
+    # --- any text ---------------------------------------------------------------------------------------------------
+
+    def _of_texts(self) -> Iterator[tuple[Origin, list[Result]]]:
+        if is_one_of_many():
+            raise UserError("--source and --tasks are for one process: start this command by itself")
+        host.keep_compiled((DataConfig if cli.CONFIG.value is None else cli.CONFIG.value.data).cache_dir)
+        host.start_devices()
+        before = None
+        for origin in self.origins:
+            loaded = self._load(origin)
+            if before is not None:
+                loaded.compiled_as(before)
+            yield origin, self._scores(loaded)
+            before = dataclasses.replace(loaded, params=None).compiled_as(loaded)
+
+    def _load(self, origin: Origin) -> LoadedModel:
+        """Returns a model as flags want it: of ELECTRA the generator, which is the one that says tokens."""
+        experiment, overridden = cli.CONFIG.value, cli.overrides()
+        dtype = experiment.train.dtype if "train.dtype" in overridden and experiment.train.dtype != "auto" else None
+        mesh = make_mesh(experiment.mesh) if any(path.startswith("mesh") for path in overridden) else None
+        loaded = load_origin(origin, dtype, mesh)
+        if loaded.generator is not None:
+            return dataclasses.replace(loaded.generator, origin=f"{loaded.origin}, the generator")
+        return loaded
+
+    def _scores(self, loaded: LoadedModel) -> list[Result]:
+        """Returns all that the flags ask of a model."""
+        results = []
+        if self["bytes-of-spans"]:
+            results += self._of_spans(loaded)
+        elif self["source"] is not None:
+            source = read_source(self["source"], loaded.experiment)
+            scoring = Scoring(self["context"], self["stride"], self["by-word"], self["seed"])
+            results += score_source(loaded, source, self["split"], self["documents"], scoring, _watched)
+        for of_task in run_tasks(loaded, self._tasks, self["examples"]):
+            results += of_task
+        return results
+
+    def _of_spans(self, loaded: LoadedModel) -> list[Result]:
+        """Returns what a model pays for spans, and by how much that is more than another one pays for the same."""
+        choice = SpanChoice(self["span-share"], self["span-bytes"], self["span-context"], self["seed"] or 0)
+        source, watch = read_source(self["source"], loaded.experiment), functools.partial(_watched, unit=" spans")
+        texts = list(texts_of(source, self["split"], self["documents"]))
+        name, scores = f"{source}, {SPLITS[self['split']]}", score_spans(loaded, texts, choice, watch)
+        results = [result for of_form in scores for result in of_form.results(name)]
+        if self["beside"]:
+            other = self._load(find_origin(self["beside"]))
+            results += results_beside(scores, score_spans(other, texts, choice, watch), name)
+        return results
+
+    # --- a run's own validation -------------------------------------------------------------------------------------
+
+    def _validations(self) -> Iterator[tuple[Origin, list[Result]]]:
+        """Yields the figures of each checkpoint; prints them, and samples, where there is one."""
+        if cli.CONFIG.value is None:
+            raise UserError(f"{self.directory} is a Hugging Face directory, without validation text: {_GIVE_TEXT}")
+        if isinstance(cli.CONFIG.value.data.source, NoSource):
+            raise UserError(f"{self.directory}: an imported model comes without text; {_GIVE_TEXT}")
+        experiment = cli.experiment()
+        tokenizer = experiment.tokenizer.path
+        fingerprint = load_tokenizer(tokenizer).fingerprint
+        for step in [step for origin in self.origins for step in origin.steps]:
+            check_tokenizer(step, fingerprint, tokenizer)
+        host.start_jax(experiment)
+        with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
+            for origin in self.origins:
+                params = _params(run, origin.steps)
+                metrics = run.validate(params)
+                if len(self.origins) == 1:
+                    _show(run, origin, params, metrics)
+                yield origin, _results(run, metrics)
+            corpus_check.wait()
+
+    # --- what is told -----------------------------------------------------------------------------------------------
+
+    def _tell(self, results: Sequence[Result]) -> None:
+        if self["every-checkpoint"]:
+            print(visible(f"run  {self.directory}\n\n{table_over_steps(results)}\n"))
+        elif self.of_text:
+            print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
+        path = self["output"] or os.path.join(self.directory, "evaluations", f"{self._name()}.json")
+        print(visible(write_results(path, results)))
+        if self["every-checkpoint"]:
+            drawn = f"{os.path.splitext(path)[0]}.png"
+            picture.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
+            print(visible(f"drawn in {drawn}"))
+
+    def _name(self) -> str:
+        """Returns a file name for the results: another one for other flags, the same for the same."""
+        given = {name: flag.value for name, flag in self._asked.items() if name not in ("from", "output")}
+        given["config"] = {path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()}
+        digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
+        steps = self.origins[0].steps
+        which = "every" if self["every-checkpoint"] else "average" if len(steps) > 1 else "model"
+        if which == "model" and steps:
+            which = f"step_{os.path.basename(steps[0])}"
+        return f"{'text' if self.of_text else 'validation'}-{which}-{digest}"
+
+
+def _every_origin(directory: str) -> list[Origin]:
+    """Returns the checkpoints that a run keeps, in their order; names those that cannot be used."""
+    newest = find_origin(directory)
+    if not newest.steps:
+        raise UserError(f"--every-checkpoint is of a run, and {directory} is a Hugging Face directory: leave it out")
+    origins = []
+    for step in list_steps(os.path.join(directory, "checkpoints")):
+        try:
+            origins.append(find_origin(f"{directory}@{step}"))
+        except UserError as e:
+            print(f"left out: {cli.one_line(e)}", file=sys.stderr)
+    return origins
+
+
+def _watched(things: Iterable, unit: str = " documents") -> Iterable:
+    """Shows on a terminal how many documents were read."""
+    return tqdm(things, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())
+
+
+def _params(run: Run, steps: Sequence[str]):
+    if len(steps) > 1:
+        return average_params(steps, run.abstract_state.params)
+    return load_parts(steps[0], {"params": run.abstract_state.params})["params"]
+
+
+def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
+    """Prints the figures of one checkpoint, and samples; called in each process of the run, of which one prints."""
+    say = (lambda line: print(visible(line))) if run.is_primary else lambda line: None
+    batches, whole = run.validation_sizes
+    rows = [
+        ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
+        ("source", f"{run.experiment.data.source}, validation split"),
+        ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
+    ]
+    named = [(name, f"{value:,.4f}", MEANINGS.get(name, "")) for name, value in metrics.items()]
+    say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
+    show_samples(run, params, say)
+
+
+def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
+    batches, whole = run.validation_sizes
+    rows = batches * run.experiment.train.global_batch_size
+    counts = {"batches": batches, "batches in all": whole, "rows": rows, "tokens": int(metrics["loss_tokens"])}
+    source = f"{run.experiment.data.source}, validation split"
+    how = f"{type(run.experiment.objective).__name__}, teacher-forced, as in the run's own validation"
+    return [Result(source, name, value, None, counts, how) for name, value in metrics.items() if name != "loss_tokens"]
 
 
 if __name__ == "__main__":
-    cli.run(main, of_workdir=True)
+    main()

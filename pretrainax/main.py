@@ -1,9 +1,10 @@
-"""Pretrain a model: `python -m pretrainax.main --config=configs/t5_base.py:large --workdir=DIR`.
+"""Pretrain a model: `python -m pretrainax.main --config=t5_base:large --workdir=DIR`.
 
-Any field of the config can be overridden: `--config.train.steps=1000`. The same command on the same workdir resumes.
-A resumed run may have other fields that are no mathematics (mesh, logging, how often it saves) or answer a fault
-(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it); others are refused.
-A run, finished or not, goes on past its end with more config.train.steps. Where a learning rate (or a mixture of texts)
+The config is one that is installed, by its name and variant, or a Python file of your own. Any field of it can be
+overridden: `--config.train.steps=1000`. The same command on the same workdir resumes. A resumed run may have other
+fields that are no mathematics (mesh, logging, how often it saves) or answer a fault
+(`--config.train.on_nonfinite=skip`, `--config.train.on_spike=rollback` and the fields after it); others are refused. A
+run, finished or not, goes on past its end with more config.train.steps. Where a learning rate (or a mixture of texts)
 that depends on them would have been another one until now, `--extend` says that it may change on the way.
 Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (run the same command again).
 """

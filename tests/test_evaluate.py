@@ -1,106 +1,261 @@
-"""`python -m pretrainax.evaluate` says of a run what its last validation said, of which step, text and batches."""
+"""`python -m pretrainax.evaluate` says what a run's last validation said, and scores any text with any model.
 
+All its commands are forked from one process that has imported what they need.
+"""
+
+import dataclasses
+import json
 import pathlib
+import re
+import shlex
 import shutil
 import sys
 
+import numpy as np
 import pytest
+from matplotlib import image
 
 from pretrainax import evaluate as evaluate_module
 from pretrainax.config.validation import get
+from pretrainax.data.sources import TextFiles
+from pretrainax.inference.load import load
+from pretrainax.interop.directories import import_directory
+from pretrainax.scoring.corpus_scores import score_source
+from pretrainax.scoring.tasks.run import ready, run_tasks
 from tests.support import tiny
 from tests.support.huggingface_weights import write_directory
-from tests.support.runs import command, last_line, lines, run, write_text
+from tests.support.runs import ROOT, command, lines, run, write_text
 
+FORKING = """
+import json, pathlib, sys
+from pretrainax import evaluate
+from tests.fuzz.forked import run_forked
 
-def evaluate(workdir, *flags):
-    return run([sys.executable, "-m", "pretrainax.evaluate", f"--workdir={workdir}", *flags])
+def start():
+    sys.argv = ["evaluate", *words]
+    evaluate.main()
 
-
-def shown(out) -> dict[str, list[str]]:
-    """The words of each line, by its first."""
-    assert out.returncode == 0, out.stderr
-    return {line.split()[0]: line.split()[1:] for line in out.stdout.splitlines() if line.strip()}
+said = pathlib.Path(sys.argv[1], "said.txt")
+for words in json.loads(sys.stdin.read()):
+    code, text = run_forked(start, said, 120)
+    print(json.dumps([code, text]), flush=True)
+"""
+STEPS = (2, 4)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, text, cache) -> pathlib.Path:
-    workdir = tmp_path_factory.mktemp("evaluate") / "run"
-    flags = "--config.train.steps=2", "--config.evaluate.every=2", "--config.evaluate.batches=1"
-    done = run(command("tests/support/tiny.py:gpt", workdir, text, cache, *flags))
+def folder(tmp_path_factory, text, cache) -> pathlib.Path:
+    """Of a run with two checkpoints, what is like it and is not it, a model of others, and another text."""
+    root = tmp_path_factory.mktemp("evaluate")
+    flags = "--config.train.steps=4", "--config.evaluate.every=2", "--config.evaluate.batches=1"
+    done = run(command("tests/support/tiny.py:gpt", root / "run", text, cache, *flags, "--config.checkpoint.every=2"))
     assert done.returncode == 0, done.stderr
-    return workdir
+    shutil.copytree(root / "run", root / "moved")
+    shutil.copytree(root / "run", root / "other")
+    vocabulary = root / "other" / "tokenizer" / "vocabulary.json"
+    vocabulary.write_text(vocabulary.read_text().replace("<|endoftext|>", "<|end|>"))
+    shutil.copytree(root / "run", root / "damaged")
+    (root / "damaged" / "checkpoints" / "2" / "run.json").write_text("{}")
+    import_directory(str(write_directory(root / "gpt2", "gpt2")), str(root / "imported"))
+    write_text(root / "text")
+    for file in (root / "text").iterdir():
+        file.write_text(file.read_text()[::-1][:600])
+    (root / "broken.jsonl").write_text('{"sentence_good": "a", "sentence_bad": "b", "UID": "c"}\n{"UID": "c"}\n')
+    (root / "empty").mkdir()
+    (root / "empty" / "a.txt").write_text(" \n")
+    return root
 
 
-def test_the_newest_checkpoint_gives_the_metrics_of_the_last_validation(trained, text):
-    out = evaluate(trained)
-    said = shown(out)
-    (expected,) = lines(trained, "valid")
+def evaluated(folder: pathlib.Path, commands: list[list[str]]) -> list[tuple[int, str]]:
+    """The exit code and all that is printed, of each command line."""
+    done = run([sys.executable, "-c", FORKING, str(folder)], input=json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def said(folder) -> dict[str, tuple[int, str]]:
+    source = f"--source=TextFiles(path='{folder}/text')"
+    commands = {
+        "newest": [f"--workdir={folder}/run"],
+        "other text": [
+            *(f"--workdir={folder}/moved", f"--config.data.source={source.removeprefix('--source=')}"),
+            "--config.evaluate.batches=0",
+        ],
+        "source": [f"--from={folder}/run@4", source, "--split=all", f"--output={folder}/out/scores.json"],
+        "every validation": [f"--from={folder}/run", "--every-checkpoint"],
+        "every source": [f"--from={folder}/damaged", "--every-checkpoint", source, "--documents=2", "--stride=32"],
+        "average": [f"--from={folder}/run@average", source, "--documents=1", "--config.mesh.data=1"],
+        "tasks": [
+            f"--from={folder}/run@4",
+            "--tasks=grammar,everyday",
+            "--examples=3",
+            f"--output={folder}/out/tasks.json",
+        ],
+        **{f"page {number}": words for number, words in enumerate(page_commands(folder))},
+        "others": [f"--from={folder}/gpt2", source, "--documents=1", "--split=all"],
+    }
+    return dict(zip(commands, evaluated(folder, list(commands.values())), strict=True))
+
+
+def page_commands(folder: pathlib.Path) -> list[list[str]]:
+    """The flags of each evaluation in docs/use.md that scores another text, of the run and the text that are here."""
+    page = (
+        (ROOT / "docs" / "use.md")
+        .read_text()
+        .replace("runs/mine", f"{folder}/run")
+        .replace("'other'", f"'{folder}/text'")
+    )
+    score = page.partition("## Compare families")[0]  # whose commands tests/test_evaluate_spans.py gives
+    found = re.findall(r"^python -m pretrainax.evaluate (.*TextFiles.*)$", score, re.MULTILINE)
+    return [shlex.split(line) for line in found]
+
+
+def words(said: tuple[int, str]) -> dict[str, list[str]]:
+    """The words of each line, by its first."""
+    code, text = said
+    assert code == 0, text
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+
+
+def results(path: pathlib.Path) -> list[dict]:
+    return json.loads(path.read_text())
+
+
+def test_the_newest_checkpoint_gives_the_metrics_of_the_last_validation(said, folder, text):
+    found = words(said["newest"])
+    expected = lines(folder / "run", "valid")[-1]
     for name in ("loss", "perplexity", "accuracy", "bits_per_byte"):
-        assert said[name][0] == f"{expected[name]:,.4f}"
-    assert said["accuracy"][-1] == "(teacher-forced)"
-    assert said["step"] == ["2"] and f"TextFiles(path='{text}'" in out.stdout
-    assert said["batches"][0] == "1" and int(said["batches"][2].rstrip(",")) > 1 and said["batches"][4] == "8"
-    assert len([line for line in out.stdout.splitlines() if line.startswith("  · ")]) == 4
+        assert found[name][0] == f"{expected[name]:,.4f}"
+    assert found["accuracy"][-1] == "(teacher-forced)"
+    assert found["step"] == ["4"] and f"TextFiles(path='{text}'" in said["newest"][1]
+    assert found["batches"][0] == "1" and int(found["batches"][2].rstrip(",")) > 1 and found["batches"][4] == "8"
+    assert len([line for line in said["newest"][1].splitlines() if line.startswith("  · ")]) == 4
 
 
-def test_another_text_is_evaluated_wherever_the_run_is_now(trained, tmp_path, cache):
+def test_its_results_lie_beside_the_run(said, folder):
+    (file,) = (folder / "run" / "evaluations").glob("validation-step_4-*.json")
+    assert f"5 results in {file}" in said["newest"][1]
+    expected = lines(folder / "run", "valid")[-1]
+    for result in results(file):
+        assert result["value"] == pytest.approx(expected[result["measure"]], rel=1e-6)
+        assert result["step"] == 4 and result["origin"] == f"{folder}/run, step 4" and result["counts"]["batches"] == 1
+
+
+def test_another_text_is_evaluated_wherever_the_run_is_now(said, folder):
     """With the run's tokenizer: one that is trained on the other text would give other ids."""
-    shutil.copytree(trained, tmp_path / "moved")
-    write_text(tmp_path / "other")
-    for file in (tmp_path / "other").iterdir():
-        file.write_text(file.read_text()[::-1])
-    source = f"TextFiles(path='{tmp_path}/other')"
-    out = evaluate(tmp_path / "moved", f"--config.data.source={source}", "--config.evaluate.batches=0")
-    said = shown(out)
-    (first,) = lines(trained, "valid")
-    assert source[:-1] in out.stdout and said["loss"][0] != f"{first['loss']:,.4f}"
-    assert said["batches"][0] == said["batches"][2].rstrip(",") != "1"
+    found = words(said["other text"])
+    assert f"TextFiles(path='{folder}/text'" in said["other text"][1]
+    assert found["loss"][0] != f"{lines(folder / 'run', 'valid')[-1]['loss']:,.4f}"
+    assert found["batches"][0] == found["batches"][2].rstrip(",")
 
 
-@pytest.mark.parametrize(
-    "flag, message",
-    [
-        ("--config=tests/support/tiny.py:gpt", "--config=FILE is not for this command: it takes the config of the run"),
-        ("--config.optimizer.learning_rate=1", "--config.optimizer.learning_rate changes nothing in an evaluation"),
-        ("--config.model.num_layers=1", "--config.model.num_layers changes nothing in an evaluation: leave it out"),
-        ("--config.tokenizer.path=x", "--config.tokenizer.path changes nothing in an evaluation: leave it out"),
-        ("--config.evaluate.batchs=1", "config.evaluate has no field 'batchs', did you mean 'batches'?"),
-        ("--config.data.source.path=no/such", "config.data.source.path is 'no/such', which does not exist"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(trained, flag, message):
-    out = evaluate(trained, flag)
-    assert out.returncode == 2 and message in last_line(out)
+def test_a_source_is_scored_as_python_does(said, folder):
+    source = TextFiles(path=f"{folder}/text")
+    expected = score_source(load(f"{folder}/run"), source, "all")
+    found = results(folder / "out" / "scores.json")
+    assert [r["measure"] for r in found] == ["perplexity", "bits_per_token", "bits_per_byte"]
+    for result, same in zip(found, expected, strict=True):
+        assert result["value"] == pytest.approx(same.value, rel=1e-5) and result["counts"] == same.counts
+        assert result["standard_error"] == pytest.approx(same.standard_error, rel=1e-3)
+        assert float(words(said["source"])[same.measure][0].replace(",", "")) == pytest.approx(same.value, abs=1e-3)
+    assert said["source"][1].startswith(f"model  {folder}/run, step 4\n")
+    assert said["source"][1].endswith(f"3 results in {folder}/out/scores.json\n")
+
+
+def test_tasks_are_asked_as_python_does(said, folder):
+    code, text = said["tasks"]
+    assert code == 0 and "3 examples, 17 left out by --examples" in text, text
+    found = results(folder / "out" / "tasks.json")
+    asked = run_tasks(load(f"{folder}/run@4"), ready(["grammar", "everyday"]), most=3)
+    for result, expected in zip(found, [of for of_task in asked for of in of_task], strict=True):
+        assert result == dataclasses.asdict(expected) | {"step": 4}
+
+
+def test_every_checkpoint_gives_the_curve_of_the_run(said, folder):
+    assert said["every validation"][0] == 0, said["every validation"][1]
+    (file,) = (folder / "run" / "evaluations").glob("validation-every-*.json")
+    found = {(r["step"], r["measure"]): r["value"] for r in results(file)}
+    for line in lines(folder / "run", "valid"):
+        assert found[line["step"], "loss"] == pytest.approx(line["loss"], rel=1e-6)
+    assert {step for step, _ in found} == set(STEPS)
+    table = said["every validation"][1].split("\n\n")[2]
+    assert [line.split()[0] for line in table.splitlines()] == ["step", "2", "4"]
+
+
+def test_its_picture_has_curves(said, folder):
+    (file,) = (folder / "run" / "evaluations").glob("validation-every-*.png")
+    pixels = image.imread(file)
+    assert f"drawn in {file}" in said["every validation"][1]
+    assert (np.abs(pixels[..., :3] - np.array([0x3E, 0x7C, 0xB1]) / 255).max(axis=-1) < 0.02).sum() > 500
+
+
+def test_a_damaged_checkpoint_is_left_out_and_named(said, folder):
+    code, text = said["every source"]
+    assert code == 0, text
+    assert f"left out: checkpoint 2 of {folder}/damaged cannot be used: run.json changed" in text
+    assert "in windows of 32 tokens every 32" in text and "at most 2 documents" in text
+    (file,) = (folder / "damaged" / "evaluations").glob("text-every-*.json")
+    assert {r["step"] for r in results(file)} == {4}
+
+
+def test_an_average_and_a_model_of_others_are_scored(said, folder):
+    assert f"model  {folder}/run, mean of steps 2, 4\n" in said["average"][1], said["average"][1]
+    (file,) = (folder / "gpt2" / "evaluations").glob("text-model-*.json")
+    found = results(file)[0]
+    assert found["step"] is None and found["origin"] == f"{folder}/gpt2" and found["counts"]["documents"] == 1
+
+
+def test_the_commands_of_the_page_do_what_it_says(said, folder):
+    pages = [value for name, value in said.items() if name.startswith("page")]
+    assert len(pages) > 1 and {code for code, _ in pages} == {0}, pages
+    assert "bits_per_byte" in pages[0][1] and "drawn in" in pages[1][1]
 
 
 def test_what_counts_are_fields():
-    for path in evaluate_module.COUNT:
+    for path in (*evaluate_module.COUNT, *evaluate_module.COUNT_BESIDE_TEXT):
         get(tiny.get_config(), path)
 
 
-def test_a_tokenizer_that_is_not_that_of_the_checkpoint_is_one_line(trained, tmp_path, cache, text):
-    shutil.copytree(trained, tmp_path / "run")
-    vocabulary = tmp_path / "run" / "tokenizer" / "vocabulary.json"
-    vocabulary.write_text(vocabulary.read_text().replace("<|endoftext|>", "<|end|>"))
-    out = evaluate(tmp_path / "run")
-    assert out.returncode == 2 and "whose ids mean other text: put the run's own tokenizer/ folder back" in last_line(
-        out
-    )
-
-
-def test_an_imported_model_asks_for_a_text(tmp_path):
-    source = write_directory(tmp_path / "source", "gpt2")
-    done = run(
-        [sys.executable, "-m", "pretrainax.huggingface", "import", f"--from={source}", f"--workdir={tmp_path}/run"]
-    )
-    assert done.returncode == 0, done.stderr
-    out = evaluate(tmp_path / "run")
-    assert out.returncode == 2
-    assert "an imported model comes without text; give one, as --config.data.source=" in last_line(out)
-
-
-def test_a_folder_that_is_no_run_is_one_line(tmp_path):
-    out = evaluate(tmp_path)
-    assert out.returncode == 2
-    assert last_line(out).endswith("holds no config.json: give the run directory of pretrainax.main")
+def test_mistakes_are_one_line_each(folder):
+    of_run, text = f"--from={folder}/run", f"--source=TextFiles(path='{folder}/text')"
+    mistakes = [
+        ([of_run, "--config=tests/support/tiny.py:gpt"], "--config=FILE is not for this command"),
+        ([of_run, "--config.optimizer.learning_rate=1"], "learning_rate changes nothing in a validation: leave it out"),
+        ([of_run, "--config.model.num_layers=1"], "--config.model.num_layers changes nothing in a validation"),
+        ([of_run, "--config.tokenizer.path=x"], "--config.tokenizer.path changes nothing in a validation"),
+        ([of_run, "--config.evaluate.batchs=1"], "config.evaluate has no field 'batchs', did you mean 'batches'?"),
+        ([of_run, "--config.data.source.path=no/such"], "config.data.source.path is 'no/such', which does not exist"),
+        ([of_run, text, "--config.evaluate.batches=1"], "--config.evaluate.batches changes nothing beside --source"),
+        ([of_run, "--stride=4"], "--stride is for --source, and without that a run's own validation is made"),
+        ([of_run, text, "--stride=99"], "stride=99: it must be from 1, the most context for each token, to 32"),
+        ([of_run, text, "--context=65"], "context=65: it must be from 1 to 64, the positions that this model has"),
+        ([of_run, text, "--by-word"], "by_word=True changes nothing for this decoder"),
+        ([of_run, text, "--documents=0"], "--documents=0"),
+        ([of_run, f"--source={folder}/text"], f"did you mean TextFiles(path='{folder}/text')?"),
+        ([of_run, "--source=TextFile(path='x')"], "unknown Source 'TextFile'"),
+        ([of_run, f"--source=TextFiles(path='{folder}/empty')"], "holds no text to score (validation split"),
+        ([of_run, f"--workdir={folder}/run"], "--from and --workdir say the same here"),
+        ([of_run, "--tasks=gramar"], "unknown task 'gramar', did you mean 'grammar'?"),
+        ([of_run, "--tasks=grammar,blimp"], "the task blimp comes without examples: give them, as --tasks=blimp:my"),
+        ([of_run, f"--tasks=blimp:{folder}/broken.jsonl"], "broken.jsonl:2: no field 'sentence_good', allowed: UID"),
+        ([of_run, f"--tasks=blimp:{folder}/empty"], "is no file, no folder with .jsonl files and no pattern"),
+        ([of_run, "--tasks=grammar", "--examples=0"], "--examples=0: it must be at least 1"),
+        ([of_run, "--examples=3"], "--examples is for --tasks: give that too, or leave it out"),
+        ([of_run, "--tasks=grammar", "--split=all"], "--split is for --source: give that too, or leave it out"),
+        ([f"{of_run}@best", "--every-checkpoint"], "without @best"),
+        ([f"{of_run}@3"], "checkpoint 3 of"),
+        ([f"--from={folder}/empty", text], "is neither a run"),
+        ([f"--from={folder}/none"], "none"),
+        ([f"--from={folder}/gpt2"], "is a Hugging Face directory, without validation text: give a text, as --source="),
+        ([f"--from={folder}/gpt2", text, "--every-checkpoint"], "is a Hugging Face directory: leave it out"),
+        (
+            [f"--from={folder}/gpt2", text, "--config.mesh.data=1"],
+            "there is no config here of which --config.mesh.data",
+        ),
+        ([f"--from={folder}/imported"], "an imported model comes without text; give a text, as --source="),
+        ([f"--from={folder}/other"], "whose ids mean other text: put the run's own tokenizer/ folder back"),
+        ([f"--from={folder}/other", text], "whose ids mean other text: put the run's own tokenizer/ folder back"),
+    ]
+    for (given, said), (code, text) in zip(mistakes, evaluated(folder, [m[0] for m in mistakes]), strict=True):
+        assert code == 2 and said in text and len(text.splitlines()) == 1, (given, text)

@@ -54,13 +54,16 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (train, more), (evaluate,), (prepare,), (give, take) = (
-        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "prepare", "huggingface")
+    (train, more), (evaluate,), (generate,), (prepare,), (give, take) = (
+        commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "generate", "prepare", "huggingface")
     )
     cached = f"--config.data.cache_dir={cache}"
     said = run([*train, *SMALL.split(), cached], tmp_path)
     assert "unigram baseline" in said and (tmp_path / "runs" / "mine" / "curves.png").exists()
     assert "perplexity" in run(evaluate, tmp_path)
+    assert "tokens/s" in run(generate, tmp_path)
+    (python,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert "(2, 128) " in run([sys.executable, "-c", python], tmp_path)
     assert "as T5ForConditionalGeneration" in run(give, tmp_path)
     assert "parameters imported" in run(take, tmp_path)
     source = [word for word in train if word.startswith("--config.data.source")]
@@ -76,6 +79,11 @@ def test_rows_are_shown_and_tokenizers_compared(tmp_path, text, cache):
     assert (tmp_path / "runs" / "sizes" / "report.png").exists()
     assert "noise density" in run([*inspect, "--config.tokenizer.vocab_size=400", *small], tmp_path)
     assert "<html" in (tmp_path / "runs" / "rows.html").read_text()
+
+
+def test_how_to_use_a_model_fits_on_a_screen():
+    (section,) = re.findall(r"## Use it\n.*?(?=\n## )", README, re.DOTALL)
+    assert len(section.splitlines()) <= 25
 
 
 def test_every_object_a_flag_is_given_is_one():

@@ -50,7 +50,8 @@ def test_every_command_leads_to_the_next(folder):
     assert "loss tokens a batch" in said(folder, "inspect")
     assert "FITS by the estimate" in said(folder, "plan")
     assert "unigram baseline" in said(folder, "train", "--config=small.py", "--workdir=runs/small")
-    assert "perplexity" in said(folder, "evaluate")
+    assert "perplexity" in said(folder, "evaluate", "--from=runs/small")
+    assert "left to right" in said(folder, "evaluate", "--source=TextFiles(path='books')")
     assert "as GPT2LMHeadModel" in said(folder, "huggingface")
 
 

@@ -1,11 +1,12 @@
 """Parameters of a checkpoint: restored into their shardings, or written and read block by block."""
 
 import errno
+import functools
 import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Optional
 
 import jax
@@ -50,6 +51,32 @@ def load_params(
     there = load_parts(step_directory, {"params": traverse_util.unflatten_dict(there, sep="/")})["params"]
     params = _by_path(there) | fresh(lacking)
     return jax.tree.unflatten(jax.tree.structure(abstract_params), map(params.get, parameter_names(abstract_params)))
+
+
+def average_params(step_directories: Sequence[str], abstract_params: Params) -> Params:
+    """Returns the mean of the parameters of checkpoints, added up in float64; each device reads its own shards.
+
+    Args:
+      abstract_params: jax.ShapeDtypeStructs with shardings.
+
+    Raises:
+      UserError: as `load_parts`, of any of them.
+    """
+    for step_directory in step_directories:
+        _check_arrays(step_directory, signatures({"params": abstract_params}))
+
+    def mean(path: str, x: jax.ShapeDtypeStruct, index: Index) -> np.ndarray:
+        total = np.float64(0)
+        for step_directory in step_directories:
+            array = ts.open(_array(_store(step_directory), path), open=True).result()
+            total = total + array[index].read().result().astype(np.float64)
+        return np.asarray(total / len(step_directories), x.dtype)
+
+    means = {
+        path: jax.make_array_from_callback(x.shape, x.sharding, functools.partial(mean, path, x))
+        for path, x in _by_path(abstract_params).items()
+    }
+    return jax.tree.unflatten(jax.tree.structure(abstract_params), means.values())
 
 
 def lacking_parameters(step_directory: str, abstract_params: Params, heads: Collection[str]) -> list[str]:

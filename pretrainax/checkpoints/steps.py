@@ -69,6 +69,13 @@ def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Opti
     return None, {}
 
 
+def _nearest_valid_step(directory: str, step: int) -> Optional[int]:
+    """Returns the step nearest to one that is not there, or is damaged, of those that verify; None where none does."""
+    steps = list_steps(directory) if os.path.isdir(directory) else []
+    others = sorted((other for other in steps if other != step), key=lambda other: abs(other - step))
+    return next((other for other in others if not faults(directory, other)), None)
+
+
 def not_used(directory: str, damaged: dict[int, str]) -> list[str]:
     """Returns a line for each checkpoint that is passed over: those of `newest_valid_step`, and those misnamed."""
     return [f"checkpoint {step} is not used: {found}" for step, found in damaged.items()] + [
@@ -84,7 +91,11 @@ def find_checkpoint(workdir: str, step: Optional[int] = None) -> str:
         path = os.path.join(directory, str(step))
         found = faults(directory, step) if os.path.isdir(path) else ["it is not there"]
         if found:
-            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(found)}")
+            other = _nearest_valid_step(directory, step)
+            instead = "no other verifies"
+            if other is not None:
+                instead = f"the nearest that verifies is {workdir}@{other}, of an export --step={other}"
+            raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(found)}; {instead}")
         return path
     step, damaged = newest_valid_step(directory) if os.path.isdir(directory) else (None, {})
     if step is None:

@@ -1,4 +1,8 @@
-"""Reads the file that --config names: `configs/t5_base.py:large` is what its get_config("large") returns."""
+"""Reads the config that --config names: `t5_base:large`, or a file: what its get_config("large") returns.
+
+The files of `configs/` are installed with the package, and found by their names wherever a command is started; so is
+`configs/t5_base.py` where there is no such file.
+"""
 
 import glob
 import importlib.machinery
@@ -12,19 +16,20 @@ from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.paths import path_problem
 
+CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "configs")
 _MODULE = "config_config"  # what a config file is imported as: its own choices have this name in config.json
 
 
 def read_config_file(given: str) -> Experiment:
     """Returns the config; UserError where the file is none, or fails, with its line."""
-    file, colon, variant = given.partition(":")
     if problem := path_problem(given):
         raise UserError(f"--config={given}: {problem}")
+    file, variant = find_config(given)
     if os.path.isdir(file):
         raise UserError(_folder(file))
     if file.endswith(".json") and os.path.exists(file):
         raise UserError(
-            f"--config={file} is JSON, it must be a Python file as configs/t5_base.py; to go on with a run, give the "
+            f"--config={file} is JSON, it must be a name as t5_base, or a Python file; to go on with a run, give the "
             "command that started it, with the same --config and --workdir"
         )
     if not os.path.isfile(file):
@@ -33,7 +38,7 @@ def read_config_file(given: str) -> Experiment:
         module = _import(file)
         if not hasattr(module, "get_config"):
             raise UserError(f"{file} has no function get_config(variant), which returns the config of a run")
-        experiment = module.get_config(*([variant] if colon else []))
+        experiment = module.get_config(*([variant] if ":" in given else []))
     except UserError:
         raise
     except Exception as e:
@@ -43,10 +48,27 @@ def read_config_file(given: str) -> Experiment:
     return experiment
 
 
+def find_config(given: str) -> tuple[str, str]:
+    """Returns the file that --config names, which may not be there, and the variant after the colon."""
+    file, _, variant = given.partition(":")
+    folder, name = os.path.split(file)
+    if not os.path.isfile(file) and (folder == "configs" if name.endswith(".py") else not folder):
+        installed = os.path.join(CONFIGS, f"{name.removesuffix('.py')}.py")
+        if os.path.isfile(installed):
+            return installed, variant
+    return file, variant
+
+
+def config_names() -> list[str]:
+    """Returns the names of the configs that are installed: "t5_base"."""
+    files = glob.glob(os.path.join(glob.escape(CONFIGS), "*.py"))
+    return sorted(os.path.basename(file).removesuffix(".py") for file in files)
+
+
 def configs_like(name: str) -> list[str]:
-    """Returns the files in configs/ that begin with the first word of a name: configs/t5_base.py of "t5_small"."""
+    """Returns the configs that begin with the first word of a name: t5_base of "t5_small"."""
     word = re.split("[-_.:/]", name)[0]
-    return sorted(glob.glob(os.path.join("configs", f"{glob.escape(word)}*.py")))
+    return [config for config in config_names() if word and config.startswith(word)]
 
 
 def _import(file: str) -> ModuleType:
@@ -69,12 +91,17 @@ def _folder(path: str) -> str:
 
 
 def _missing(file: str) -> str:
+    if os.path.isfile(f"{file}.py"):
+        return f"no config file {file!r}, did you mean {f'{file}.py'!r}?"
     folder, name = os.path.split(file)
-    for place in (folder, "configs"):  # as t5_base, or configs/t5_base
-        if os.path.isfile(path := os.path.join(place, f"{name}.py")):
-            return f"no config file {file!r}, did you mean {path!r}?"
     there = glob.glob(os.path.join(glob.escape(folder), "*.py"))
-    return f"no config file {file!r}, {nearest(file, there) if there else 'nor another in its folder'}"
+    if folder == "configs":
+        there += [f"configs/{config}.py" for config in config_names()]
+    elif not folder:
+        if like := configs_like(name):
+            return f"no config {file!r}, did you mean {' or '.join(map(repr, like))}?"
+        there += config_names()
+    return f"no config file {file!r}, {nearest(file, set(there)) if there else 'nor another in its folder'}"
 
 
 def _place(file: str, error: Exception) -> str:

@@ -94,6 +94,8 @@ class EvaluateConfig:
     every: int = free(500)  # steps
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
     patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
+    # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
+    prompts: tuple[str, ...] = free(())
 
 
 @dataclasses.dataclass

@@ -91,10 +91,10 @@ def _read(text: str, kind: Any, path: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Choice):
         return kind.parse(text)
     if dataclasses.is_dataclass(kind):
-        first, files = dataclasses.fields(kind)[0].name, configs_like(text)
+        first, like = dataclasses.fields(kind)[0].name, configs_like(text)
         raise UserError(
             f"{path} has fields, which are set one by one, as --{path}.{first}=…; whole models are configs, as "
-            f"--config={files[0] if files else 'configs/t5_base.py:small'}"
+            f"--config={like[0] if like else 't5_base:small'}"
         )
     return text  # of words, `validate` says which are known
 

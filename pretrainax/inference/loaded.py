@@ -3,15 +3,24 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Self, TypeVar, cast
 
+import flax.linen as nn
 import jax
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from pretrainax.config import Experiment
+from pretrainax.data.batch import Batch
 from pretrainax.models import AnyModel, Outputs
+from pretrainax.models.outputs import hidden_states
 from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.axes import BATCH_AXES
+from pretrainax.sharding.mesh import axis_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tokenization.base import Tokenizer
+
+Answer = TypeVar("Answer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,20 +28,67 @@ class LoadedModel:
     """Holds what every use of a model needs. `load` makes it of a directory, and a run of what it has trained."""
 
     experiment: Experiment  # the run's, or what an import says; its `model` has numbers where a config had "auto"
-    model: AnyModel  # of a run of ELECTRA its two encoders
+    model: AnyModel  # of a run of ELECTRA its two encoders; `load` parts them
     params: PyTree  # float32, in their shards
     tokenizer: Tokenizer
     mesh: jax.sharding.Mesh
     origin: str  # where from, for people: "runs/mine, step 2,000"
 
-    def __call__(self, batch: Mapping[str, np.ndarray]) -> Outputs:
+    def __call__(self, batch: Mapping[str, np.ndarray], hidden: bool = False) -> Outputs:
         """Returns what the heads say of a batch as data/batch.py describes it, without dropout.
 
-        Compiled once for each set of shapes. Of the output of a head, `.logits()` is [B, N, V] float32.
+        Compiled once for each set of shapes. `.logits` are [B, N, V] float32; `.hidden` is the stream after each block
+        of each stack, [L, B, T, D], where `hidden` asks for it, and of a model that is one encoder, decoder, or pair.
         """
+        return self.run(_with_hidden, batch) if hidden else self.ask(_everything, batch)
+
+    def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
+        """Returns what a function makes of the outputs for a batch, and of the batch: arrays that are all that is kept.
+
+        question: a function at the top of a file, compiled with the model once for each set of shapes.
+        """
+        return self.run(_asking(question), batch)
+
+    def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
+        """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._apply(self.params, put_batch(batch, self.mesh))
+            return self._compiled(work)(self.params, self._put(batch))
+
+    def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
+        """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
+        return cast(Answer, self._kept(make))
 
     @functools.cached_property
-    def _apply(self) -> Callable[[PyTree, Mapping[str, jax.Array]], Outputs]:
-        return jax.jit(lambda params, batch: self.model.apply({"params": params}, dict(batch), deterministic=True))
+    def _kept(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
+        return functools.cache(lambda make: make(self))
+
+    def compiled_as(self, other: Self) -> Self:
+        """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
+        self.__dict__["_compiled"] = other._compiled
+        return self
+
+    def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
+        """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""
+        if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
+            return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
+        return put_batch(batch, self.mesh)
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:
+        model = self.model  # and not `self`, whose parameters `compiled_as` would keep in memory
+        return functools.cache(lambda work: jax.jit(functools.partial(work, model)))
+
+
+@functools.cache
+def _asking(question: Callable[[Outputs, Batch], Answer]) -> Callable[[AnyModel, PyTree, Batch], Answer]:
+    return lambda model, params, batch: question(model.apply({"params": params}, batch, deterministic=True), batch)
+
+
+def _everything(outputs: Outputs, batch: Batch) -> Outputs:
+    return outputs
+
+
+def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
+    stacks = cast(nn.Module, model)  # and no `Electra`, whose two encoders each have their own
+    outputs, kept = stacks.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
+    return outputs.replace(hidden=hidden_states(kept["intermediates"]))

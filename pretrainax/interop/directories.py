@@ -76,7 +76,7 @@ def _import_directory(directory: str, workdir: str) -> str:
     source = DirectoryWeights(directory)
     source.verify()
     tokenizer = read_tokenizer(directory)
-    _check_rows(directory, tokenizer.vocabulary, source.config)
+    check_rows(directory, tokenizer.vocabulary, source.config)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
@@ -85,7 +85,7 @@ def _import_directory(directory: str, workdir: str) -> str:
             content = read_object(os.path.join(directory, name))
             _write_json(os.path.join(workdir, ORIGINAL, name), content)
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
-    experiment = _evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
+    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
     said = "".join(f"; {note}" for note in source.notes())
@@ -118,7 +118,7 @@ def export_workdir(
     model = experiment.model
     tokenizer, step_directory = load_tokenizer(os.path.join(workdir, "tokenizer")), find_checkpoint(workdir, step)
     check_tokenizer(step_directory, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
-    _check_rows(workdir, tokenizer.vocabulary, model)
+    check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part
     imported = _imported(workdir, "config.json")
     family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
@@ -210,7 +210,7 @@ def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
-def _evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
+def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
     """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own."""
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
     if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
@@ -260,7 +260,8 @@ def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelCon
         )
 
 
-def _check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
+def check_rows(directory: str, vocabulary: Vocabulary, model: ModelConfig) -> None:
+    """Raises a UserError where a tokenizer has ids that the embeddings of a model have no row for."""
     if vocabulary.size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {vocabulary.size:,} ids, and the model {model.vocab_size:,} rows of "

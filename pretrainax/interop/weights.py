@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Optional
 
 import jax
@@ -36,14 +37,7 @@ def load_params(directory: str, model: ModelConfig, abstract_params: PyTree, fre
     verify_files(directory)
     source = open_start(directory, model, fresh is not None)
     source.verify()
-    drawn = fresh(source.lacking) if fresh is not None else {}
-    leaves = [
-        drawn[path]
-        if path in drawn
-        else jax.make_array_from_callback(x.shape, x.sharding, lambda index, path=path: source.read(path, index))
-        for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True)
-    ]
-    return jax.tree.unflatten(jax.tree.structure(abstract_params), leaves)
+    return source.params(abstract_params, fresh(source.lacking) if fresh is not None else {})
 
 
 def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "DirectoryWeights":
@@ -171,6 +165,20 @@ class DirectoryWeights:
         for name in self._zeros:
             if name in self._theirs and self._tensor(name).any():
                 raise UserError(f"{self.directory}: {name} is not zero, and no part of this architecture here")
+
+    def params(self, abstract_params: PyTree, drawn: Mapping[str, jax.Array] = MappingProxyType({})) -> PyTree:
+        """Reads all parameters into their shards; those of the paths of `drawn` are taken from there.
+
+        Args:
+          abstract_params: jax.ShapeDtypeStructs with shardings.
+        """
+        leaves = [
+            drawn[path]
+            if path in drawn
+            else jax.make_array_from_callback(x.shape, x.sharding, lambda index, path=path: self.read(path, index))
+            for path, x in zip(parameter_names(abstract_params), jax.tree.leaves(abstract_params), strict=True)
+        ]
+        return jax.tree.unflatten(jax.tree.structure(abstract_params), leaves)
 
     def _by_canonical_name(self, base: str, known: Iterable[Callable[[str], object]]) -> dict[str, str]:
         """Returns {the name that a table has: the name in the file}; UserError for two names of one tensor.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
+from pretrainax.layers.cache import BlockMemory
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.layers.feed_forward import feed_forward_of
@@ -28,8 +29,9 @@ class Context:
 
     mask: Mask  # of self-attention; its window is that of local layers
     positions: PositionTerms  # of self-attention
-    encoded: Optional[jax.Array] = None  # [B, S, D], what cross-attention reads
-    cross_mask: Optional[Mask] = None
+    encoded: Optional[jax.Array] = None  # [B, S, D], what cross-attention reads, unless the blocks remember it
+    cross_mask: Optional[Mask] = None  # None: there is no cross-attention
+    index: Optional[jax.Array] = None  # [], of a token that follows on those that the blocks remember
     deterministic: bool = flax.struct.field(pytree_node=False, default=True)  # no dropout
 
 
@@ -66,14 +68,14 @@ class Block(nn.Module):
         x: jax.Array,
         layer: Layer,
         context: Context,
-        state: PyTree = None,
+        state: Optional[BlockMemory] = None,
         branch: Optional[Branch] = None,
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream [B, T, D], and what there is beside it.
 
         Args:
-          state: of this layer; it is returned as it is.
+          state: what this layer remembers; it is returned with what was read now. None: it keeps nothing.
           branch: what the first block's output is joined with.
           source: what self-attention reads, [B, T, D]; None: the residual stream.
         """
@@ -98,17 +100,22 @@ class Block(nn.Module):
             mask = mask.replace(windowed=layer.is_local)
         positions = context.positions.in_block(config, layer.is_local, context.deterministic)
         x = constrain(x)
+        memory = BlockMemory() if state is None else state
         attend = MultiHeadAttention(config, self.compute, name="self_attention")
-        x, _ = sublayer(
-            "self_attention", x, lambda y: (attend(y, y if source is None else source, mask, positions), None)
+        ring = None if context.index is None else memory.own
+        x, own = sublayer(
+            "self_attention",
+            x,
+            lambda y: attend(y, y if source is None else source, mask, positions, ring, context.index),
         )
-        if context.encoded is not None:
-            read = MultiHeadAttention(config, self.compute, name="cross_attention")
-            across = context.encoded, context.cross_mask, PositionTerms()
-            x, _ = sublayer("cross_attention", x, lambda y: (read(y, *across), None))
+        read = None
+        if context.cross_mask is not None:
+            cross = MultiHeadAttention(config, self.compute, name="cross_attention")
+            encoded = context.encoded if memory.read is None else memory.read
+            x, read = sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))
         x, sums = sublayer("mlp", x, feed_forward_of(config)(config, name="mlp"))
         x = constrain(x)
         if branch is not None:
             x = jnp.where(layer.is_first, branch.join(x, config), x)
         self.sow("intermediates", "hidden", x)  # for who asks: model.apply(…, mutable=["intermediates"])
-        return x, SideOutputs(state, sums)
+        return x, SideOutputs(None if state is None else BlockMemory(own, read), sums)

@@ -1,5 +1,7 @@
 """Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
 
+from typing import Optional
+
 import chex
 import flax.linen as nn
 import jax
@@ -7,6 +9,7 @@ import jax
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, choose_implementation
 from pretrainax.layers.attention_spec import report_attention, spec_of
+from pretrainax.layers.cache import KeysAndValues
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
@@ -27,14 +30,24 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         x: jax.Array,
-        source: jax.Array,
+        source: jax.Array | KeysAndValues,
         mask: Mask,
         positions: PositionTerms,
-    ) -> jax.Array:
-        """Attends with queries from x [B, T, D] to keys and values from source [B, S, D] -> [B, T, D]."""
-        chex.assert_rank([x, source], 3, custom_message="x is [B, T, D], source is [B, S, D]")
-        rows, _, width = x.shape
-        chex.assert_shape(source, (rows, None, width), custom_message="source is [B, S, D] with B and D of x [B, T, D]")
+        ring: Optional[KeysAndValues] = None,
+        index: Optional[jax.Array] = None,
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and what later queries can read.
+
+        Args:
+          source: [B, S, D], what keys and values are made of; or what an earlier call made of it.
+          ring: of the tokens before the one of x [B, 1, D], which is written to it; what is read is the ring.
+          index: [], of that token.
+        """
+        chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
+        is_made = isinstance(source, KeysAndValues)
+        if not is_made:
+            message = "source is [B, S, D] with B and D of x [B, T, D]"
+            chex.assert_shape(source, (x.shape[0], None, x.shape[2]), custom_message=message)
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
@@ -47,25 +60,25 @@ class MultiHeadAttention(nn.Module):
         scale = (positions.logit_terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
         to_query = heads("query", config.num_heads, gain=head_dim**-0.5 / scale)
         to_key = heads("key", config.kv_heads)
-        q, k, v = to_query(x), to_key(source), heads("value", config.kv_heads)(source)
+        q = to_query(x)
+        k, v = source.heads_last() if is_made else (to_key(source), heads("value", config.kv_heads)(source))
         bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
-            q, k = Norm(config, name="query_norm")(q), Norm(config, name="key_norm")(k)
+            q, k = Norm(config, name="query_norm")(q), k if is_made else Norm(config, name="key_norm")(k)
         q, k = positions.rotate(q, k)
-        spec = spec_of(q, k, mask, bias, bias_by_row=positions.has_row_bias, logit_cap=config.attention_logit_cap)
+        kept = KeysAndValues.of(k, v)
+        if ring is not None:
+            kept = ring.written(k, v, index)
+            k, v = kept.heads_last()
+            mask, bias = kept.seen_from(index, mask, bias)
+        cap = config.attention_logit_cap
+        spec = spec_of(q, k, mask, bias, bias_by_row=positions.has_row_bias, logit_cap=cap)
         report_attention(spec)
-        # The warning is for the run's header, which chooses by the same spec.
-        implementation, _ = choose_implementation(self.compute.attention, platform(), spec)
-        y = attention(
-            q,
-            k,
-            v,
-            mask=mask,
-            bias=bias,
-            scale=scale,
-            logit_cap=config.attention_logit_cap,
-            implementation=implementation,
-        )
+        # The warning is for the run's header, which chooses by the same spec. Few queries gain nothing from a kernel.
+        requested = "xla" if is_made or ring is not None else self.compute.attention
+        implementation, _ = choose_implementation(requested, platform(), spec)
+        y = attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=cap, implementation=implementation)
         init = normal_init(config, config.num_heads * head_dim, residual=True)
         # [B, T, H, K] -> [B, T, D]
-        return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
+        out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")
+        return out(y), kept

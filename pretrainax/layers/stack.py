@@ -1,4 +1,9 @@
-"""L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat."""
+"""L blocks, scanned with their parameters stacked on a leading axis; the only place where layers repeat.
+
+Where a model writes text token by token, the time of a step is that of reading the parameters once, and a scan copies
+those of each layer out of the stack before. So `Stack` also takes a tuple of the layers' parameters (`layer_by_layer`),
+and then applies one after the other.
+"""
 
 from typing import Optional
 
@@ -11,8 +16,9 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
+from pretrainax.layers.cache import Memory
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.convolution import InputConvolution
+from pretrainax.layers.convolution import Branch, InputConvolution
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import Places, positions_of
@@ -29,7 +35,7 @@ _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpo
 class Encoded:
     """A text that an encoder has read, for a decoder to read."""
 
-    x: jax.Array  # [B, S, D]
+    x: Optional[jax.Array]  # [B, S, D]; None: the decoder's blocks remember what they read of it
     segment_ids: jax.Array  # [B, S]; segment i of the decoder reads this segment i
     sums: Sums = flax.struct.field(default_factory=dict)  # of the encoder's blocks
 
@@ -65,40 +71,69 @@ class Stack(nn.Module):
           prefix_mask: [B, T], in a causal stack 1 at tokens that all of their segment see.
           encoded: what a decoder of an encoder-decoder reads.
           absolute: [B, T, D], makes a mask decoder of the last block, which alone is told.
-          state: of each block, stacked [L, …]; returned likewise.
+          state: of each block, stacked [L, …]; a `Memory` where the parameters lie layer by layer. Returned likewise.
         """
-        config, compute = self.config, self.compute
+        config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
         chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
-        terms = positions_of(config).terms(Places(positions), causal=self.causal, dtype=x.dtype)
+        index = state.index if isinstance(state, Memory) else None
+        if index is None:
+            places, mask = Places(positions), Mask(self.causal, segment_ids, segment_ids, prefix=prefix_mask)
+        else:
+            places, mask = Places(positions, state.longest - 1), Mask(self.causal, query_positions=positions)
+        context = Context(
+            mask=mask.replace(window=config.window if "local" in config.layer_pattern else None),
+            positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
+            encoded=None if encoded is None else encoded.x,
+            cross_mask=None if encoded is None else Mask(False, segment_ids, encoded.segment_ids),
+            index=index,
+            deterministic=deterministic,
+        )
         branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
-        window = config.window if "local" in config.layer_pattern else None
-        context = Context(
-            mask=Mask(self.causal, segment_ids, segment_ids, window, prefix=prefix_mask),
-            positions=terms,
-            encoded=None if encoded is None else encoded.x,
-            cross_mask=None if encoded is None else Mask(False, segment_ids, encoded.segment_ids),
-            deterministic=deterministic,
-        )
-        layers = self._layers()
+        if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
+            x, side = self._one_by_one(x, context, state, branch)
+        else:
+            x, side = self._scanned(x, context, state, branch, absolute)
+        if config.norm_at != "post":
+            x = Norm(config, name="final_norm")(x)
+        self.sow("intermediates", "output", x)
+        return x, side
+
+    def _scanned(
+        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
+        config, compute, layers = self.config, self.compute, self._layers()
         if absolute is None:
             x, side = self._scan(self.block)(config, compute, name="blocks")(x, layers, context, state, branch)
         else:
             blocks = self._scan(MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
             carry, side = blocks((x, x), layers, context, state, branch, absolute)
-            rngs = {} if deterministic else {"dropout": self.make_rng("dropout")}
+            rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
             x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
-        if self.config.share_layers:
+        if config.share_layers:
             side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
         sums = jax.tree.map(lambda s: s.sum(axis=0), side.sums)  # [L] -> []
-        if absolute is not None:
-            sums = added(sums, again.sums)
-        if config.norm_at != "post":
-            x = Norm(config, name="final_norm")(x)
-        self.sow("intermediates", "output", x)
-        return x, SideOutputs(side.state, sums)
+        return x, SideOutputs(side.state, sums if absolute is None else added(sums, again.sums))
+
+    def _one_by_one(
+        self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
+        params, layers, block = self.get_variable("params", "blocks"), self._layers(), self.block
+        run = block(self.config, self.compute, parent=None).apply
+        kept, sums = [], {}
+        for i in range(self.num_layers):
+            layer = jax.tree.map(lambda array, i=i: array[i], layers)
+            state = None if memory is None else memory.blocks[i]
+            x, side = run({"params": params[i % len(params)]}, x, layer, context, state, branch)
+            kept.append(side.state)
+            sums = added(sums, side.sums)
+        if memory is not None:
+            memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
+        return x, SideOutputs(memory, sums)
 
     def _layers(self) -> Layer:
         """Returns what tells the blocks from each other, [L] each."""
@@ -134,3 +169,8 @@ class Stack(nn.Module):
             length=self.num_layers,
             unroll=unroll,
         )
+
+
+def layer_by_layer(blocks: PyTree) -> tuple[PyTree, ...]:
+    """Returns the parameters of each block of a stack's, whose arrays are [L, …]."""
+    return tuple(jax.tree.map(lambda x, i=i: x[i], blocks) for i in range(len(jax.tree.leaves(blocks)[0])))

@@ -1,6 +1,9 @@
 """The outputs of a model."""
 
+from typing import Optional
+
 import flax.struct
+import jax
 
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.param_paths import PyTree
@@ -13,3 +16,19 @@ class Outputs:
     heads: dict[str, PyTree]  # name of a head -> its output, see models.heads
     sums: Sums = flax.struct.field(default_factory=dict)  # of all blocks; what ends in "_loss" is minimised too
     state: PyTree = None  # of the decoder's blocks, stacked [L, …]; None for a model that was given none
+    hidden: Optional[dict[str, jax.Array]] = (
+        None  # of who asked: "encoder", "decoder" -> after each block, [L, B, T, D]
+    )
+
+    @property
+    def logits(self) -> jax.Array:
+        """The language model's, [B, N, V]; of a model that tells replaced tokens from others, [B, T]. Float32."""
+        return self.heads["lm"].logits() if "lm" in self.heads else self.heads["replaced"].logits
+
+
+def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
+    """Returns `Outputs.hidden` of what a model has sown: `apply(…, mutable=["intermediates"])` gives that beside."""
+    stacks = {
+        side: intermediates[side]["blocks"]["hidden"][0] for side in ("encoder", "decoder") if side in intermediates
+    }
+    return {side: x.reshape(-1, *x.shape[-3:]) for side, x in stacks.items()}  # shared layers: [L, 1, …] -> [L, …]

@@ -1,11 +1,11 @@
 """The page docs/plans.md: every config on some topologies, by the estimate alone."""
 
-import glob
 import os
 import runpy
 from collections.abc import Iterator
 
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.config_file import config_names, find_config
 from pretrainax.planning import search
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
@@ -30,14 +30,9 @@ says what follows from the collectives as compiled.
 """
 
 
-def configs() -> list[str]:
-    """Lists the files of configs/, from the root of the repository."""
-    return sorted(glob.glob(os.path.join("configs", "*.py")))
-
-
 def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
     """Yields the cells of COLUMNS, of each config with its default variant on each of TOPOLOGIES."""
-    for file in files or configs():
+    for file in files or (find_config(name)[0] for name in config_names()):
         for name in TOPOLOGIES:
             yield row(file, runpy.run_path(file)["get_config"](), Topology.parse(name))
 

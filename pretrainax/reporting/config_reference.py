@@ -27,7 +27,7 @@ be given; the configs do. What is marked ↻ may be another when a run resumes. 
 """
 _OF_OTHERS = (
     'The fields of another class are shown where it is chosen, as by --config.optimizer="Lamb()" --help; docs/config.md'
-    " has those of all."
+    " of the repository has those of all."
 )
 
 

@@ -44,15 +44,19 @@ def allow_files() -> None:
 
 
 def start_jax(experiment: Experiment) -> None:
-    """Turns the persistent compilation cache on, JAX_COMPILATION_CACHE_DIR or one beside the data, and, in a run of
-    several processes, joins them."""
+    """Turns the persistent compilation cache on and, in a run of several processes, joins them."""
     allow_files()
+    keep_compiled(experiment.data.cache_dir)
+    _join_processes()
+
+
+def keep_compiled(cache_dir: str) -> None:
+    """Turns the persistent compilation cache on, JAX_COMPILATION_CACHE_DIR or a folder of `cache_dir`; before anything
+    is compiled."""
     if jax.config.jax_compilation_cache_dir is None:
-        cache = os.path.join(os.path.expanduser(experiment.data.cache_dir), "xla")
-        jax.config.update("jax_compilation_cache_dir", cache)
+        jax.config.update("jax_compilation_cache_dir", os.path.join(os.path.expanduser(cache_dir), "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    _join_processes()
 
 
 def start_devices() -> None:

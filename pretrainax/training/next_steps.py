@@ -26,7 +26,7 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
     if importlib.util.find_spec("tensorboard") is None:
         board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
     rows = [
-        ("evaluate", _command("-m", "pretrainax.evaluate", f"--workdir={workdir}")),
+        ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
         ("export to transformers", _export(workdir, f"{beside}-huggingface", experiment)),
         ("train longer", to_resume(workdir, [*words, *longer])),
         ("train on from here", to_resume(f"{beside}-more", [*words, *start])),

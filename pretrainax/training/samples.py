@@ -1,7 +1,8 @@
 """Shows what a model has learned at the end of a run: masks and spans it fills in, texts it continues.
 
-`samples` picks the texts, asks the model and writes what it says beside what stands there; `show_samples` prints them,
-for some seconds at most.
+The texts are the prompts of the config, which `prompted` asks about. Without any, `samples` picks some of the
+validation split, and writes what the model says beside what stands there. `show_samples` prints them, for some seconds
+at most.
 """
 
 import itertools
@@ -14,9 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from pretrainax.config import UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, has_prefix, is_encoder_decoder, is_gathered
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
+from pretrainax.inference.decoding import generate
+from pretrainax.inference.fill import fill
+from pretrainax.inference.holes import has_hole
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.request import Sampling
 from pretrainax.models import AnyModel
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
@@ -28,6 +35,7 @@ _CANDIDATES = 32  # examples, evenly over the validation split
 _SHOWN = 80  # tokens of a text, at most
 _PROMPT = 64  # tokens that are continued where there is no prefix; as many follow
 _TEMPERATURE = 0.8  # of continuations
+_PROMPTED = f"text ⟶ filled in, or how the model goes on (a decoder's is drawn at temperature {_TEMPERATURE})"
 _TRUTH = "[guess] where it is the text, [guess ≠ text] where it is not"
 
 Stop = Callable[[bool], bool]  # told whether time is up, says whether to stop: the same in all processes
@@ -40,7 +48,6 @@ def show_samples(
 
     Stops after `SECONDS`, or once `is_leaving` in any process; every process of the run calls it.
     """
-    valid = batches_of(run.experiment, run.prepared, "valid")
     stopped = False
 
     def stop(is_late: bool) -> bool:
@@ -48,11 +55,43 @@ def show_samples(
         stopped = run.peers.agree(is_late or is_leaving())
         return stopped
 
-    say(f"samples of the validation split, chosen for their words: {_legend(valid.template)}")
-    for text in samples(run.model, params, _candidates(valid), valid.lengths, run.prepared.tokenizer, stop):
+    prompts, tokenizer = run.experiment.evaluate.prompts, run.prepared.tokenizer
+    if prompts and jax.process_count() > 1:
+        say("config.evaluate.prompts are shown by runs of one process, and by python -m pretrainax.generate afterwards")
+    if prompts and jax.process_count() == 1:
+        say(f"samples of config.evaluate.prompts: {_PROMPTED}")
+        loaded = LoadedModel(run.experiment, run.model, params, tokenizer, run.mesh, "this run")
+        texts = prompted(loaded, prompts, stop)
+    else:
+        valid = batches_of(run.experiment, run.prepared, "valid")
+        say(f"samples of the validation split, chosen for their words: {_legend(valid.template)}")
+        texts = samples(run.model, params, _candidates(valid), valid.lengths, tokenizer, stop)
+    for text in texts:
         say(f"  · {text}")
     if stopped:
         say(f"  (left out after {'a signal' if is_leaving() else f'{SECONDS:g} s'}: the others)")
+
+
+def prompted(loaded: LoadedModel, prompts: Sequence[str], stop: Stop = bool) -> Iterator[str]:
+    """Yields what a model makes of each prompt, until `stop`; of one that it cannot read, why."""
+    began = None  # when the first answer, for which the model is compiled, was there
+    for prompt in prompts:
+        if stop(began is not None and time.monotonic() - began > SECONDS):
+            return
+        try:
+            made = _made_of(loaded, prompt)
+        except UserError as e:
+            made = f"nothing: {e}"
+        began = began or time.monotonic()
+        yield f"{_one_line(prompt)} ⟶ {_one_line(made)}"
+
+
+def _made_of(loaded: LoadedModel, prompt: str) -> str:
+    family = loaded.experiment.model.family
+    if family == "encoder" or has_hole(loaded.tokenizer, prompt):
+        return fill(loaded, prompt, top=1).text
+    sampling = Sampling(max_new_tokens=_PROMPT, temperature=_TEMPERATURE if family == "decoder" else 0.0)
+    return generate(loaded, [prompt], sampling)[0].text
 
 
 def samples(

@@ -24,7 +24,7 @@ def params():
 
 
 def test_what_is_read_may_have_another_length(params):
-    y = LAYER.apply(params, X, SOURCE, Mask(False, *IDS), PositionTerms())
+    y, _ = LAYER.apply(params, X, SOURCE, Mask(False, *IDS), PositionTerms())
     chex.assert_shape(y, (2, 24, 32))
     chex.assert_type(y, jnp.float32)
 
@@ -36,7 +36,7 @@ def test_key_heads_may_be_fewer(params):
 
 def test_jit_changes_nothing_of_output_and_gradients(params):
     def loss(params, x, source):
-        return jnp.sum(jnp.square(LAYER.apply(params, x, source, Mask(False, *IDS), PositionTerms())))
+        return jnp.sum(jnp.square(LAYER.apply(params, x, source, Mask(False, *IDS), PositionTerms())[0]))
 
     both = jax.value_and_grad(loss, (0, 1, 2))
     got, expected = jax.jit(both)(params, X, SOURCE), both(params, X, SOURCE)

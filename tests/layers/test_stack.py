@@ -170,7 +170,7 @@ class Counting(Block):
     """Counts its calls, and the tokens that it read."""
 
     def __call__(self, x, layer, context, state=None, *others):
-        x, side = super().__call__(x, layer, context, state, *others)
+        x, side = super().__call__(x, layer, context, None, *others)
         return x, side.replace(state={"calls": state["calls"] + 1, "seen": state["seen"] + x[..., 0] * 0 + 1})
 
 

@@ -25,7 +25,7 @@ def write_workdir(workdir: pathlib.Path, config, params, pad_id: int = 0) -> Non
     tokenizer.save(str(workdir / "tokenizer"))
     by_path = dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True))
     write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
-    experiment = directories._evaluation_of(config, tokenizer.vocabulary, str(workdir / "tokenizer"))
+    experiment = directories.evaluation_of(config, tokenizer.vocabulary, str(workdir / "tokenizer"))
     (workdir / "config.json").write_text(config_lib.dump(experiment))
 
 

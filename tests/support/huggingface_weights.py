@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import safetensors.numpy
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, pre_tokenizers
 
 from pretrainax import config as config_lib
 from pretrainax import models
@@ -23,16 +23,18 @@ from tests.golden.case import weights
 PUBLISHED = [name for name in CASES if not name.startswith("deberta_v")]
 
 
-def write_tokenizer(directory, pad_id):
-    """A letter a token; enough special ones for every objective."""
+def write_tokenizer(directory, pad_id, sentinels=0):
+    """A letter a token; enough special ones for every objective, of sentinels as many as asked for."""
     special = ["<s>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]"]
-    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz .,"]
+    numbered = [f"<extra_id_{n}>" for n in range(sentinels)]
+    pieces = [*special, *"abcdefghijklmnopqrstuvwxyz .,", *numbered]
     pieces += [f"piece{i}" for i in range(len(pieces), pad_id)]
     pieces.insert(pad_id, "<pad>")
     vocabulary = {piece: i for i, piece in enumerate(pieces)}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.add_special_tokens([*special, "<pad>"])
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([*special, *numbered, "<pad>"])
     tokenizer.save(str(directory / "tokenizer.json"))
     names = dict(pad="<pad>", bos="<s>", eos="</s>", unk="<unk>", cls="[CLS]", sep="[SEP]", mask="<mask>")
     named = {f"{name}_token": piece for name, piece in names.items()}
@@ -74,16 +76,16 @@ def assert_same(a, b):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes(), path
 
 
-def write_run(workdir, config, objective=None, pad_id=0):
+def write_run(workdir, config, objective=None, pad_id=0, sentinels=0):
     """A workdir as a run of `config` leaves it: config.json, tokenizer, a checkpoint of the weights of the cases."""
     tree = weights(config)
     by_path = dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
     workdir.mkdir()
-    write_tokenizer(workdir, pad_id)
+    write_tokenizer(workdir, pad_id, sentinels)
     tokenizer = read_tokenizer(str(workdir))
     tokenizer.save(str(workdir / "tokenizer"))
     write_params(str(workdir), models.abstract_params(config), lambda path, index: by_path[path][index], {})
-    experiment = directories._evaluation_of(config, tokenizer.vocabulary, str(workdir / "tokenizer"))
+    experiment = directories.evaluation_of(config, tokenizer.vocabulary, str(workdir / "tokenizer"))
     experiment.objective = objective or experiment.objective
     (workdir / "config.json").write_text(config_lib.dump(experiment))
     return workdir

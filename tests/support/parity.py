@@ -11,6 +11,7 @@ import numpy as np
 import pretrainax
 from pretrainax import models
 from pretrainax.layers.compute import Compute
+from pretrainax.models.outputs import hidden_states
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import losses
 from tests.golden import CASES
@@ -36,11 +37,8 @@ def ours(name: str) -> dict[str, np.ndarray]:
     heads, found = outputs.heads, {"loss": loss, "pair_logits": outputs.heads.get("pair")}
     found["replaced_logits"] = heads["replaced"].logits if "replaced" in heads else None
     found["logits"] = heads["lm"].logits() if "lm" in heads else None
-    for side in ("encoder", "decoder"):
-        if side in kept:
-            hidden = kept[side]["blocks"]["hidden"][0]
-            found[f"hidden {side}"] = hidden.reshape(-1, *hidden.shape[-3:])  # shared layers: [L, 1, …] -> [L, …]
-            found[f"output {side}"] = kept[side]["output"][0]
+    for side, hidden in hidden_states(kept).items():
+        found |= {f"hidden {side}": hidden, f"output {side}": kept[side]["output"][0]}
     names = [f"gradient {path}" for path in parameter_names(gradients)]
     found |= dict(zip(names, jax.tree.leaves(gradients), strict=True))
     return {key: np.asarray(value) for key, value in found.items() if value is not None}

@@ -39,7 +39,7 @@ def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
     workdir(ODD, "gpt")
     words = ["--config=configs/gpt2.py", "--workdir", ODD, "--config.train.steps=2"]
     found = commands(next_steps.after_training(ODD, words))
-    assert found["evaluate"][-1] == f"--workdir={ODD}"
+    assert found["evaluate"][-1] == f"--from={ODD}"
     assert found["export to transformers"][-3:] == ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface"]
     assert found["train on from here"][3:] == [
         "--config=configs/gpt2.py",

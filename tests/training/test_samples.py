@@ -16,7 +16,8 @@ from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
 from pretrainax.tokenization.base import Vocabulary
 from pretrainax.training import samples as samples_module
-from pretrainax.training.samples import samples
+from pretrainax.training.samples import prompted, samples
+from tests.support.loaded import loaded_case
 
 PIECES = ["</s>", "[CLS]", "<X>", "<Y>", *"thank you for inviting me last week ##ing ##s \n 12 34".split(" ")]
 ID = {piece: i for i, piece in enumerate(PIECES)}
@@ -169,3 +170,22 @@ def test_one_model_is_compiled_once_for_all_texts(monkeypatch):
     examples = [pair("thank you <X> me </s>", "<X> for inviting </s>"), pair("you <X> </s>", "<X> for </s>")]
     assert len(say("<X> for inviting", *examples)) == 2
     assert len(traced) == 1
+
+
+def test_prompts_are_filled_in_or_gone_on_with_and_a_wrong_one_says_why():
+    filled, wrong = prompted(loaded_case("bert"), ["a[MASK]c \n d", "no mask"])
+    assert re.fullmatch(r"a\[MASK\]c d ⟶ a.c d", filled)
+    assert wrong.startswith("no mask ⟶ nothing: the text has no hole to fill in")
+    (told,) = prompted(loaded_case("gpt2"), ["abc"])
+    assert told.startswith("abc ⟶ ") and "\n" not in told
+
+
+def test_prompts_stop_when_they_are_told_to_and_when_time_is_up(monkeypatch):
+    asked = []
+    assert (
+        list(prompted(loaded_case("bert"), ["a[MASK]c"] * 3, lambda late: len(asked.append(late) or asked) > 1)) != []
+    )
+    assert asked == [False, False]
+    clock = iter(range(100, 10_000, 3))  # 3 s between two looks at it
+    monkeypatch.setattr(samples_module.time, "monotonic", lambda: next(clock))
+    assert len(list(prompted(loaded_case("bert"), ["a[MASK]c"] * 4, bool))) == 2

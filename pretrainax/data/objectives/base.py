@@ -101,6 +101,13 @@ class Objective(kinds.Objective):
         """
         raise NotImplementedError
 
+    def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
+        """Returns what a model reads of a text that a user gives, before it writes: an example without predictions.
+
+        Where there is an encoder, the text is all that it reads, and `tokens` are what the decoder starts from.
+        """
+        raise NotImplementedError
+
     def restore(self, example: Example, vocabulary: "Vocabulary") -> np.ndarray:
         """Returns the tokens that `example` was made of, [raw] int32: nothing of the text is lost."""
         raise NotImplementedError

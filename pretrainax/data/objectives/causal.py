@@ -65,6 +65,13 @@ class CausalLM(Objective):
             example["loss_weights"] = np.ones(length, np.float32)
         return example
 
+    def prompt(self, tokens, vocabulary):
+        return {
+            "tokens": tokens,
+            "segment_ids": np.ones(len(tokens), np.int32),
+            "positions": np.arange(len(tokens), dtype=np.int32),
+        }
+
     def restore(self, example, vocabulary):
         return np.concatenate([example["tokens"][:1], example["targets"]])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
-from pretrainax.data.objectives.spans import encoder_decoder_example
+from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_decoder_prompt
 
 
 class Counts(NamedTuple):
@@ -146,6 +146,10 @@ class Denoising(Objective):
         example = encoder_decoder_example(inputs, targets, self.decoder_start(vocabulary))
         example["loss_weights"][-1] = is_end
         return example
+
+    def prompt(self, tokens, vocabulary):
+        inputs = np.concatenate([[vocabulary.bos], tokens, [vocabulary.eos]]).astype(np.int32)
+        return encoder_decoder_prompt(inputs, self.decoder_start(vocabulary))
 
     def _noised(self, tokens: np.ndarray, ends: Optional[np.ndarray], rng, mask: int) -> np.ndarray:
         length = len(tokens)

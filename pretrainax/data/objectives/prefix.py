@@ -45,6 +45,9 @@ class PrefixLM(CausalLM):
         example["loss_weights"] = example["loss_weights"] * (places >= -1)
         return example
 
+    def prompt(self, tokens, vocabulary):
+        return {**super().prompt(tokens, vocabulary), "prefix_mask": np.ones(len(tokens), np.int32)}
+
     def statistics(self, examples, vocabulary):
         yield from super().statistics(examples, vocabulary)
         most = np.concatenate([_predictable(example) for example in examples])
@@ -133,18 +136,11 @@ class DecoderOnly(Objective):
         return np.stack([length, length], axis=1)
 
     def example(self, text, rng, vocabulary):
-        both = self.objective.example(text, rng, _with_start(vocabulary))
-        inputs, targets = both["encoder_tokens"], both["targets"]
-        tokens = np.concatenate([inputs, targets])
-        places = np.arange(len(tokens) - 1, dtype=np.int32)
-        return {
-            "tokens": tokens[:-1],
-            "targets": tokens[1:],
-            "segment_ids": np.ones(len(places), np.int32),
-            "positions": places,
-            "prefix_mask": (places < len(inputs)).astype(np.int32),
-            "loss_weights": np.concatenate([np.zeros(len(inputs) - 1, np.float32), both["loss_weights"]]),
-        }
+        return end_to_end(self.objective.example(text, rng, _with_start(vocabulary)))
+
+    def prompt(self, tokens, vocabulary):
+        both = self.objective.prompt(tokens, _with_start(vocabulary))
+        return PrefixLM().prompt(both["encoder_tokens"], vocabulary)
 
     def restore(self, example, vocabulary):
         return self.objective.restore(_apart(example, vocabulary), _with_start(vocabulary))
@@ -179,6 +175,21 @@ class DecoderOnly(Objective):
         if not wrong:
             model = dataclasses.replace(experiment.model, family="encoder_decoder")
             yield from of_field("objective", self.objective.problems(dataclasses.replace(experiment, model=model)))
+
+
+def end_to_end(both: Example) -> Example:
+    """Returns a decoder's example of an encoder-decoder's: its inputs, seen from both sides, and then its targets."""
+    inputs, targets = both["encoder_tokens"], both["targets"]
+    tokens = np.concatenate([inputs, targets])
+    places = np.arange(len(tokens) - 1, dtype=np.int32)
+    return {
+        "tokens": tokens[:-1],
+        "targets": tokens[1:],
+        "segment_ids": np.ones(len(places), np.int32),
+        "positions": places,
+        "prefix_mask": (places < len(inputs)).astype(np.int32),
+        "loss_weights": np.concatenate([np.zeros(len(inputs) - 1, np.float32), both["loss_weights"]]),
+    }
 
 
 def _joined(objective: Objective, raw: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
-from pretrainax.data.objectives.spans import encoder_decoder_example
+from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_decoder_prompt
 
 
 @dataclasses.dataclass
@@ -53,6 +53,9 @@ class SequenceToSequence(Objective):
     def example(self, text, rng, vocabulary):
         source, target = np.split(text.tokens, text.parts[:1])
         return encoder_decoder_example(source, target, vocabulary.pad)
+
+    def prompt(self, tokens, vocabulary):
+        return encoder_decoder_prompt(np.append(tokens, np.int32(vocabulary.eos)), self.decoder_start(vocabulary))
 
     def restore(self, example, vocabulary):
         return np.concatenate([example["encoder_tokens"], example["targets"]])

@@ -117,6 +117,12 @@ def encoder_decoder_example(inputs: np.ndarray, targets: np.ndarray, start: int)
     }
 
 
+def encoder_decoder_prompt(inputs: np.ndarray, start: int) -> Example:
+    """Makes an example without predictions, whose encoder reads `inputs`, and its decoder `start` alone."""
+    example = encoder_decoder_example(inputs, np.array([start], np.int32), start)
+    return {name: x for name, x in example.items() if name not in ("targets", "loss_weights")}
+
+
 class Denoiser(Objective):
     """Base of those whose decoder writes what the encoder's text lacks, both with an end of sequence.
 
@@ -162,6 +168,12 @@ class Denoiser(Objective):
             return inputs
         assert self._mode_ids is not None, "a denoiser with a mode makes examples when bound to a tokenizer"
         return np.concatenate([self._mode_ids, inputs])
+
+    def prompt(self, tokens, vocabulary):
+        inputs = np.append(tokens, np.int32(vocabulary.eos))
+        if self._mode_ids is not None:  # not bound, it is one of several, and the text itself says a mode
+            inputs = self.read_first(inputs)
+        return encoder_decoder_prompt(inputs, self.decoder_start(vocabulary))
 
     def without_mode(self, inputs: np.ndarray) -> np.ndarray:
         return inputs if self._mode_ids is None else inputs[len(self._mode_ids) :]

@@ -19,13 +19,13 @@ class Places(NamedTuple):
     """Says where the queries and the keys of a self-attention stand."""
 
     queries: jax.Array  # positions [B, T]
-    keys: Optional[jax.Array] = None  # positions [B, S]; None: queries and keys are the same tokens
-    offset: int | jax.Array = 0  # place in the row of the first key minus that of the first query; static in training
+    before: int = 0  # tokens right before the first query, whose keys are there already; the others are of the queries
 
     @property
     def lengths(self) -> tuple[int, int]:
         """Returns T and S."""
-        return self.queries.shape[1], (self.queries if self.keys is None else self.keys).shape[1]
+        tokens = self.queries.shape[1]
+        return tokens, self.before + tokens
 
 
 @flax.struct.dataclass

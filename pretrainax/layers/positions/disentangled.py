@@ -36,7 +36,7 @@ class DisentangledTerms(PositionTerms):
     has_row_bias: ClassVar[bool] = True
 
     relative: jax.Array  # [R, D]
-    offset: int = flax.struct.field(pytree_node=False, default=0)  # as in Places
+    offset: int = flax.struct.field(pytree_node=False, default=0)  # first key's place - first query's
 
     def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "DisentangledTerms":
         dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
@@ -64,7 +64,7 @@ class Disentangled(Positions):
 
     def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> DisentangledTerms:
         table = RelativeTable(self.config, name="relative_embedding")
-        return DisentangledTerms(table(*places.lengths, places.offset).astype(dtype), places.offset)
+        return DisentangledTerms(table(*places.lengths, -places.before).astype(dtype), -places.before)
 
     def flops(self, query_length: int, key_length: int) -> int:
         # each pair of tokens, content to position and back
@@ -91,7 +91,8 @@ def rows_by_distance(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the R rows of the table that T queries and S keys need, and which of them each distance has.
 
-    Distances are the query's place - the key's place, from 1 - S to T - 1, less `offset` (see Places): [T+S-1].
+    Distances are the query's place - the key's place, from 1 - S to T - 1, less `offset`, the first key's place minus
+    the first query's: [T+S-1].
     """
     position = config.position
     distances = np.arange(1 - key_length, query_length) - offset

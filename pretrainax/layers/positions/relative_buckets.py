@@ -29,7 +29,7 @@ class RelativeBuckets(Positions):
 
     def terms(self, places: Places, *, causal: bool, dtype: jnp.dtype) -> BiasTerms:
         bias = RelativeBias(self.config, bidirectional=not causal, name="relative_bias")
-        return BiasTerms(bias(*places.lengths, places.offset))
+        return BiasTerms(bias(*places.lengths, -places.before))
 
 
 def relative_bucket(distance: np.ndarray, num_buckets: int, max_distance: int, bidirectional: bool) -> np.ndarray:
@@ -64,24 +64,15 @@ class RelativeBias(nn.Module):
     bidirectional: bool
 
     @nn.compact
-    def __call__(self, query_length: int, key_length: int, offset: int | jax.Array = 0) -> jax.Array:
+    def __call__(self, query_length: int, key_length: int, offset: int = 0) -> jax.Array:
         """Returns the bias of T queries on S keys; `offset` is the first key's place minus the first query's."""
-        config = self.config
-        shape = config.position.num_buckets, config.num_heads
+        config, position = self.config, self.config.position
+        shape = position.num_buckets, config.num_heads
         table = self.param("embedding", normal_init(config, config.d_model), shape, jnp.float32)
         distances = offset + np.arange(1 - query_length, key_length)
+        buckets = relative_bucket(distances, position.num_buckets, position.max_distance, self.bidirectional)
         # [T+S-1, H] -> [H, T, S] -> [1, H, T, S]
-        return _toeplitz(table[self._buckets(distances)].T, query_length)[None]
-
-    def _buckets(self, distances: np.ndarray | jax.Array) -> np.ndarray | jax.Array:
-        """Returns the bucket of each distance; of traced ones, looked up among those that differ."""
-        position = self.config.position
-        sizes = position.num_buckets, position.max_distance, self.bidirectional
-        if isinstance(distances, np.ndarray):
-            return relative_bucket(distances, *sizes)
-        farthest = position.max_distance
-        table = relative_bucket(np.arange(-farthest, farthest + 1), *sizes)
-        return jnp.asarray(table)[jnp.clip(distances, -farthest, farthest) + farthest]
+        return _toeplitz(table[buckets].T, query_length)[None]
 
 
 def _toeplitz(values: jax.Array, query_length: int) -> jax.Array:

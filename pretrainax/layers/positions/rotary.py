@@ -18,10 +18,9 @@ Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle,
 
 @flax.struct.dataclass
 class RotaryTerms(PositionTerms):
-    """The angles of queries and keys."""
+    """The angles of queries, and of the keys of the same tokens."""
 
-    query: Angles
-    key: Optional[Angles] = None  # None: queries and keys are the same tokens
+    angles: Angles
     local: Optional["RotaryTerms"] = None  # of local layers, where they have their own
 
     def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "RotaryTerms":
@@ -31,7 +30,7 @@ class RotaryTerms(PositionTerms):
         return jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, everywhere)
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return rotate(q, *self.query), rotate(k, *(self.query if self.key is None else self.key))
+        return rotate(q, *self.angles), rotate(k, *self.angles)
 
 
 @behaviour_of(RotaryPositions)
@@ -44,10 +43,7 @@ class Rotary(Positions):
         return everywhere.replace(local=self._angles(places, position.local_theta))
 
     def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
-        head_dim = self.config.dim_per_head
-        queries = rotary_angles(places.queries, head_dim, theta, scaling)
-        keys = None if places.keys is None else rotary_angles(places.keys, head_dim, theta, scaling)
-        return RotaryTerms(queries, keys)
+        return RotaryTerms(rotary_angles(places.queries, self.config.dim_per_head, theta, scaling))
 
 
 def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:

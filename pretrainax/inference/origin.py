@@ -1,0 +1,111 @@
+"""Finds the parameters that a user names: a run's newest checkpoint, another one of them, or a Hugging Face directory.
+
+    runs/mine            the newest checkpoint that verifies
+    runs/mine@2000       that of step 2000
+    runs/mine@best       the one with the lowest validation loss of those that are kept
+    runs/mine@average    the mean of the parameters of all that are kept and verify
+    exports/mine         a Hugging Face directory: an export, or a model of others
+
+A folder whose own name has an @ is taken by its whole name.
+"""
+
+import contextlib
+import dataclasses
+import os
+
+from absl import logging
+
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import faults, find_checkpoint, list_steps, not_used
+from pretrainax.config import UserError
+from pretrainax.config.paths import path_problem
+from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
+
+BEST, AVERAGE = "best", "average"
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Holds where parameters are read from."""
+
+    directory: str  # of a run, or in the layout of Hugging Face
+    steps: tuple[str, ...]  # the folder of a checkpoint of the run, or of those that are averaged; () for Hugging Face
+    description: str  # for people: "runs/mine, step 2,000"
+
+
+def find_origin(name: str) -> Origin:
+    """Returns what `name` stands for, as the docstring of this module says.
+
+    Raises:
+      UserError: nothing is there, or something else; the checkpoint is not there, or damaged; none has a validation
+        loss.
+    """
+    if problem := path_problem(name):
+        raise UserError(f"{name}: {problem}")
+    directory, which = parted(os.path.expanduser(name))
+    if is_huggingface_directory(directory):
+        if which:
+            raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{which}")
+        return Origin(directory, (), directory)
+    _check_run(directory)
+    if which == AVERAGE:
+        return _average(directory)
+    if which == BEST:
+        return _best(directory)
+    checkpoint = find_checkpoint(directory, int(which) if which else None)
+    return Origin(directory, (checkpoint,), f"{directory}, step {int(os.path.basename(checkpoint)):,}")
+
+
+def parted(name: str) -> tuple[str, str]:
+    """Returns the folder, and what is said of its checkpoints; the second is empty for a folder of the whole name."""
+    directory, at, which = name.rstrip(os.sep).rpartition("@")
+    if os.path.isdir(name) or not (at and os.path.isdir(directory)):
+        return name, ""
+    if which not in (BEST, AVERAGE) and not (which.isascii() and which.isdecimal()):
+        raise UserError(f"{name}: after @ comes a step, {BEST} or {AVERAGE}, as {directory}@{BEST}; got {which!r}")
+    return directory, which
+
+
+def _check_run(directory: str) -> None:
+    """Raises a UserError for what is no folder of a run; what it may be else is looked at before."""
+    if not os.path.isdir(directory):
+        read_config_json(directory)  # which says what may be meant
+    if all(os.path.exists(os.path.join(directory, name)) for name in ("config.json", "checkpoints")):
+        return
+    folder, step = os.path.split(os.path.abspath(directory))
+    if os.path.basename(folder) == "checkpoints" and step.isdecimal():
+        raise UserError(f"{directory} is a checkpoint of a run: give {os.path.dirname(folder)}@{step}")
+    names = sorted(os.listdir(directory))
+    there = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    raise UserError(
+        f"{directory} is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory, whose "
+        f"config.json has a model_type; there is: {there or 'nothing'}"
+    )
+
+
+def _best(workdir: str) -> Origin:
+    directory, losses = os.path.join(workdir, "checkpoints"), {}
+    for step in list_steps(directory):
+        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its loss is not known
+            losses[step] = read_run_json(os.path.join(directory, str(step)))["metrics"].get("loss")
+    losses = {step: loss for step, loss in losses.items() if loss is not None}
+    if not losses:
+        raise UserError(
+            f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
+            "newest; config.evaluate.every says how often a run validates"
+        )
+    step = min(losses, key=losses.__getitem__)
+    description = f"{workdir}, step {step:,}, the best by validation loss: {losses[step]:.4f}"
+    return Origin(workdir, (find_checkpoint(workdir, step),), description)
+
+
+def _average(workdir: str) -> Origin:
+    directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
+    found = {step: faults(directory, step) for step in list_steps(directory)}
+    steps = [step for step, problems in found.items() if not problems]
+    if not steps:
+        find_checkpoint(workdir)  # which says why there is none
+    for line in not_used(directory, {step: ", ".join(problems) for step, problems in found.items() if problems}):
+        logging.warning("%s: %s", workdir, line)
+    named = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"
+    return Origin(workdir, tuple(os.path.join(directory, str(step)) for step in steps), f"{workdir}, mean of {named}")

@@ -1,0 +1,130 @@
+"""Perplexity, bits per token and bits per byte of a source of text, each with its standard error over documents."""
+
+import collections
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Optional
+
+import numpy as np
+
+from pretrainax.config import Experiment, UserError
+from pretrainax.data.batch import Example
+from pretrainax.data.sources import Source
+from pretrainax.data.sources.base import Document
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.likelihood import answers
+from pretrainax.scoring.questions import AS_IN_TRAINING, Method, Scoring, method_of
+from pretrainax.scoring.results import Result, ratio
+
+SPLITS = {"valid": "validation split", "train": "training split", "all": "both splits"}
+Watch = Callable[[Iterable[Document]], Iterable[Document]]  # passes documents on, and shows how many there were
+
+
+def score_source(
+    loaded: LoadedModel,
+    source: Source,
+    split: str = "valid",
+    documents: Optional[int] = None,
+    scoring: Scoring = AS_IN_TRAINING,
+    watch: Watch = iter,
+) -> list[Result]:
+    """Returns the figures of a model on a source: of each part where it is a mixture, then of all of them together.
+
+    They are of the text alone, without the ends of documents that a run's own validation counts too. An encoder's are
+    of its pseudo-log-likelihood and begin with "pseudo_", those of a model that fills holes with "target_".
+
+    Args:
+      split: "valid", "train", or "all": both.
+      documents: at most so many of each part, the first ones; None: all.
+      watch: sees the documents of each part go by.
+
+    Raises:
+      UserError: no text there, or one that the model cannot be asked about.
+    """
+    method = method_of(loaded, scoring)
+    parts = source.components()
+    counted = [_count(loaded, method, part, split, documents, watch) for part in parts]
+    name = f"{source}, {SPLITS[split]}" + (f", at most {documents:,} documents" if documents else "")
+    how = "; ".join(filter(None, (method.counted, method.explanation)))
+    results = []
+    if len(parts) > 1:
+        for part, of_part in zip(parts, counted, strict=True):
+            results += of_part.results(method.prefix, name, how, str(part))
+    return results + _together(counted).results(method.prefix, name, how)
+
+
+def read_source(text: str, experiment: Experiment) -> Source:
+    """Returns the source that --source names; UserError for none that can be read, whose fields it calls --source.…"""
+    source = Source.parse(text)
+    source.config_path = "--source"
+    if problems := list(source.problems(experiment)):
+        raise UserError(problems[0])
+    return source
+
+
+class _Counted(NamedTuple):
+    """Holds what the documents of a part cost."""
+
+    nats: np.ndarray  # [D] float64
+    tokens: np.ndarray  # [D] that were predicted
+    bytes: np.ndarray  # [D] of the text of these
+    other: collections.Counter[str]  # what was left out, or done otherwise
+
+    def results(self, prefix: str, source: str, how: str, part: str = "") -> list[Result]:
+        per_token, per_byte = ratio(self.nats, self.tokens), ratio(self.nats, self.bytes)
+        perplexity = math.exp(min(per_token.value, 700.0))  # the largest whose exponential a float64 holds is 709
+        figures = {
+            "perplexity": per_token.times(perplexity)._replace(value=perplexity),  # its slope is itself
+            "bits_per_token": per_token.times(1 / math.log(2)),
+            "bits_per_byte": per_byte.times(1 / math.log(2)),
+        }
+        counts = {"documents": len(self.nats), "tokens": int(self.tokens.sum()), "bytes": int(self.bytes.sum())}
+        counts |= {name: count for name, count in sorted(self.other.items()) if count}
+        return [Result(source, prefix + name, *of, counts, how, part) for name, of in figures.items()]
+
+
+def _count(
+    loaded: LoadedModel, method: Method, source: Source, split: str, documents: Optional[int], watch: Watch
+) -> _Counted:
+    skipped, other, sizes = collections.Counter(), collections.Counter(), []
+    nats, tokens = collections.defaultdict(float), collections.Counter()
+
+    def questions() -> Iterator[tuple[int, Example]]:
+        for number, document in enumerate(watch(itertools.islice(documents_of(source, split, skipped), documents))):
+            asked = method.ask(document)
+            sizes.append(asked.bytes)
+            other.update({"unknown tokens": asked.unknown, "documents in pieces": asked.pieces > 1})
+            other["pairs cut"] += asked.is_cut
+            yield from ((number, example) for example in asked.examples)
+
+    for answer in answers(loaded, questions()):
+        nats[answer.number] += answer.nats
+        tokens[answer.number] += answer.tokens
+    there = [number for number in range(len(sizes)) if tokens[number]]
+    other["documents with nothing to predict left out"] = len(sizes) - len(there)
+    other.update({f"{reason} skipped": count for reason, count in skipped.items()})
+    if not there:
+        seen = ", ".join(f"{count:,} {reason}" for reason, count in other.items() if count) or "no document"
+        raise UserError(
+            f"{source} holds no text to score ({SPLITS[split]}: {seen}); --split={'|'.join(SPLITS)} says which part"
+        )
+    arrays = ([by_number[i] for i in there] for by_number in (nats, tokens, sizes))
+    return _Counted(*map(np.array, arrays), other)
+
+
+def documents_of(source: Source, split: str, skipped: collections.Counter) -> Iterator[Document]:
+    """Yields the documents of a split that hold text."""
+    for name in ("train", "valid") if split == "all" else (split,):
+        for shard in source.shards(name):
+            for document in source.read(shard, skipped):
+                sides = document if isinstance(document, tuple) else (document,)
+                if any(not side or side.isspace() for side in sides):
+                    skipped["empty documents"] += 1
+                else:
+                    yield document
+
+
+def _together(parts: Sequence[_Counted]) -> _Counted:
+    nats, tokens, sizes, other = zip(*parts, strict=True)
+    return _Counted(*map(np.concatenate, (nats, tokens, sizes)), sum(other, collections.Counter()))

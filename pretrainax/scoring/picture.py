@@ -1,0 +1,61 @@
+"""Draws figures of a model over its training, in the style of curves.png."""
+
+import itertools
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")  # draws without a screen
+
+from matplotlib import figure, ticker  # noqa: E402
+
+from pretrainax.reporting import curves  # noqa: E402
+from pretrainax.scoring.results import Result, name_among  # noqa: E402
+
+_COLORS = (curves.TRAINING, curves.VALIDATION, curves.RATE, curves.NORM, curves.INK, curves.FAINT)
+_COLUMNS = 3  # of panels, at most
+_WIDTH, _HEIGHT, _LINE = 4.5, 3.3, 0.24  # of a panel and of a line of text, in inches
+_LONGEST = 130  # characters of a line
+
+
+def draw(path: str, results: Sequence[Result], title: str) -> None:
+    """Draws a panel for each measure, a curve in it for each source and part; bars are two standard errors each way.
+
+    Args:
+      results: of several checkpoints, each with its step.
+    """
+    measures = list(dict.fromkeys(r.measure for r in results))
+    sources = list(dict.fromkeys(r.source for r in results))
+    names = dict(zip(dict.fromkeys(name_among(r, results) for r in results), itertools.cycle(_COLORS)))
+    lines = [*((source, curves.FAINT) for source in sources if len(sources) == 1), *(n for n in names.items() if n[0])]
+    columns = min(len(measures), _COLUMNS)
+    rows = -(-len(measures) // columns)
+    head = 0.7 + _LINE * len(lines)
+    height = _HEIGHT * rows + head
+    with matplotlib.rc_context(curves.STYLE):
+        picture = figure.Figure(figsize=(max(_WIDTH * columns, 9), height), dpi=150)
+        panels = picture.subplots(rows, columns, squeeze=False).ravel()
+        for panel, measure in itertools.zip_longest(panels, measures):
+            if measure is None:
+                panel.set_visible(False)
+                continue
+            for name, color in names.items():
+                _curve(panel, [r for r in results if r.measure == measure and name_among(r, results) == name], color)
+            panel.set_title(measure.replace("_", " "))
+            panel.set_xlabel("step")
+            panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+            panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=5))
+            panel.grid(axis="x", visible=False)
+        picture.tight_layout(rect=(0, 0, 1, 1 - head / height))
+        picture.text(0.012, 1 - 0.35 / height, title, fontsize=16, weight="bold", va="center", parse_math=False)
+        for number, (line, color) in enumerate(lines):
+            text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+            picture.text(0.012, 1 - (0.7 + _LINE * number) / height, text, color=color, va="center", parse_math=False)
+        picture.savefig(path, facecolor="white")
+
+
+def _curve(panel, results: Sequence[Result], color: str) -> None:
+    errors = [np.nan if r.standard_error is None else 2 * r.standard_error for r in results]
+    style = {"color": color, "marker": "o", "markersize": 4.5, "linewidth": 1.6, "capsize": 2}
+    panel.errorbar([r.step for r in results], [r.value for r in results], errors, **style)

@@ -1,0 +1,102 @@
+"""Exact match: is the answer that a model writes to a question, after others with theirs, the right one?"""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, NamedTuple, Optional
+
+from pretrainax.config import UserError
+from pretrainax.inference.decoding import generate
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.request import Sampling
+from pretrainax.scoring.tasks.examples import Example
+from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
+
+_ROWS = 16  # prompts that are answered at a time
+
+
+class Asked(NamedTuple):
+    """A question and its answer, as it is compared."""
+
+    question: Question
+    answer: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class ExactMatch(Prompted[Asked]):
+    """Lets the model write, greedily, until one of `stop` or `max_new_tokens`, and compares the answer found in it.
+
+    `exact_match`: how often it is the right one; `answered`: how often `answer` was found at all.
+    """
+
+    target: str = "{answer}"
+    answer: str = ""  # regular expression whose first group is the answer within a target; "": all of it
+    ignore: tuple[str, ...] = ()  # regular expressions; what they match is left out of both answers
+    stop: tuple[str, ...] = ("\n",)
+    max_new_tokens: int = 64
+
+    kind: ClassVar[str] = "exact_match"
+
+    def problems(self) -> Iterable[str]:
+        yield from super().problems()
+        if self.max_new_tokens < 1:
+            yield f"max_new_tokens is {self.max_new_tokens}, it must be at least 1"
+        for field, pattern in [("answer", self.answer), *(("ignore", pattern) for pattern in self.ignore)]:
+            try:
+                re.compile(pattern)
+            except re.error as e:
+                yield f"{field} is {pattern!r}, which is no regular expression ({e})"
+
+    def read(self, example: Example) -> Asked:
+        prompt, target = example.fill(self.prompt), example.fill(self.target)
+        answer = self.found(target)
+        if answer is None:
+            raise example.error(f"the target {target[-80:]!r} has no answer as {self.answer!r} describes it")
+        return Asked(Question(prompt, prompt + self.delimiter + target), answer)
+
+    def found(self, text: str) -> Optional[str]:
+        """Returns the answer in a text as it is compared; None where there is none."""
+        match = re.search(self.answer, text) if self.answer else None
+        if self.answer and match is None:
+            return None
+        answer = text if match is None else match[1 if match.re.groups else 0] or ""
+        for pattern in self.ignore:
+            answer = re.sub(pattern, "", answer)
+        return answer.strip()
+
+    def how(self, loaded: LoadedModel) -> str:
+        if loaded.experiment.model.family == "encoder":
+            raise UserError(
+                f"{loaded.origin} is an encoder, which writes no text: leave out the tasks of the kind {self.kind}"
+            )
+        return f"{self.kind}, {self.shots} shots: the likeliest tokens, at most {self.max_new_tokens}"
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[Asked], chosen: Sequence[int]) -> list[Figure]:
+        questions, prompts, other = [question for question, _ in asked], {}, collections.Counter()
+        for index in chosen:
+            shown = self.shown(questions, index)
+            fitting = self._fitting(loaded, shown)
+            if fitting:
+                prompts[index] = self.separator.join(fitting)
+            other["prompts with fewer shots, for want of room"] += 0 < len(fitting) < len(shown)
+            other["prompts too long, counted as wrong"] += not fitting
+        said = dict(zip(prompts, map(self.found, self._written(loaded, list(prompts.values()))), strict=True))
+        right = [index in said and said[index] == asked[index].answer for index in chosen]
+        answered = [said.get(index) is not None for index in chosen]
+        of = {"exact_match": mean(right), "answered": mean(answered)}
+        return [Figure(measure, estimate, len(chosen), other=+other) for measure, estimate in of.items()]
+
+    def _fitting(self, loaded: LoadedModel, shown: list[str]) -> list[str]:
+        """Returns the last of the shots, with the prompt, that leave room for an answer; nothing where none do."""
+        longest = loaded.experiment.model.position.max_length
+        for first in range(len(shown)):
+            tokens = len(loaded.tokenizer.encode(self.separator.join(shown[first:]))) + 1  # what stands before a text
+            if longest is None or tokens + self.max_new_tokens <= longest:
+                return shown[first:]
+        return []
+
+    def _written(self, loaded: LoadedModel, prompts: Sequence[str]) -> Iterator[str]:
+        sampling = Sampling(max_new_tokens=self.max_new_tokens, stop=self.stop)
+        for start in range(0, len(prompts), _ROWS):
+            yield from (said.text for said in generate(loaded, prompts[start : start + _ROWS], sampling))

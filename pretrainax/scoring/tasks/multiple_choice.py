@@ -1,0 +1,77 @@
+"""Multiple choice by likelihood: which of some answers does a model find the most likely after a question?"""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.scoring.tasks.asking import continuations
+from pretrainax.scoring.tasks.examples import Example
+from pretrainax.scoring.tasks.task import Figure, Prompted, Question, mean
+
+
+class Choices(NamedTuple):
+    """A question, its answers and the index of the right one."""
+
+    question: Question
+    choices: tuple[str, ...]
+    answer: int
+
+
+@dataclasses.dataclass(kw_only=True)
+class MultipleChoice(Prompted[Choices]):
+    """Asks which answer is the most likely: by the log-likelihood of each, and by two that are normalised.
+
+    `accuracy` compares log p(answer | prompt), which favours short answers; `accuracy_per_byte` divides it by the bytes
+    of the answer in UTF-8; `accuracy_unconditional` subtracts log p(answer | `unconditional`), the likelihood of the
+    answer to no question at all (Brown et al. 2020, arXiv 2005.14165, section 2.4).
+    """
+
+    choices: str = "choices"  # the field with the list of answers
+    answer: str = "answer"  # the field with the right one: its index, from 0, or its text
+    unconditional: str = "Answer:"
+
+    kind: ClassVar[str] = "multiple_choice"
+
+    def read(self, example: Example) -> Choices:
+        choices, answer = example.get(self.choices), example.get(self.answer)
+        if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c for c in choices):
+            raise example.error(f"field {self.choices!r} is {choices!r}, it must be a list of two or more texts")
+        if isinstance(answer, str) and answer in choices:
+            answer = choices.index(answer)
+        if type(answer) is not int or not 0 <= answer < len(choices):
+            raise example.error(
+                f"field {self.answer!r} is {answer!r}, it must be the index of a choice, 0 to {len(choices) - 1}, or "
+                "its text"
+            )
+        prompt = example.fill(self.prompt)
+        return Choices(Question(prompt, prompt + self.delimiter + choices[answer]), tuple(choices), answer)
+
+    def how(self, loaded: LoadedModel) -> str:
+        return (
+            f"{self.kind}, {self.shots} shots: the answer of the highest log-likelihood; per byte; and less that after "
+            f"{self.unconditional!r}"
+        )
+
+    def figures(self, loaded: LoadedModel, asked: Sequence[Choices], chosen: Sequence[int]) -> list[Figure]:
+        questions = [of.question for of in asked]
+        pairs = [
+            (context, self.delimiter + choice)
+            for index in chosen
+            for context in (self.separator.join(self.shown(questions, index)), self.unconditional)
+            for choice in asked[index].choices
+        ]
+        said = continuations(loaded, pairs)
+        found, right = iter(said), {"accuracy": [], "accuracy_per_byte": [], "accuracy_unconditional": []}
+        for _, choices, answer in (asked[i] for i in chosen):
+            given, alone = (
+                np.array([of.log_likelihood for of in itertools.islice(found, len(choices))]) for _ in range(2)
+            )
+            sizes = np.array([len(choice.encode()) for choice in choices])
+            for hits, scores in zip(right.values(), (given, given / sizes, given - alone), strict=True):
+                hits.append(int(scores.argmax()) == answer)
+        cut = {"answers to prompts that were cut": count} if (count := sum(of.is_cut for of in said)) else {}
+        return [Figure(measure, mean(hits), len(chosen), other=cut) for measure, hits in right.items()]

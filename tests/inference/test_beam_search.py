@@ -1,0 +1,84 @@
+"""Beam search beside all texts that there are, of a model that is a table of bigrams."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.inference import beam_search
+from pretrainax.inference.sampling import Rules
+from tests.support.bigrams import Bigrams, prompts_of
+
+SIZE, END, LIMIT = 5, 4, 4
+TABLE = jnp.array(2 * np.random.RandomState(0).standard_normal((SIZE, SIZE)).astype(np.float32))
+BEGIN = jax.jit(functools.partial(beam_search.begin, Bigrams()), static_argnames=("beams", "room"))
+GO_ON = jax.jit(functools.partial(beam_search.go_on, Bigrams()))
+RULES = Rules(allowed=jnp.ones(SIZE, bool), end=END)
+
+
+def search(batch, beams, penalty=1.0, limits=None, piece=1, rules=RULES):
+    limits = jnp.full(len(batch["tokens"]), LIMIT) if limits is None else jnp.array(limits)
+    found = BEGIN(TABLE, batch, rules, penalty, limits, beams=beams, room=LIMIT)
+    while not found.ended.all():
+        found = GO_ON(TABLE, found, rules, penalty, piece)
+    return jax.device_get(found.finished)
+
+
+def all_texts(last, penalty, limit):
+    """Every text that ends, or is as long as may be, best first: (score, tokens, log-probabilities)."""
+    table, found = np.asarray(jax.nn.log_softmax(TABLE)), []
+    for length in range(1, limit + 1):
+        for tokens in itertools.product(range(SIZE), repeat=length):
+            if END in tokens[:-1] or (length < limit and tokens[-1] != END):
+                continue
+            each = [float(table[a, b]) for a, b in itertools.pairwise([last, *tokens])]
+            found.append((sum(each) / length**penalty, tokens, each))
+    return sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, -0.5])
+def test_with_room_for_all_texts_the_best_are_found_in_order(penalty):
+    """341 texts end, or have four tokens; as many beams leave nothing out."""
+    batch = prompts_of([0, 1, 2], [3], [2, 0])
+    found = search(batch, beams=400, penalty=penalty, limits=[4, 4, 3])
+    for row, (last, limit) in enumerate([(2, 4), (3, 4), (0, 3)]):
+        expected = all_texts(last, penalty, limit)
+        assert (found.lengths[row] > 0).sum() == len(expected)
+        np.testing.assert_allclose(found.scores[row, : len(expected)], [score for score, *_ in expected], rtol=1e-5)
+        texts = {}  # some are equally good
+        for place in range(len(expected)):
+            length = found.lengths[row, place]
+            tokens, log_probs = found.tokens[row, place, :length], found.log_probs[row, place, :length]
+            texts[tuple(tokens.tolist())] = (found.scores[row, place], *log_probs)
+        assert set(texts) == {tokens for _, tokens, _ in expected}
+        for score, tokens, log_probs in expected:
+            np.testing.assert_allclose(texts[tokens], (score, *log_probs), rtol=1e-5)
+
+
+def test_one_beam_is_greedy():
+    found = search(prompts_of([0, 1]), beams=1)
+    last, tokens = 1, []
+    while len(tokens) < LIMIT and END not in tokens:
+        last = int(TABLE[last].argmax())
+        tokens.append(last)
+    assert found.tokens[0, 0, : found.lengths[0, 0]].tolist() == tokens
+
+
+def test_a_prompt_finds_the_same_in_any_batch_and_in_pieces_of_any_length():
+    alone = [search(prompts_of(row), beams=3) for row in ([0, 1, 2], [3])]
+    together = search(prompts_of([3], [0, 1, 2], [3]), beams=3, piece=64)
+    for row, expected in ((0, alone[1]), (1, alone[0]), (2, alone[1])):
+        for name in ("tokens", "scores", "lengths"):
+            np.testing.assert_array_equal(getattr(together, name)[row], getattr(expected, name)[0], err_msg=name)
+
+
+def test_what_rules_forbid_is_in_no_text():
+    rules = RULES._replace(allowed=jnp.array([True, False, True, True, True]))
+    found = search(prompts_of([0]), beams=6, rules=rules)
+    texts = [found.tokens[0, n, : found.lengths[0, n]].tolist() for n in range(6)]
+    assert texts[0] and not any(1 in tokens for tokens in texts)
+    table = np.where(np.arange(SIZE) == 1, -np.inf, np.asarray(TABLE))
+    assert np.isfinite(found.scores).all() and texts[0][0] == table[0].argmax() or len(texts[0]) > 1

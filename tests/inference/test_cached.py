@@ -1,0 +1,194 @@
+"""Steps that keep what they read give the logits of the whole text, for every model that writes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.config import (
+    DisentangledPositions,
+    LearnedPositions,
+    MeshConfig,
+    ModelConfig,
+    RelativePositionBuckets,
+    UserError,
+)
+from pretrainax.inference.cached import CachedModel
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.layers.compute import Compute
+from pretrainax.sharding.mesh import make_mesh
+from tests.golden import CASES
+from tests.golden.case import LENGTHS, batch, weights
+from tests.golden.make import golden
+from tests.support.tiny import get_config
+
+WRITERS = [name for name, case in CASES.items() if case.config.family != "encoder"]
+SIZES = dict(vocab_size=100, num_layers=3, d_model=16, d_ff=32, num_heads=4)
+# What no model of the zoo has at once: local layers beside global ones, and positions that are not rotated.
+DECODER = ModelConfig(
+    position=LearnedPositions(32), layer_pattern=("local", "global"), window=4, num_kv_heads=2, **SIZES
+)
+ENCODER_DECODER = dataclasses.replace(
+    DECODER, family="encoder_decoder", position=RelativePositionBuckets(8, 10), qk_norm=True, num_decoder_layers=2
+)
+
+
+def loaded(config, **mesh):
+    sizes = MeshConfig(**{"data": 1, **mesh})
+    devices = int(np.prod([sizes.data, sizes.fsdp, sizes.sequence, sizes.tensor]))
+    on = make_mesh(sizes, jax.devices()[:devices])
+    experiment = dataclasses.replace(get_config("gpt"), model=config)
+    return LoadedModel(experiment, models.build(config, Compute()), weights(config), None, on, "a test's model")
+
+
+def stepped(model, texts, prompts):
+    """The logits after each prompt and after each token that follows it in its text: [B, steps + 1, V].
+
+    Before each step the rows change places: in step n, row r is the text (r + n) mod B.
+
+    Args:
+      texts: whole ones, as a batch.
+      prompts: tokens of each, [B]; as many steps are made in all rows as the first has left.
+    """
+    real, rows = texts["segment_ids"].sum(1), len(prompts)
+    steps = int(real[0] - prompts[0])
+    of_prompt = np.arange(prompts.max() + 1)[None] < prompts[:, None]  # one of padding for all
+    given = {name: x if "encoder" in name else x[:, : of_prompt.shape[1]] for name, x in texts.items()}
+    given |= {name: np.where(of_prompt, given[name], 0) for name in ("tokens", "segment_ids")}
+    following = np.take_along_axis(texts["tokens"], prompts[:, None] + np.arange(steps), axis=1)
+    turned = np.stack([np.roll(following[:, n], -n - 1) for n in range(steps)])
+    cached = CachedModel(model)
+
+    @jax.jit
+    def run(params, batch, tokens):
+        def step(state, tokens):
+            logits, state = cached.step(params, cached.take(state, (jnp.arange(rows) + 1) % rows), tokens)
+            return state, logits
+
+        first, state = cached.start(params, batch, steps)
+        return first, jax.lax.scan(step, state, tokens)[1]  # which holds that no shape changes
+
+    with jax.set_mesh(model.mesh), jax.default_matmul_precision("highest"):
+        first, others = run(cached.params, given, turned)
+    assert first.dtype == others.dtype == jnp.float32
+    others = [np.roll(logits, n + 1, axis=0) for n, logits in enumerate(np.asarray(others))]
+    return np.stack([np.asarray(first), *others], axis=1)
+
+
+def places(logits, prompts, steps):
+    """Of logits of whole texts those after each prompt and each of the steps."""
+    return np.take_along_axis(logits, (prompts[:, None] - 1 + np.arange(steps + 1))[:, :, None], axis=1)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_each_step_has_the_logits_of_the_whole_text_in_transformers(name):
+    case, steps = CASES[name], 4  # which leaves the shortest text one token to begin with; windows are 4 too
+    prompts = np.array(LENGTHS) - steps
+    expected = places(golden(name)["logits"], prompts, steps)
+    np.testing.assert_allclose(stepped(loaded(case.config), batch(case), prompts), expected, atol=1e-4)
+
+
+# --- rows, windows, prefixes -----------------------------------------------------------------------------------------
+
+PROMPTS, STEPS = np.array([6, 3, 1, 5]), 9  # shorter and longer than the window, which is passed twice
+
+
+def texts(config, prompts=PROMPTS, prefix=False):
+    def rows(lengths):
+        shape = len(lengths), max(lengths)
+        real = np.arange(shape[1])[None] < np.array(lengths)[:, None]
+        tokens = np.where(real, np.random.default_rng(0).integers(3, 100, shape), 0).astype(np.int32)
+        positions = np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape)
+        return {"tokens": tokens, "segment_ids": real.astype(np.int32), "positions": positions}
+
+    out = rows(prompts + STEPS)
+    if config.family == "encoder_decoder":
+        out |= {f"encoder_{name}": x for name, x in rows((5, 8, 2, 7)[: len(prompts)]).items()}
+    if prefix:
+        out["prefix_mask"] = (np.arange(out["tokens"].shape[1])[None] < prompts[:, None]).astype(np.int32)
+    return out
+
+
+def whole(config, arrays):
+    with jax.default_matmul_precision("highest"):
+        return np.asarray(loaded(config)(arrays).heads["lm"].logits())
+
+
+@pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=("one_device", "eight"))
+@pytest.mark.parametrize("config", [DECODER, ENCODER_DECODER], ids=("decoder", "encoder_decoder"))
+def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
+    got = stepped(loaded(config, **mesh), texts(config), PROMPTS)
+    np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
+
+
+def test_a_prefix_is_seen_from_both_sides():
+    arrays = texts(DECODER, prefix=True)
+    expected = whole(DECODER, arrays)
+    assert np.abs(expected - whole(DECODER, texts(DECODER))).max() > 0.1
+    np.testing.assert_allclose(stepped(loaded(DECODER), arrays, PROMPTS), places(expected, PROMPTS, STEPS), atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [DECODER, ENCODER_DECODER], ids=("decoder", "encoder_decoder"))
+def test_one_row_becomes_two_that_go_different_ways(config):
+    prompt = np.array([6])
+    arrays = texts(config, prompt)
+    model = loaded(config)
+    cached, end = CachedModel(model), int(prompt[0])
+    given = {name: x if "encoder" in name else x[:, :end] for name, x in arrays.items()}
+    forked = {name: np.repeat(x, 2, axis=0) for name, x in arrays.items()}
+    forked["tokens"][1, end:] = forked["tokens"][0, end:][::-1]
+
+    @jax.jit
+    def run(params, batch, tokens):
+        first, state = cached.start(params, batch, STEPS)
+        alone, _ = cached.step(params, state, tokens[0, :1])
+        state = cached.take(state, jnp.array([0, 0]))
+        _, logits = jax.lax.scan(lambda s, tokens: cached.step(params, s, tokens)[::-1], state, tokens)
+        return first, alone, logits
+
+    with jax.set_mesh(model.mesh), jax.default_matmul_precision("highest"):
+        first, alone, logits = run(cached.params, given, forked["tokens"][:, end:].T)
+    expected = whole(config, forked)
+    np.testing.assert_allclose(first, expected[:1, end - 1], atol=1e-4)
+    np.testing.assert_allclose(alone, expected[:1, end], atol=1e-4)
+    np.testing.assert_allclose(logits, expected[:, end:].swapaxes(0, 1), atol=1e-4)
+
+
+# --- what it costs, and what is refused ------------------------------------------------------------------------------
+
+
+def test_a_step_copies_no_ring_and_turns_no_matrix():
+    model = loaded(DECODER)
+    cached = CachedModel(model)
+
+    def run(params, state, tokens):
+        return jax.lax.fori_loop(0, 8, lambda _, x: (cached.step(params, *x)[1], x[1]), (state, tokens))
+
+    for rows in (1, 3):
+        arrays = {name: x[:1].repeat(rows, 0) for name, x in texts(DECODER).items()}
+        with jax.set_mesh(model.mesh):
+            params = cached.params
+            _, state = jax.eval_shape(lambda params, batch: cached.start(params, batch, 8), params, arrays)
+            tokens = jax.ShapeDtypeStruct((rows,), jnp.int32)
+            text = jax.jit(run, donate_argnums=1).lower(params, state, tokens).compile().as_text()
+        moved = [line for line in text.splitlines() if " copy(" in line or " transpose(" in line]
+        large = {str(list(block.own.keys.shape)).replace(" ", "") for block in state.memory.blocks} | {"[16,100]"}
+        assert not [line for line in moved if any(shape in line.split("(")[0] for shape in large)]
+
+
+@pytest.mark.parametrize(
+    "changes, mesh, said",
+    [
+        ({"family": "encoder"}, {}, "a test's model is an encoder, which writes no text: it fills masks, embeds"),
+        ({"position": DisentangledPositions()}, {}, "config.model.position DisentangledPositions"),
+        ({"input_convolution": 3}, {}, "config.model.input_convolution 3"),
+        ({}, {"sequence": 2}, "config.mesh.sequence is 2, generation needs 1"),
+    ],
+)
+def test_what_cannot_be_stepped_through_is_refused(changes, mesh, said):
+    config = dataclasses.replace(DECODER, num_kv_heads=None, **changes)
+    with pytest.raises(UserError, match=said):
+        CachedModel(loaded(config, **mesh))

@@ -1,0 +1,130 @@
+"""Prompts in, texts out: with a model that says the alphabet, and with real ones on one device and on eight."""
+
+import dataclasses
+import re
+import string
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import LearnedPositions, UserError
+from pretrainax.inference import decoding
+from pretrainax.inference.decoding import Rates, Sampling, generate
+from tests.support.bigrams import Bigrams
+from tests.support.loaded import loaded_case
+
+LIKELY = 5.0  # logit of the next letter; 0: of any other token
+CONTEXT = 60
+
+
+@pytest.fixture(scope="module")
+def alphabet():
+    """Goes on with the alphabet, to z and the end. Its context is 60 tokens; of 99 ids 36 are of the vocabulary."""
+    loaded = loaded_case("gpt2")
+    ids = [int(loaded.tokenizer.encode(letter)[0]) for letter in string.ascii_lowercase]
+    table = np.zeros((99, 99), np.float32)
+    table[ids, [*ids[1:], loaded.tokenizer.vocabulary.eos]] = LIKELY
+    table[:, 90] = LIKELY + 1  # past the vocabulary
+    model = dataclasses.replace(loaded.experiment.model, position=LearnedPositions(CONTEXT))
+    loaded = dataclasses.replace(loaded, experiment=dataclasses.replace(loaded.experiment, model=model))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "CachedModel", lambda loaded: Bigrams(jnp.array(table)))
+        loaded.keep(decoding.Writer)
+    return loaded
+
+
+def test_a_text_goes_on_to_its_length_its_end_or_the_context(alphabet):
+    by_length, by_end, by_context = generate(alphabet, ["ab", "v", "a" * (CONTEXT - 2)], Sampling(max_new_tokens=5))
+    assert (by_length.text, by_length.ended) == ("cdefg", "length")
+    assert (by_end.text, by_end.ended) == ("wxyz", "eos") and by_end.ids[-1] == alphabet.tokenizer.vocabulary.eos
+    assert (by_context.text, by_context.ended) == ("bc", "context")
+    chance = LIKELY - np.log(97 + np.exp(LIKELY) + np.exp(LIKELY + 1))  # all that the model says counts
+    for text in (by_length, by_end, by_context):
+        np.testing.assert_allclose(text.log_probs, [chance] * len(text.ids), rtol=1e-5)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_string_stops_a_text_across_tokens_and_is_not_shown(alphabet, watched):
+    shown = []
+    on_text = (lambda number, text: shown.append((number, text))) if watched else None
+    sampling = Sampling(max_new_tokens=30, stop=("nop", "klx"))
+    first, second = generate(alphabet, ["ab", "n"], sampling, on_text, first=3)
+    assert (first.text, first.ended, first.prompt) == ("cdefghijklm", "stop", 3)
+    assert alphabet.tokenizer.decode(first.ids) == "cdefghijklmnop" and len(first.log_probs) == len(first.ids)
+    assert (second.text, second.ended) == ("opqrstuvwxyz", "eos")
+    for text in (first, second) if watched else ():
+        assert "".join(piece for number, piece in shown if number == text.prompt) == text.text
+    if watched:
+        assert len(shown) > 4
+
+
+def test_a_text_does_not_depend_on_the_batch(alphabet):
+    sampling = Sampling(max_new_tokens=12, temperature=1.5, seed=3, num_return=2)
+    prompts = ["ab", "hello there, ", "x", "m", "a"]
+    together = generate(alphabet, prompts, sampling)
+    assert [text.prompt for text in together] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert len({text.text for text in together}) == 10
+    assert generate(alphabet, prompts, sampling, batch_size=2) == together
+    assert generate(alphabet, prompts[3:], sampling, first=3) == together[6:]
+    assert generate(alphabet, prompts, dataclasses.replace(sampling, seed=4)) != together
+
+
+def test_what_is_asked_for_is_all_that_is_said(alphabet):
+    def text(**options):
+        return generate(alphabet, ["ab"], Sampling(max_new_tokens=8, **options))[0].text
+
+    assert text() == "cdefghij"
+    assert "de" not in text(banned_strings=("de", "zz")) and text(banned_strings=("de",))[:2] == "cd"
+    assert "c" not in text(banned_tokens=("c",))
+    assert set(text(allowed_tokens=("xyz", 20), temperature=1.0)) <= set("xyz") | {alphabet.tokenizer.decode([20])}
+    many = generate(alphabet, ["ab"] * 8, Sampling(max_new_tokens=40, temperature=100.0))
+    assert max(max(text.ids) for text in many) < alphabet.tokenizer.vocabulary.size
+    assert re.fullmatch(r"c[xyz]{2,3}", text(regex=r"c[xyz]{2,3}"))
+    assert text(num_beams=3) == "cdefghij"
+    assert text(repetition_penalty=1e6).startswith("cdef") and len(set(text(presence_penalty=9.0))) == 8
+
+
+def test_times_are_added_up(alphabet):
+    rates = Rates()
+    generate(alphabet, ["ab", "v"], Sampling(max_new_tokens=8), rates=rates)
+    assert (rates.prompt_tokens, rates.steps, rates.step_tokens) == (5, 7, 7 + 4)  # with a <s> before each
+    assert rates.prefill_seconds > 0 and rates.step_seconds > 0
+
+
+@pytest.mark.parametrize(
+    "name, prompts, options, message",
+    [
+        (
+            "gpt2",
+            ["a" * 21],
+            {},
+            "the prompt is 21 tokens, tests/golden, gpt2 reads at most 19 and 1 special ones: shorten it",
+        ),
+        ("gpt2", ["a", "a" * 21], {}, "prompt 2: the prompt is 21 tokens"),
+        ("gpt2", ["a <extra_id_0> b"], {}, "the vocabulary lacks <extra_id_0>: it has no sentinels"),
+        ("t5_1_1", ["a <extra_id_10> b"], {}, "lacks <extra_id_10>: its sentinels are <extra_id_0> to <extra_id_9>"),
+        ("bert", ["a"], {}, "the model is an encoder, which generates no text: it fills in masks (fill)"),
+        ("gpt2", ["a"], dict(top_p=2.0), "top_p is 2.0, it must be above 0 and at most 1"),
+        ("gpt2", ["a"], dict(allowed_tokens=(99,)), "allowed_tokens has 99, the vocabulary has ids from 0 to 35"),
+        ("gpt2", ["a"], dict(banned_tokens=("ab",)), "'ab', which is 2 tokens: give it to banned_strings"),
+        ("gpt2", ["a"], dict(banned_tokens=tuple(range(36))), "banned_tokens leaves nothing that may be said"),
+        ("gpt2", "a", {}, "prompts is one text, it must be a list of them: write [text]"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(name, prompts, options, message):
+    with pytest.raises(UserError) as caught:
+        generate(loaded_case(name), prompts, Sampling(**options))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_eight_devices_write_what_one_does():
+    prompts = ["the cat", "a", "no dog here, "]  # which eight do not divide
+    for sampling in (Sampling(max_new_tokens=6), Sampling(max_new_tokens=6, num_beams=2)):
+        with jax.default_matmul_precision("highest"):
+            one = generate(loaded_case("gpt2"), prompts, sampling)
+            eight = generate(loaded_case("gpt2", data=4, fsdp=2), prompts, sampling)
+        assert [text.ids for text in eight] == [text.ids for text in one]
+        for a, b in zip(one, eight, strict=True):
+            np.testing.assert_allclose(b.log_probs, a.log_probs, atol=1e-4)

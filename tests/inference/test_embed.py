@@ -1,0 +1,132 @@
+"""Texts become vectors: those of transformers' hidden states, whatever else is in the batch."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.config import UserError
+from pretrainax.data.objectives import CausalLM, Denoising, SequentialDenoising
+from pretrainax.data.sources import TextFiles
+from pretrainax.inference.embed import embed, last_hidden, pooled
+from pretrainax.layers.compute import Compute
+from pretrainax.models import electra
+from tests.golden import CASES, make
+from tests.golden.case import LENGTHS, batch, weights
+from tests.golden.electra import joint
+from tests.support.loaded import loaded_case
+
+HIDDEN = ["bert", "roberta", "albert", "modernbert", "deberta_v3", "electra_small", "gpt2", "llama2", "bart", "t5_1_1"]
+TEXTS = ["a cat sat", "b", "the cat sat there.", "dog"]  # a letter is a token
+CLOSE = 1e-5  # float32 sums in another order, of numbers of about 1
+
+
+def embedded_alone(name: str, row: list[int], pooling="mean") -> np.ndarray:
+    return pooled(loaded_case(name), [np.array(row, np.int32)], pooling)[0]
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_hidden_states_are_those_of_transformers(name):
+    arrays, golden = batch(CASES[name]), make.golden(name)
+    side = "decoder" if CASES[name].config.family == "decoder" else "encoder"
+    real = arrays["encoder_segment_ids" if "encoder_tokens" in arrays else "segment_ids"] > 0
+    hidden = np.asarray(loaded_case(name).run(last_hidden, arrays))
+    # as in tests/zoo/test_parity.py: float32 sums in another order
+    np.testing.assert_allclose(hidden[real], golden[f"hidden {side}"][-1][real], atol=2e-4, rtol=0)
+
+
+def test_a_vector_is_what_its_pooling_makes_of_the_real_tokens():
+    arrays, hidden = batch(CASES["gpt2"]), make.golden("gpt2")["hidden decoder"][-1]
+    rows = [tokens[:n] for tokens, n in zip(arrays["tokens"], LENGTHS, strict=True)]
+    of = {"mean": lambda x: x.mean(0), "cls": lambda x: x[0], "last": lambda x: x[-1], "max": lambda x: x.max(0)}
+    for pooling, expected in of.items():
+        wanted = [expected(states[:n]) for states, n in zip(hidden, LENGTHS, strict=True)]
+        np.testing.assert_allclose(pooled(loaded_case("gpt2"), rows, pooling), wanted, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5_1_1"])
+def test_a_vector_does_not_depend_on_the_other_texts(name):
+    together = embed(loaded_case(name), TEXTS)
+    assert together.dtype == np.float32 and together.shape == (len(TEXTS), CASES[name].config.d_model)
+    for text, vector in zip(TEXTS, together, strict=True):
+        np.testing.assert_allclose(embed(loaded_case(name), [text])[0], vector, atol=CLOSE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name, objective, before, after",
+    [
+        ("bert", None, ["cls"], ["sep"]),
+        ("t5_1_1", None, [], ["eos"]),
+        ("t5_1_1", SequentialDenoising(mode="n."), ["n", "."], ["eos"]),
+        ("bart", Denoising(), ["bos"], ["eos"]),
+    ],
+)
+def test_what_stands_around_a_text_stood_there_in_training(name, objective, before, after):
+    model = loaded_case(name)
+    experiment = dataclasses.replace(model.experiment, objective=objective or model.experiment.objective)
+    model = dataclasses.replace(model, experiment=experiment)
+    vocabulary, encode = model.tokenizer.vocabulary, model.tokenizer.encode
+    ids = [[getattr(vocabulary, s) if len(s) > 1 else int(encode(s)[0]) for s in side] for side in (before, after)]
+    before, after = ids
+    row = [*before, *model.tokenizer.encode("a cat").tolist(), *after]
+    np.testing.assert_allclose(embed(model, ["a cat"])[0], embedded_alone(name, row), atol=CLOSE, rtol=0)
+
+
+def test_the_first_token_of_an_encoder_is_its_cls():
+    vocabulary = loaded_case("bert").tokenizer.vocabulary
+    row = [vocabulary.cls, *loaded_case("bert").tokenizer.encode("a cat").tolist(), vocabulary.sep]
+    wanted = embedded_alone("bert", row, "cls")
+    np.testing.assert_allclose(embed(loaded_case("bert"), ["a cat"], "cls")[0], wanted, atol=CLOSE, rtol=0)
+
+
+def test_a_run_of_electra_embeds_with_its_discriminator():
+    config, plain = joint(), loaded_case("electra_small")
+    both, params = models.build(config, Compute()), weights(config)
+    experiment = dataclasses.replace(plain.experiment, model=config)
+    run = dataclasses.replace(plain, model=both, params=params, experiment=experiment)
+    own, of_own = electra.discriminator(config, params)
+    alone = dataclasses.replace(plain, model=models.build(own, Compute()), params=of_own)
+    np.testing.assert_allclose(embed(run, ["a cat"]), embed(alone, ["a cat"]), atol=CLOSE, rtol=0)
+
+
+def test_eight_devices_embed_as_one():
+    spread = loaded_case("bert", data=4, fsdp=2)
+    np.testing.assert_allclose(embed(spread, TEXTS), embed(loaded_case("bert"), TEXTS), atol=CLOSE, rtol=0)
+
+
+def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for_alone():
+    model = loaded_case("bert")  # 20 positions
+    with pytest.raises(UserError, match=r"texts\[1\] is 19 tokens, .* reads at most 18 and 2 special ones: .*truncate"):
+        embed(model, ["a", "a" * 19])
+    np.testing.assert_allclose(embed(model, ["ab" * 20], truncate=True), embed(model, ["ab" * 9]), atol=CLOSE, rtol=0)
+    assert embed(loaded_case("t5_1_1"), ["a" * 40]).shape == (1, 16)  # buckets of distance set no limit
+
+
+@pytest.mark.parametrize(
+    "name, texts, options, said",
+    [
+        ("bert", "a text", {}, "write \\[text\\]"),
+        ("bert", ["a"], {"pooling": "sum"}, "pooling is 'sum', it must be one of mean, cls, last, max"),
+        ("gpt2", ["a"], {"pooling": "cls"}, "reads no \\[CLS\\] before a text: take mean, last or max"),
+        ("t5_1_1", ["a"], {"pooling": "cls"}, "reads no \\[CLS\\]"),
+    ],
+)
+def test_a_mistake_is_one_line(name, texts, options, said):
+    with pytest.raises(UserError, match=said) as e:
+        embed(loaded_case(name), texts, **options)
+    assert "\n" not in str(e.value)
+
+
+def test_a_text_without_tokens_is_refused_where_nothing_stands_before_it():
+    model = loaded_case("gpt2")
+    data = dataclasses.replace(model.experiment.data, source=TextFiles(path="."))
+    run = dataclasses.replace(model.experiment, data=data, objective=CausalLM(mask_documents=True))
+    with pytest.raises(UserError, match=r"texts\[1\] is '', which has no tokens"):
+        embed(dataclasses.replace(model, experiment=run), ["a", ""])
+    vocabulary = model.tokenizer.vocabulary  # of an import the text begins with <s>
+    np.testing.assert_allclose(embed(model, [""])[0], embedded_alone("gpt2", [vocabulary.bos]), atol=CLOSE, rtol=0)
+
+
+def test_of_no_texts_there_are_no_vectors():
+    assert embed(loaded_case("bert"), []).shape == (0, 16)

@@ -1,0 +1,122 @@
+"""What `DIR` names: a run, one of its checkpoints, their mean, a Hugging Face directory; and what it cannot name."""
+
+import os
+import re
+import shutil
+
+import pytest
+
+from pretrainax.checkpoints.run_json import RUN_JSON
+from pretrainax.config import UserError
+from pretrainax.inference.origin import find_origin
+from tests.support.huggingface_weights import write_directory
+
+
+def damage(run, step):
+    file = max((run / "checkpoints" / str(step) / "params").rglob("*"), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def steps(name):
+    return [os.path.basename(step) for step in find_origin(str(name)).steps]
+
+
+@pytest.mark.parametrize(
+    "which, expected, said",
+    [
+        ("", ["30"], ", step 30"),
+        ("/", ["30"], "/, step 30"),
+        ("@10", ["10"], ", step 10"),
+        ("@20/", ["20"], ", step 20"),
+        ("@best", ["20"], ", step 20, the best by validation loss: 2.5000"),
+        ("@average", ["10", "20", "30"], ", mean of steps 10, 20, 30"),
+    ],
+)
+def test_a_name_stands_for_checkpoints_of_a_run(made_run, which, expected, said):
+    origin = find_origin(f"{made_run}{which}")
+    assert [os.path.basename(step) for step in origin.steps] == expected
+    assert origin.description == f"{made_run}{said}"
+
+
+@pytest.mark.parametrize("name", ["a@b", "run@20", "@best", "x@average"])
+def test_a_folder_whose_own_name_has_an_at_is_that_folder(run, tmp_path, name, monkeypatch):
+    shutil.copytree(run, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert steps(name) == ["30"] and steps(f"{name}@10") == ["10"] and find_origin(f"{name}@10").directory == name
+
+
+def test_the_home_is_a_tilde(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert steps("~/run@10") == ["10"]
+
+
+def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
+    directory = write_directory(tmp_path / "gpt2")
+    assert find_origin(str(directory)).steps == ()
+    with pytest.raises(UserError, match="is a Hugging Face directory, which has no checkpoints: leave out @best"):
+        find_origin(f"{directory}@best")
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            "runs/mine",
+            "runs/mine is no directory here; if it is a model of the Hugging Face Hub: hf download",
+        ),
+        ("openai-community/gpt2", "hf download openai-community/gpt2 --local-dir=gpt2, then give gpt2"),
+        ("gs://bucket/run", "gs:// paths are not supported yet: give a folder of this machine, or one that is mounted"),
+        ("./no/such@best", "./no/such@best is no directory here"),
+        ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),
+        ("{run}@9000", r"it is not there; the nearest that verifies is {run}@30, of an export --step=30"),
+        ("{run}@newest", r"after @ comes a step, best or average, as {run}@best; got 'newest'"),
+        ("{run}@-1", "after @ comes a step, best or average, as {run}@best; got '-1'"),
+        ("{run}@", "after @ comes a step, best or average, as {run}@best; got ''"),
+        ("{run}/checkpoints/20", "is a checkpoint of a run: give {run}@20"),
+        ("{run}/tokenizer", "is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory"),
+        ("{run}/config.json", "{run}/config.json is no directory here"),
+    ],
+)
+def test_what_is_not_there_is_one_line(made_run, name, message):
+    with pytest.raises(UserError, match=re.escape(message.format(run=made_run))) as error:
+        find_origin(name.format(run=made_run))
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_checkpoint_names_one_that_verifies_and_others_do_without_it(run):
+    damage(run, 30)
+    with pytest.raises(UserError, match=r"checkpoint 30 of .*changed; the nearest that verifies is .*/run@20"):
+        find_origin(f"{run}@30")
+    assert steps(run) == ["20"] and steps(f"{run}@average") == ["10", "20"]
+    damage(run, 20)
+    with pytest.raises(UserError, match="checkpoint 20 of .* the nearest that verifies is .*/run@10"):
+        find_origin(f"{run}@best")
+    assert find_origin(f"{run}@average").description == f"{run}, mean of the one step 10"
+    damage(run, 10)
+    for which, message in (
+        ("@10", "no other verifies"),
+        ("", "every checkpoint in"),
+        ("@average", "every checkpoint in"),
+    ):
+        with pytest.raises(UserError, match=message):
+            find_origin(f"{run}{which}")
+
+
+def test_a_run_without_validation_has_no_best(run):
+    for step in (10, 20, 30):
+        file = run / "checkpoints" / str(step) / RUN_JSON
+        file.write_text(re.sub(r'"loss": [\d.]+', '"loss": null', file.read_text()))
+    with pytest.raises(
+        UserError, match="no checkpoint there has a validation loss, so none is the best: give .*/run for"
+    ):
+        find_origin(f"{run}@best")
+
+
+@pytest.mark.parametrize("which", ["", "@best", "@average", "@3"])
+def test_a_run_that_has_saved_nothing_is_one_line(run, which):
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="holds no checkpoint|no checkpoint there|it is not there; no other verifies"):
+        find_origin(f"{run}{which}")

@@ -1,0 +1,128 @@
+"""What a model reads of a prompt: what it has seen in training stands around it, and special pieces are ids."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.data.batch import tokens_read
+from pretrainax.data.objectives import (
+    UL2R,
+    CausalLM,
+    DecoderOnly,
+    Denoising,
+    FillInTheMiddle,
+    PrefixLM,
+    SequenceToSequence,
+    SequentialDenoising,
+    SpanCorruption,
+    Text,
+    TextToText,
+)
+from pretrainax.data.packing import BestFit
+from pretrainax.data.sources import NoSource
+from pretrainax.inference.prompts import batch_of, ids_of, read_prompt
+from tests.support import tiny
+from tests.support.loaded import letters
+
+LETTERS = letters(sentinels=10)
+BOS, EOS, PAD = LETTERS.vocabulary.bos, LETTERS.vocabulary.eos, LETTERS.vocabulary.pad
+AB = LETTERS.encode("ab").tolist()
+
+
+def experiment(objective, packing=None, trained=True):
+    family = "gpt" if "decoder" in objective.families else "t5"
+    made = tiny.get_config(family)
+    made.objective, made.data.packing = objective, packing
+    if not trained:
+        made.data.source = NoSource()
+    return made
+
+
+def read(objective, text="ab", **options):
+    return {name: x.tolist() for name, x in read_prompt(text, experiment(objective, **options), LETTERS).items()}
+
+
+def test_before_a_text_stands_what_stood_there_in_training():
+    assert read(CausalLM())["tokens"] == [EOS, *AB]  # the end of the document before
+    assert read(FillInTheMiddle())["tokens"] == [EOS, *AB]
+    assert read(CausalLM(mask_documents=True))["tokens"] == AB
+    assert read(CausalLM(), packing=BestFit())["tokens"] == AB
+    assert read(CausalLM(), trained=False)["tokens"] == [BOS, *AB]  # as its tokenizer in transformers
+
+
+def test_a_model_of_others_whose_begin_of_text_is_the_end_has_nothing_before_a_text():
+    gpt2 = letters()
+    same = dataclasses.replace(gpt2.vocabulary, bos=EOS)
+    tokenizer = type(
+        "Gpt2", (), {name: getattr(gpt2, name) for name in ("encode", "special_pieces")} | {"vocabulary": same}
+    )
+    of_others = experiment(CausalLM(), trained=False)
+    assert read_prompt("ab", of_others, tokenizer)["tokens"].tolist() == AB
+    assert read_prompt("", of_others, tokenizer)["tokens"].tolist() == [EOS]  # as transformers starts an empty one
+
+
+def test_a_prefix_is_seen_from_both_sides():
+    assert read(PrefixLM())["prefix_mask"] == [1] * 3
+    both = read(DecoderOnly(objective=SpanCorruption()))
+    assert both["tokens"] == [*AB, EOS] and both["prefix_mask"] == [1] * 3
+
+
+@pytest.mark.parametrize(
+    "objective, inputs, start",
+    [
+        (SpanCorruption(), [*AB, EOS], PAD),
+        (SequenceToSequence(), [*AB, EOS], PAD),
+        (TextToText(), [*AB, EOS], PAD),
+        (Denoising(), [BOS, *AB, EOS], EOS),
+        (SequentialDenoising(mode="n."), [*LETTERS.encode("n.").tolist(), *AB, EOS], PAD),
+        (UL2R(), [*AB, EOS], PAD),  # which of its modes is meant, the prompt says
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_encoder_reads_a_text_as_in_training_and_the_decoder_its_start(objective, inputs, start):
+    example = read(objective)
+    assert example["encoder_tokens"] == inputs and example["tokens"] == [start]
+    assert example["encoder_positions"] == list(range(len(inputs))) and example["positions"] == [0]
+
+
+@pytest.mark.parametrize("objective", [CausalLM(), PrefixLM(), DecoderOnly(), SpanCorruption(), Denoising()])
+def test_a_prompt_has_the_names_of_an_example_without_its_predictions(objective):
+    text = Text(LETTERS.encode("some words of a text."), np.ones(21, np.int32), np.array([21]))
+    example = objective.example(text, np.random.default_rng(0), LETTERS.vocabulary)
+    assert set(read(objective)) == set(example) - {"targets", "loss_weights"}
+    assert all(x.dtype == np.int32 for x in read_prompt("ab", experiment(objective), LETTERS).values())
+
+
+def test_special_pieces_of_a_prompt_are_ids():
+    sentinels, mask = LETTERS.vocabulary.sentinels, LETTERS.vocabulary.mask
+    a, space = LETTERS.encode("a ").tolist()
+    assert ids_of("a <extra_id_0> a <extra_id_9>", LETTERS).tolist() == [
+        *(a, space, sentinels[0], space, a, space, sentinels[9])  # of letters a space is a token of its own
+    ]
+    assert ids_of("<mask>a <mask>[MASK]", LETTERS).tolist() == [mask, a, space, mask, mask]
+    assert ids_of("a </s>a", LETTERS).tolist() == [a, space, EOS, a]
+    assert ids_of("", LETTERS).tolist() == []
+
+
+def test_an_empty_prompt_is_refused_where_nothing_can_stand_in_its_place():
+    assert read(CausalLM(), text="")["tokens"] == [EOS]
+    assert read(CausalLM(), text="", trained=False)["tokens"] == [BOS]
+    assert read(SpanCorruption(), text="")["encoder_tokens"] == [EOS]
+    with pytest.raises(UserError, match="the prompt is empty, and the model was trained with nothing before a text"):
+        read(CausalLM(mask_documents=True), text="")
+
+
+@pytest.mark.parametrize("objective, rows", [(CausalLM(), [1, 20, 7]), (SpanCorruption(), [15, 33, 2])])
+def test_a_batch_is_padded_on_the_right_to_one_of_few_lengths(objective, rows):
+    side = "tokens" if isinstance(objective, CausalLM) else "encoder_tokens"
+    prompts = [read_prompt("a" * n, experiment(objective), LETTERS) for n in rows]
+    batch = batch_of(prompts, PAD, None)
+    length = 32 if max(rows) < 32 else 64
+    assert batch[side].shape == (3, length) and tokens_read(batch) == 3 * (length + (side != "tokens"))
+    for row, prompt in enumerate(prompts):
+        n = len(prompt[side])
+        assert batch[side][row].tolist() == prompt[side].tolist() + [PAD] * (length - n)
+        assert batch[side.replace("tokens", "segment_ids")][row].sum() == n
+    assert batch_of(prompts, PAD, 40)[side].shape[1] == min(length, 40)

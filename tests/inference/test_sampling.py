@@ -1,0 +1,140 @@
+"""Each rule for the next token, beside the same in NumPy and in transformers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.inference import sampling
+from pretrainax.inference.sampling import Rules, choose, cut, history_of, limited, row_keys
+from tests.golden.case import needs_transformers
+
+ROWS, SIZE = 5, 40
+LOGITS = (3 * np.random.RandomState(0).standard_normal((ROWS, SIZE))).astype(np.float32)
+READ = np.random.RandomState(1).randint(0, SIZE, (ROWS, 7))
+ALLOWED = jnp.ones(SIZE, bool)
+
+
+def rules(**options):
+    return Rules(allowed=ALLOWED, end=-1, **options)
+
+
+def kept(logits):
+    return np.isfinite(np.asarray(logits))
+
+
+def chances(logits=LOGITS):
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def fewest(order, p):
+    """Those first in order [B, V] whose probability together reaches p."""
+    ordered = np.take_along_axis(chances(), order, 1)
+    counts = (ordered.cumsum(1) < p).sum(1) + 1
+    wanted = np.zeros((ROWS, SIZE), bool)
+    for row, count in enumerate(counts):
+        wanted[row, order[row, :count]] = True
+    return wanted
+
+
+@pytest.mark.parametrize("k", [1, 3, SIZE, SIZE + 5])
+def test_top_k_keeps_the_k_likeliest(k, variant):
+    places = np.argsort(np.argsort(-LOGITS, axis=1), axis=1)
+    np.testing.assert_array_equal(kept(variant(sampling.keep_top_k)(LOGITS, k)), places < k)
+
+
+@pytest.mark.parametrize("p", [1e-6, 0.3, 0.9, 1.0])
+def test_top_p_keeps_the_fewest_that_reach_p(p, variant):
+    wanted = fewest(np.argsort(-LOGITS, axis=1), min(p, 0.9999999))
+    np.testing.assert_array_equal(kept(variant(sampling.keep_top_p)(LOGITS, p)), wanted)
+
+
+@pytest.mark.parametrize("p", [1e-3, 0.1, 1.0])
+def test_min_p_keeps_those_near_the_likeliest(p, variant):
+    wanted = chances() >= p * chances().max(1, keepdims=True)
+    np.testing.assert_array_equal(kept(variant(sampling.keep_min_p)(LOGITS, p)), wanted)
+
+
+@pytest.mark.parametrize("mass", [0.05, 0.5, 0.95])
+def test_typical_keeps_those_nearest_to_the_entropy(mass, variant):
+    p = chances()
+    entropy = -(p * np.log(p)).sum(1, keepdims=True)
+    wanted = fewest(np.argsort(np.abs(-np.log(p) - entropy), axis=1), mass)
+    np.testing.assert_array_equal(kept(variant(sampling.keep_typical)(LOGITS, mass)), wanted)
+
+
+def test_penalties_count_what_was_read_and_said():
+    asked = rules(repetition_penalty=1.5, frequency_penalty=0.25, presence_penalty=0.5)
+    history = history_of(jnp.array(READ), jnp.array(READ >= 0).at[:, 5:].set(False), asked)
+    said = np.random.RandomState(2).randint(0, SIZE, (3, ROWS))
+    for tokens in said:
+        history = history.after(jnp.array(tokens), asked)
+    expected = LOGITS.copy()
+    for row in range(ROWS):
+        for token in {*READ[row, :5].tolist(), *said[:, row].tolist()}:
+            expected[row, token] *= 1.5 if expected[row, token] < 0 else 1 / 1.5
+        for token in said[:, row].tolist():
+            expected[row, token] -= 0.25
+        for token in set(said[:, row].tolist()):
+            expected[row, token] -= 0.5
+    np.testing.assert_allclose(limited(LOGITS, asked, history), expected, atol=1e-6)
+
+
+OPTIONS = [
+    dict(temperature=0.7),
+    dict(temperature=1.3, top_k=7),
+    dict(temperature=0.9, top_p=0.8),
+    dict(temperature=1.0, min_p=0.05),
+    dict(temperature=1.0, typical_p=0.6),
+    dict(temperature=0.8, top_k=12, top_p=0.9, min_p=0.02, typical_p=0.8, repetition_penalty=1.4),
+]
+
+
+@needs_transformers
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(options))
+def test_what_is_drawn_from_is_what_transformers_draws_from(options):
+    import torch
+    from transformers.generation import logits_process as theirs
+
+    makers = [
+        ("repetition_penalty", theirs.RepetitionPenaltyLogitsProcessor),
+        ("temperature", theirs.TemperatureLogitsWarper),
+        ("top_k", theirs.TopKLogitsWarper),
+        ("top_p", theirs.TopPLogitsWarper),
+        ("min_p", theirs.MinPLogitsWarper),
+        ("typical_p", theirs.TypicalLogitsWarper),
+    ]
+    expected = torch.from_numpy(LOGITS.copy())
+    for name, make in makers:
+        if name in options:
+            expected = make(options[name])(torch.from_numpy(READ), expected)
+    history = history_of(jnp.array(READ), jnp.ones_like(READ, bool), rules(**options))
+    got = jax.jit(lambda asked: cut(limited(LOGITS, asked, history), asked))(rules(**options))
+    np.testing.assert_array_equal(kept(got), kept(expected.numpy()))
+    np.testing.assert_allclose(got, expected.numpy(), rtol=2e-6)
+
+
+def test_draws_have_the_chances_of_the_rest():
+    asked = rules(temperature=1.0, top_k=3)
+    count = 4000
+    logits = jnp.broadcast_to(LOGITS[:1], (count, SIZE))
+    history = history_of(jnp.zeros((count, 1), int), jnp.ones((count, 1), bool), asked)
+    keys = row_keys(0, jnp.arange(count), jnp.zeros(count, int))
+    drawn = np.bincount(choose(logits, asked, history, keys, 0), minlength=SIZE) / count
+    best = np.where(np.argsort(np.argsort(-LOGITS[0])) < 3, chances()[0], 0.0)
+    best /= best.sum()
+    assert np.abs(drawn - best).max() < 5 * np.sqrt(0.25 / count)  # five standard deviations
+
+
+def test_a_draw_follows_from_the_numbers_of_prompt_copy_and_token():
+    asked = Rules(allowed=jnp.ones(10_000, bool), end=-1, temperature=1.0)
+    history = history_of(jnp.zeros((2, 1), int), jnp.ones((2, 1), bool), asked)
+    flat = jnp.zeros((2, 10_000))
+
+    def draw(seed, prompts, copies, number):
+        return choose(flat, asked, history, row_keys(seed, jnp.array(prompts), jnp.array(copies)), number).tolist()
+
+    assert draw(0, [3, 5], [0, 1], 2) == draw(0, [5, 3], [1, 0], 2)[::-1]
+    others = [(0, [3, 4], [0, 0], 2), (0, [3, 3], [1, 2], 2), (0, [3, 3], [0, 0], 3), (1, [3, 3], [0, 0], 2)]
+    assert len({token for numbers in others for token in draw(*numbers)}) == 6  # the last two have two equal rows each

@@ -1,0 +1,94 @@
+"""What is written is what transformers writes with the same weights, token for token."""
+
+import copy
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.data.batch import is_encoder_decoder
+from pretrainax.inference.decoding import Sampling, generate
+from pretrainax.inference.prompts import read_prompt
+from pretrainax.layers.compute import Compute
+from tests.golden import CASES
+from tests.golden.case import needs_transformers, weights
+from tests.golden.encoder_decoders import fresh
+from tests.golden.make import oracle
+from tests.support.loaded import loaded_case
+
+# Learned positions and alternating windows; rotary ones, a window and grouped heads; both kinds of two stacks.
+NAMES = "gpt_neo", "mistral", "bart", "t5_1_1"
+PROMPTS = "the cat sat, and", "a", "no dog. i say no more"
+LENGTH, CONTEXT, BEAMS = 40, 64, 3
+
+
+def both(name):
+    """A case with room for 64 positions: our model, and that of transformers."""
+    case = CASES[name]
+    position = case.config.position
+    if position.max_length is not None:
+        position = dataclasses.replace(position, max_length=CONTEXT)
+    config = dataclasses.replace(case.config, position=position)
+    case = case._replace(config=config, oracle=case.oracle and functools.partial(fresh, case.family, config))
+    ours = loaded_case(name)
+    experiment = dataclasses.replace(ours.experiment, model=config)
+    model, params = models.build(config, Compute()), jax.device_put(weights(config))
+    reference = oracle(case)
+    reference.generation_config.forced_eos_token_id = None  # of BART alone, at the most tokens that were asked for
+    tokenizer = copy.copy(ours.tokenizer)
+    return dataclasses.replace(ours, experiment=experiment, model=model, params=params, tokenizer=tokenizer), reference
+
+
+def theirs(model, loaded, prompt, **options):
+    """Writes one row, so that padding on the other side than ours plays no part: [num_return, tokens]."""
+    import torch
+    import transformers
+
+    example = read_prompt(prompt, loaded.experiment, loaded.tokenizer)
+    vocabulary = loaded.tokenizer.vocabulary
+    two = is_encoder_decoder(example)
+    asked = transformers.GenerationConfig(
+        max_new_tokens=LENGTH,
+        do_sample=False,
+        eos_token_id=vocabulary.eos,
+        pad_token_id=vocabulary.pad,
+        decoder_start_token_id=int(example["tokens"][0]) if two else None,
+        suppress_tokens=list(range(vocabulary.size, loaded.experiment.model.vocab_size)),
+        **options,
+    )
+    ids = torch.from_numpy(example["encoder_tokens" if two else "tokens"].astype(np.int64))[None]
+    with torch.no_grad():
+        rows = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=asked)
+    return [row[1 if two else ids.shape[1] :].tolist() for row in rows]
+
+
+@pytest.fixture
+def one_thread():
+    """Keeps torch to one thread: for matrices this small, several on a busy machine wait for each other."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_and_beams_write_what_transformers_writes(name, one_thread):
+    loaded, model = both(name)
+    with jax.default_matmul_precision("highest"):
+        written = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))[0].ids
+        end = written[len(written) // 2]  # so that texts end in their middle
+        loaded.tokenizer.vocabulary = dataclasses.replace(loaded.tokenizer.vocabulary, eos=end)
+        greedy = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH))
+        beams = generate(loaded, PROMPTS, Sampling(max_new_tokens=LENGTH, num_beams=BEAMS, num_return=BEAMS))
+    for number, prompt in enumerate(PROMPTS):
+        (row,) = theirs(model, loaded, prompt)
+        assert list(greedy[number].ids) == row
+        rows = theirs(model, loaded, prompt, num_beams=BEAMS, num_return_sequences=BEAMS)
+        mine = [list(text.ids) for text in beams if text.prompt == number]
+        assert mine == [row[: row.index(end) + 1] if end in row else row for row in rows]

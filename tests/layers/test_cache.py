@@ -1,0 +1,71 @@
+"""Rings of keys and values, by hand."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.layers.attention import Mask
+from pretrainax.layers.cache import KeysAndValues, behind
+
+
+def numbered(lengths, padded):
+    """Keys whose every number is 10 · row + place, 99 in padding; values are minus that. [B, S, G = 2, K = 3] each."""
+    place = np.arange(padded)[None]
+    number = np.where(place < np.array(lengths)[:, None], 10 * np.arange(len(lengths))[:, None] + place, 99)
+    keys = jnp.broadcast_to(jnp.asarray(number, jnp.float32)[:, :, None, None], (*number.shape, 2, 3))
+    return KeysAndValues.of(keys, -keys)
+
+
+def slots(ring):
+    """The number in each slot, [B, C]."""
+    keys, values = ring.heads_last()
+    chex.assert_trees_all_equal(keys, -values)
+    return np.asarray(keys[:, :, 0, 0])
+
+
+def test_slots_stand_so_far_behind_the_newest():
+    np.testing.assert_array_equal(behind(5, 4), [1, 0, 3, 2])  # tokens 4, 5, 2, 3
+    np.testing.assert_array_equal(behind(2, 4), [2, 1, 0, 3])  # tokens 0, 1, 2; and none yet
+
+
+def test_rows_are_aligned_at_their_last_token():
+    ring = numbered([5, 2], 6).ring(jnp.array([5, 2]), 8)
+    # Six places, two free slots; the index of the last token is 5 in both rows.
+    np.testing.assert_array_equal(slots(ring)[0, 1:6], [0, 1, 2, 3, 4])
+    np.testing.assert_array_equal(slots(ring)[1, 4:6], [10, 11])
+
+
+@pytest.mark.parametrize("rows", (1, 2))
+def test_a_ring_keeps_the_last_tokens(variant, rows):
+    lengths = jnp.array([6, 3])[:rows]
+    ring = numbered(lengths, 6).ring(lengths, 4)  # places 2 … 5 of 0 … 5, place i in slot i mod 4
+    np.testing.assert_array_equal(slots(ring)[0], [4, 5, 2, 3])
+    new = jnp.full((rows, 1, 2, 3), 7.0)
+    written = variant(lambda ring, index: ring.written(new, -new, index))(ring, 6)
+    np.testing.assert_array_equal(slots(written)[0], [4, 5, 7, 3])
+    chex.assert_trees_all_equal_shapes_and_dtypes(written, ring)
+
+
+def test_a_query_sees_what_is_of_its_text():
+    ring = numbered([6, 2], 6).ring(jnp.array([6, 2]), 4)
+    # The query is token 6 of all rows, and token 6 and 2 of its text.
+    mask, bias = ring.seen_from(
+        jnp.asarray(6), Mask(True, query_positions=jnp.array([[6], [2]])), jnp.arange(8.0)[None, None, None]
+    )
+    np.testing.assert_array_equal(
+        mask.materialize(1, 4)[:, 0, 0], [[True, True, True, True], [True, True, True, False]]
+    )  # slots of tokens 4, 5, 6, 3
+    np.testing.assert_array_equal(bias[0, 0, 0], [5, 6, 7, 4])  # the last is of the query's own token
+
+
+@pytest.mark.parametrize("rows", ([1], [1, 1, 0]))
+def test_rows_are_taken(rows):
+    kept = numbered([3, 3], 3)
+    np.testing.assert_array_equal(slots(kept.take(jnp.array(rows))), slots(kept)[rows])
+
+
+def test_of_one_row_there_is_no_axis_of_rows():
+    assert [x.shape for x in jax.tree.leaves(numbered([3], 3))] == [(2, 3, 3)] * 2
+    assert [x.shape for x in jax.tree.leaves(numbered([3, 3], 3))] == [(2, 2, 3, 3)] * 2

@@ -1,0 +1,87 @@
+"""`python -m pretrainax.evaluate --bytes-of-spans` asks models of two families for the same spans."""
+
+import collections
+import json
+import re
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+
+from pretrainax import load
+from pretrainax.config import UserError
+from pretrainax.data.sources import JsonLines
+from pretrainax.evaluate import Evaluation
+from pretrainax.scoring.span_choice import SpanChoice
+from pretrainax.scoring.spans import score_spans, texts_of
+from tests.support.huggingface_weights import write_directory
+from tests.support.runs import run
+
+TEXTS = [
+    "the cat sat on the mat and the dog ran to it. " * 3,
+    "a long day in june, and we all went home by train. " * 3,
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    for number, text in enumerate(TEXTS):
+        (folder / f"{number}.txt").write_text(text.strip())
+    return {name: write_directory(folder / name, name) for name in ("bert", "gpt2")} | {
+        "source": f"TextFiles(path='{folder}', valid_path='{folder}')"
+    }
+
+
+def evaluate(models, *flags):
+    words = [f"--from={models['bert']}", f"--source={models['source']}", *flags]
+    return run([sys.executable, "-m", "pretrainax.evaluate", *words])
+
+
+def test_two_models_pay_for_the_same_spans(models, tmp_path):
+    flags = "--bytes-of-spans", "--span-share=0.2", "--span-bytes=4", "--span-context=8", f"--beside={models['gpt2']}"
+    done = evaluate(models, *flags, f"--output={tmp_path}/out.json")
+    assert done.returncode == 0, done.stderr
+    bert, length, more = json.loads((tmp_path / "out.json").read_text())
+    choice = SpanChoice(share=0.2, mean_bytes=4, context=8)
+    ours, theirs = (score_spans(load(models[name]), [t.strip() for t in TEXTS], choice)[0] for name in ("bert", "gpt2"))
+    assert bert["value"] == pytest.approx(ours.bits_per_byte.value)
+    assert length["measure"] == "span_bits_per_byte_for_length"
+    assert more["value"] == pytest.approx(ours.bits_per_byte.value - theirs.bits_per_byte.value)
+    assert more["measure"] == "span_bits_per_byte_difference" and str(models["gpt2"]) in more["part"]
+    assert bert["counts"]["bytes"] == ours.bytes.sum() and ours.fingerprint in bert["how"]
+    for shown in (f"{bert['value']:,.4f}", f"{more['value']:,.4f}", ours.fingerprint, "both sides", "the left side"):
+        assert shown in done.stdout
+
+
+class Flag(NamedTuple):
+    value: Any = None
+    present: bool = False
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"bytes-of-spans": True, "stride": 3}, "--stride changes nothing beside --bytes-of-spans: leave it out"),
+        ({"span-bytes": 3.0}, "--span-bytes changes nothing without --bytes-of-spans: leave it out"),
+        ({"beside": "runs/gpt"}, "--beside changes nothing without --bytes-of-spans: leave it out"),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_refused(given, message):
+    asked = collections.defaultdict(Flag, {name: Flag(value, True) for name, value in given.items()})
+    asked["source"] = Flag("TextFiles(path='other')", True)
+    with pytest.raises(UserError, match=re.escape(message)):
+        Evaluation(asked)._check_flags()
+
+
+def test_spans_without_a_text_to_take_them_from_are_refused():
+    asked = collections.defaultdict(Flag, {"bytes-of-spans": Flag(True, True)})
+    with pytest.raises(UserError, match="--bytes-of-spans is for --source"):
+        Evaluation(asked)._check_flags()
+
+
+def test_pairs_are_no_texts(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text('{"text": "a b c", "target": "d"}\n')
+    source = JsonLines(path=str(tmp_path / "pairs.jsonl"), target_field="target")
+    with pytest.raises(UserError, match="has pairs of source and target, and spans are taken out of texts"):
+        list(texts_of(source, split="all"))

@@ -1,0 +1,101 @@
+"""`python -m pretrainax.generate` writes after the prompts of its command line, or after those of a file."""
+
+import json
+import re
+import sys
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.inference.decoding import Generated
+from pretrainax.inference.prompt_files import Outputs, read_prompts
+from tests.support.huggingface_weights import write_directory
+from tests.support.runs import run
+
+PROMPTS = ["a cat", {"prompt": "the dog.", "more": 1}, "no", "x, y", "z"]
+
+
+def generate(*words):
+    return run([sys.executable, "-m", "pretrainax.generate", *words])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_directory(tmp_path_factory.mktemp("generate") / "gpt2", "gpt2")
+
+
+def write(path, lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_a_prompt_goes_on_and_the_rates_are_told(model):
+    out = generate(f"--from={model}", "the cat", "--max_new_tokens=6", "--log_probs")
+    assert out.returncode == 0, out.stderr
+    text, *tokens = out.stdout.rstrip("\n").split("\n")
+    assert text.startswith("the cat") and len(text) > len("the cat") and len(tokens) == 6
+    written = "".join(token.split("'")[1] for token in tokens)
+    assert text == f"the cat{written}" and all(float(token.split()[0]) < 0 for token in tokens)
+    assert "prefill: 8 tokens in" in out.stderr and "steps: 5 tokens in" in out.stderr and "ms a step" in out.stderr
+
+
+def test_a_file_that_was_cut_short_is_gone_on_with(model, tmp_path):
+    source = write(tmp_path / "prompts.jsonl", map(json.dumps, PROMPTS))
+    flags = [f"--from={model}", f"--input={source}", "--temperature=0.9", "--max_new_tokens=5", "--batch_size=2"]
+    done = generate(*flags, f"--output={tmp_path}/texts.jsonl")
+    assert done.returncode == 0, done.stderr
+    whole = (tmp_path / "texts.jsonl").read_bytes()
+    lines = [json.loads(line) for line in whole.splitlines()]
+    assert [line["prompt"] for line in lines] == ["a cat", "the dog.", "no", "x, y", "z"]
+    assert all(len(line["texts"]) == 1 and line["texts"][0].keys() == {"text", "ended"} for line in lines)
+    (tmp_path / "texts.jsonl").write_bytes(whole[: whole.index(b"\n", whole.index(b"\n") + 1) + 9])  # killed in line 3
+    again = generate(*flags, f"--output={tmp_path}/texts.jsonl")
+    assert again.returncode == 0 and "2 of 5 prompts are done" in again.stderr
+    assert (tmp_path / "texts.jsonl").read_bytes() == whole
+
+
+def test_holes_are_filled_in_with_their_candidates(tmp_path):
+    bert = write_directory(tmp_path / "bert", "bert_masked_lm")
+    out = generate(f"--from={bert}", "--fill=2", "the [MASK]at, a[MASK]")
+    assert out.returncode == 0, out.stderr
+    text, *candidates = out.stdout.splitlines()
+    assert re.fullmatch("the .at, a.", text)
+    assert [re.fullmatch(r"  hole (\d)  0\.\d{4}  '.+'", line)[1] for line in candidates] == ["1", "1", "2", "2"]
+    wrong = generate(f"--from={bert}", "--fill=2", "--temperature=0.5", "the [MASK]at")
+    assert wrong.returncode == 2 and "--temperature is not for --fill, which takes --from" in wrong.stderr
+
+
+def text_of(number):
+    return Generated(number, "text\x1b", (5, 2), (-1.0, -0.5), "eos")
+
+
+def test_what_is_there_is_compared_before_more_is_written(tmp_path):
+    path, settings = str(tmp_path / "out.jsonl"), {"from": "runs/a, step 5", "temperature": 0.5, "stop": ("a",)}
+    Outputs(path, settings, ["one", "two"]).add(["one"], [text_of(0)], log_probs=True)
+    again = Outputs(path, settings, ["one", "two"])
+    assert again.done == 1
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    assert json.loads(line)["texts"] == [{"text": "text\x1b", "ids": [5, 2], "log_probs": [-1.0, -0.5], "ended": "eos"}]
+    with pytest.raises(UserError, match="was made with temperature 0.5, now it is 0.7: take another file"):
+        Outputs(path, settings | {"temperature": 0.7}, ["one", "two"])
+    with pytest.raises(UserError, match="out.jsonl, line 1 is not of the prompt in that line of the input"):
+        Outputs(path, settings, ["1", "two"])
+    with pytest.raises(UserError, match="line 1 is not of the prompt"):
+        Outputs(path, settings, [])
+    (tmp_path / "out.jsonl.settings.json").unlink()
+    with pytest.raises(UserError, match="out.jsonl is there, and .*, which says how it was made, is not"):
+        Outputs(path, settings, ["one", "two"])
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        (['"a"', "a"], 'line 2 is no JSON .*: write "a prompt" or'),
+        (['"a"', '{"text": "b"}'], "line 2 holds no prompt: write"),
+        (["[1]"], "line 1 holds no prompt: write"),
+        (["[" * 100_000], "line 1 is no JSON"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(lines, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        read_prompts(str(write(tmp_path / "prompts.jsonl", lines)))
