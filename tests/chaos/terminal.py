@@ -65,6 +65,7 @@ class Terminal:
 
     def on_a_terminal(self, name: str, *before: str) -> int:
         """Closes the terminal that a run is on, once it trains; returns its exit code."""
+        runs.hear_hangups()
         ours, theirs = os.openpty()
         process = subprocess.Popen(
             [*before, *self.whole.training(self.folder / name)],

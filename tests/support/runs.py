@@ -25,7 +25,6 @@ TINY = "tests/support/tiny.py"
 FAST = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 if importlib.metadata.version("jax") < "0.11":
     FAST += " --xla_cpu_use_fusion_emitters=false"
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is started here hears it, if these tests are run by nohup or not
 os.environ["JAX_PLATFORMS"] = "cpu"  # here too, where checkpoints are read
 # What one command has compiled the next one takes, and so does a second run of the tests.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "xla"))
@@ -55,7 +54,16 @@ def run(args: list[str], env=None, timeout: float = 300, **kwargs) -> subprocess
     )
 
 
+def hear_hangups() -> None:
+    """What is started from now on hears SIGHUP: nohup has it ignored, and so has libtpu, if a checkpoint was read."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+hear_hangups()
+
+
 def start(args: list[str]) -> subprocess.Popen:
+    hear_hangups()
     return subprocess.Popen(args, cwd=ROOT, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
