@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.params import average_params, load_parts
+from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import DataConfig, Experiment, UserError
@@ -239,7 +239,7 @@ class Evaluation:
         host.start_jax(experiment)
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
             for origin in self.origins:
-                params = _params(run, origin.steps)
+                params = load_steps(origin.steps, run.abstract_state.params)
                 metrics = run.validate(params)
                 if len(self.origins) == 1:
                     _show(run, origin, params, metrics)
@@ -289,12 +289,6 @@ def _every_origin(directory: str) -> list[Origin]:
 def _watched(things: Iterable, unit: str = " documents") -> Iterable:
     """Shows on a terminal how many documents were read."""
     return tqdm(things, desc="scoring", unit=unit, leave=False, disable=not sys.stderr.isatty())
-
-
-def _params(run: Run, steps: Sequence[str]):
-    if len(steps) > 1:
-        return average_params(steps, run.abstract_state.params)
-    return load_parts(steps[0], {"params": run.abstract_state.params})["params"]
 
 
 def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:

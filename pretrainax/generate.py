@@ -32,7 +32,7 @@ from pretrainax.config.paths import define_path
 from pretrainax.config.reference import fields_of
 from pretrainax.inference.decoding import Generated, Rates, Sampling, generate
 from pretrainax.inference.language_model import LanguageModel
-from pretrainax.inference.load import load
+from pretrainax.inference.load import load_origin
 from pretrainax.inference.origin import find_origin
 from pretrainax.inference.prompt_files import Outputs, read_prompts
 from pretrainax.reporting.visible import visible
@@ -142,7 +142,7 @@ class Generation:
         data = DataConfig if not origin.steps else config_lib.load(os.path.join(origin.directory, "config.json")).data
         host.keep_compiled(data.cache_dir)
         host.start_devices()
-        return load(self["from"], self["dtype"])
+        return load_origin(origin, self["dtype"])
 
     def _write_file(self, model: LanguageModel, sampling: Sampling, prompts: Sequence[str], rates: Rates) -> None:
         settings = {"from": model.origin, "dtype": model.model.compute.dtype, **dataclasses.asdict(sampling)}

@@ -53,6 +53,13 @@ def load_params(
     return jax.tree.unflatten(jax.tree.structure(abstract_params), map(params.get, parameter_names(abstract_params)))
 
 
+def load_steps(step_directories: Sequence[str], abstract_params: Params) -> Params:
+    """Returns the parameters of a checkpoint, or the mean of those of several."""
+    if len(step_directories) > 1:
+        return average_params(step_directories, abstract_params)
+    return load_parts(step_directories[0], {"params": abstract_params})["params"]
+
+
 def average_params(step_directories: Sequence[str], abstract_params: Params) -> Params:
     """Returns the mean of the parameters of checkpoints, added up in float64; each device reads its own shards.
 

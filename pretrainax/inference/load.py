@@ -10,7 +10,7 @@ import jax
 
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.checkpoints.params import average_params, load_parts
+from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest
 from pretrainax.inference.language_model import LanguageModel
@@ -80,9 +80,7 @@ def _of_run(
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
     abstract, mesh = _placed(experiment.model, mesh)
-    first, *others = origin.steps
-    params = average_params(origin.steps, abstract) if others else load_parts(first, {"params": abstract})["params"]
-    return experiment, tokenizer, params, mesh
+    return experiment, tokenizer, load_steps(origin.steps, abstract), mesh
 
 
 def _of_huggingface(

@@ -121,14 +121,7 @@ class LeftToRight(Method):
         predicted = 0
         for begin in range(0, len(read) - 1, self.stride):
             end = min(begin + self.context, len(read) - 1)
-            places = np.arange(end - begin, dtype=np.int32)
-            yield {
-                "tokens": read[begin:end],
-                "targets": read[begin + 1 : end + 1],
-                "segment_ids": np.ones_like(places),
-                "positions": places,
-                "loss_weights": (places >= predicted - begin).astype(np.float32),
-            }
+            yield causal_example(read[begin : predicted + 1], read[predicted + 1 : end + 1])
             predicted = end
             if end == len(read) - 1:
                 return
@@ -176,17 +169,7 @@ class PseudoLikelihood(Method):
         begins[-1] = True
         starts = np.flatnonzero(begins)
         for place in range(1, len(row) - 1):
-            tokens = row.copy()
-            tokens[place : starts[starts > place][0]] = self.vocabulary.mask
-            yield {
-                "tokens": tokens,
-                "masked_positions": np.array([place], np.int32),
-                "targets": row[place : place + 1],
-                "loss_weights": np.ones(1, np.float32),
-                "segment_ids": np.ones_like(row),
-                "positions": np.arange(len(row), dtype=np.int32),
-                "token_types": np.zeros_like(row),
-            }
+            yield masked_example(row, place, starts[starts > place][0], self.vocabulary.mask)
 
 
 class Targets(Method):
@@ -271,6 +254,35 @@ def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
     if family == "decoder" and not all(isinstance(o, DecoderOnly) for _, o in _objectives(loaded)):
         return LeftToRight(loaded, scoring)
     return Targets(loaded, scoring)
+
+
+def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
+    """Asks for `answer` after `before`, which is seen from both sides where the model is a prefix LM."""
+    tokens = np.concatenate([before, answer])
+    places = np.arange(len(tokens) - 1, dtype=np.int32)
+    return {
+        "tokens": tokens[:-1],
+        "targets": tokens[1:],
+        "segment_ids": np.ones_like(places),
+        "positions": places,
+        "loss_weights": (places >= len(before) - 1).astype(np.float32),
+        **({"prefix_mask": (places < len(before)).astype(np.int32)} if sees_prefix else {}),
+    }
+
+
+def masked_example(row: np.ndarray, place: int, end: int, mask: int) -> Example:
+    """Asks for the token at `place` of a row, where it and those before `end` are masks."""
+    tokens = row.copy()
+    tokens[place:end] = mask
+    return {
+        "tokens": tokens,
+        "masked_positions": np.array([place], np.int32),
+        "targets": row[place : place + 1],
+        "loss_weights": np.ones(1, np.float32),
+        "segment_ids": np.ones_like(row),
+        "positions": np.arange(len(row), dtype=np.int32),
+        "token_types": np.zeros_like(row),
+    }
 
 
 def context_of(loaded: LoadedModel, wanted: Optional[int] = None) -> int:

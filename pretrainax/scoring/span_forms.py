@@ -25,7 +25,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.objectives.prefix import end_to_end
 from pretrainax.data.objectives.spans import corrupt, encoder_decoder_example
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.scoring.questions import start_token
+from pretrainax.scoring.questions import causal_example, masked_example, start_token
 from pretrainax.tokenization.base import Vocabulary
 
 LEFT, BOTH = "the left side", "both sides"
@@ -139,37 +139,8 @@ def _joined(*parts: Sequence[Optional[int]] | np.ndarray) -> np.ndarray:
 def _masked(ids: Ids, vocabulary: Vocabulary) -> list[Example]:
     """Asks for one token after the other: those of the span before it are there, it and those after it are masks."""
     whole = _joined([vocabulary.cls], *ids[:3], [vocabulary.sep])
-    examples = []
     start, end = 1 + len(ids.left), 1 + len(ids.left) + len(ids.span)
-    for place in range(start, end):
-        tokens = whole.copy()
-        tokens[place:end] = vocabulary.mask
-        examples.append(
-            {
-                "tokens": tokens,
-                "masked_positions": np.array([place], np.int32),
-                "targets": whole[place : place + 1],
-                "loss_weights": np.ones(1, np.float32),
-                "segment_ids": np.ones_like(whole),
-                "positions": np.arange(len(whole), dtype=np.int32),
-                "token_types": np.zeros_like(whole),
-            }
-        )
-    return examples
-
-
-def causal_example(before: np.ndarray, answer: np.ndarray, sees_prefix: bool = False) -> Example:
-    """Asks for `answer` after `before`, which is seen from both sides where the model is a prefix LM."""
-    tokens = _joined(before, answer)
-    places = np.arange(len(tokens) - 1, dtype=np.int32)
-    return {
-        "tokens": tokens[:-1],
-        "targets": tokens[1:],
-        "segment_ids": np.ones_like(places),
-        "positions": places,
-        "loss_weights": (places >= len(before) - 1).astype(np.float32),
-        **({"prefix_mask": (places < len(before)).astype(np.int32)} if sees_prefix else {}),
-    }
+    return [masked_example(whole, place, end, vocabulary.mask) for place in range(start, end)]
 
 
 def _in_the_middle(ids: Ids, suffix_first: bool, vocabulary: Vocabulary) -> Example:

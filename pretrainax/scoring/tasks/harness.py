@@ -29,8 +29,7 @@ from pretrainax.inference.framing import before_text
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
 from pretrainax.scoring.likelihood import answers
-from pretrainax.scoring.questions import context_of, start_token
-from pretrainax.scoring.span_forms import causal_example
+from pretrainax.scoring.questions import causal_example, context_of, start_token
 
 _OPTIONS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # that both sides call so
 _MOST_NEW = 256  # tokens, where a task does not say: as in `hf`
