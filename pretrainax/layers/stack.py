@@ -101,6 +101,7 @@ class Stack(nn.Module):
         self.sow("intermediates", "output", x)
         return x, side
 
+    @nn.nowrap  # whose name would stand in those of what is computed here
     def _scanned(
         self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
     ) -> tuple[jax.Array, SideOutputs]:
@@ -118,6 +119,7 @@ class Stack(nn.Module):
         sums = jax.tree.map(lambda s: s.sum(axis=0), side.sums)  # [L] -> []
         return x, SideOutputs(side.state, sums if absolute is None else added(sums, again.sums))
 
+    @nn.nowrap
     def _one_by_one(
         self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:

@@ -66,13 +66,14 @@ def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
 def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
     """Returns `x` spread as `spec` says over the mesh of `jax.set_mesh`; without one, `x` as it is.
 
-    An axis that the mesh does not divide is whole: that of the rows, where a trained model is asked about a few.
+    A first axis that the mesh does not divide is whole: the rows, where a trained model is asked about a few. Of another
+    the compiler fills up the last part: the length of what a decoder learns to write need not be a multiple.
 
     Parameters are split along axes that activations have too. Left to itself, the compiler lets activations follow
     them: with fsdp every device would hold all rows of the batch, and a part of their width.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    sizes = zip(spec, x.shape, strict=False)  # a spec may say less than there are axes
-    whole = P(*(axes if axes is None or size % axis_size(axes) == 0 else None for axes, size in sizes))
-    return jax.lax.with_sharding_constraint(x, whole)
+    if spec and spec[0] is not None and x.shape[0] % axis_size(spec[0]):
+        spec = P(None, *spec[1:])
+    return jax.lax.with_sharding_constraint(x, spec)
