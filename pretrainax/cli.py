@@ -91,11 +91,21 @@ def run(
             return complain(RunFailed(f"{where}: {e.strerror}; when that is mended, run the same command again"))
 
     keep_streams()
+    sys.unraisablehook = _show_unraisable
     own = flags.FLAGS.get_flags_for_module(main.__module__)
     for flag in (flags.FLAGS["config"], flags.FLAGS["workdir"], flags.FLAGS["debug"], *own):  # what --help shows
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
     app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
+
+
+def _show_unraisable(raised: "sys.UnraisableHookArgs") -> None:
+    """Shows what a thread of a library could raise to nobody, but for the echo of a failed save, which has its line.
+
+    Where a save fails, TensorStore's callbacks still come, and asyncio's loop that they are for is closed.
+    """
+    if DEBUG.value or str(raised.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(raised)
 
 
 def experiment(files: bool = True) -> Experiment:

@@ -66,8 +66,8 @@ def scattered_sum(x: jax.Array, spec: P, axis: int) -> jax.Array:
 def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
     """Returns `x` spread as `spec` says over the mesh of `jax.set_mesh`; without one, `x` as it is.
 
-    A first axis that the mesh does not divide is whole: the rows, where a trained model is asked about a few. Of another
-    the compiler fills up the last part: the length of what a decoder learns to write need not be a multiple.
+    A first axis that the mesh does not divide is whole: the rows, where a trained model is asked about a few. Another
+    has its last part filled up by the compiler: the length of what a decoder learns to write need not be a multiple.
 
     Parameters are split along axes that activations have too. Left to itself, the compiler lets activations follow
     them: with fsdp every device would hold all rows of the batch, and a part of their width.
