@@ -43,7 +43,7 @@ from pretrainax import config as config_lib
 from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps
-from pretrainax.config import DataConfig, Experiment, UserError
+from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
@@ -240,9 +240,12 @@ class Evaluation:
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
             for origin in self.origins:
                 params = load_steps(origin.steps, run.abstract_state.params)
-                metrics = run.validate(params)
+                steps = [int(os.path.basename(step)) for step in origin.steps]
+                trained_as(experiment, steps)  # which refuses the average of what computes otherwise
+                phase = run.at(max(steps) - 1)
+                metrics = phase.validate(params)
                 if len(self.origins) == 1:
-                    _show(run, origin, params, metrics)
+                    _show(phase, origin, params, metrics)
                 yield origin, _results(run, metrics)
             corpus_check.wait()
 

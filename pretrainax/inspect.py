@@ -1,7 +1,8 @@
-"""Shows what a model will see: `python -m pretrainax.inspect --config=… [--count=4] [--html=FILE]`.
+"""Shows what a model will see: `python -m pretrainax.inspect --config=… [--count=4] [--at=STEP] [--html=FILE]`.
 
 It writes the first rows of a run in words, each token marked with what the objective did to it, and the measured rates
-beside those that the config asks for. Exit code 1 when one is out of its range; 0 when all are as asked.
+beside those that the config asks for. `--at=STEP` shows those of a later step, in the phase that it is in. Exit code 1
+when one is out of its range; 0 when all are as asked.
 """
 
 import os
@@ -11,33 +12,41 @@ import sys
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.config import UserError
+from pretrainax.config import UserError, phase_at, phases_of
 from pretrainax.config.paths import define_path
 from pretrainax.data.inspection import check, page, terminal
 from pretrainax.data.inspection.row_view import Words, views_of
-from pretrainax.data.pipeline import batches_of
+from pretrainax.data.pipeline import phase_batches
 from pretrainax.data.preparation.prepare import prepare
 
 _COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)
+_AT = flags.DEFINE_integer("at", 1, "The step whose rows are shown, from 1 on", lower_bound=1)
 _HTML = define_path("html", None, "File of a page that shows them, to write")
 
 
 def main() -> int:
     experiment = cli.experiment()
+    if _AT.value > experiment.train.steps:
+        raise UserError(f"--at={_AT.value} is after the last step: config.train.steps is {experiment.train.steps}")
+    before = _AT.value - 1  # updates
+    phase = phase_at(phases_of(experiment), before)
     if _HTML.value:
         cli.folder("html", os.path.dirname(_HTML.value) or ".")
     prepared = prepare(experiment)
-    batches = batches_of(experiment, prepared, "train")
-    measured = check.measure(batches)
-    views = views_of(batches, Words(prepared.tokenizer), _COUNT.value)
+    batches = phase_batches(experiment, prepared).at(before)
+    measured = check.measure(batches, step=before)
+    views = views_of(batches, Words(prepared.tokenizer), _COUNT.value, before)
+    summary = f"{phase}; {prepared.summary}" if experiment.phases else prepared.summary
     if _HTML.value:
-        _write(_HTML.value, page.render(cli.config_name(), prepared.summary, measured, views))
+        _write(_HTML.value, page.render(cli.config_name(), summary, measured, views))
     colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     width = shutil.get_terminal_size((100, 24)).columns
+    if experiment.phases:
+        print(phase)
     for one in views:
         print("\n" + terminal.render(one, colours, width))
     print("\n" + terminal.table(measured))
-    check.check(measured, experiment.objective)
+    check.check(measured, phase.experiment.objective)
     return 0
 
 

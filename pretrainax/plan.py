@@ -46,7 +46,9 @@ def main() -> int:
         print(report.mesh_table(experiment, search.best(experiment, topology)))
         return 0
     candidate = search.assess(experiment, topology)
-    compiled, note = _compiled(experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")
+    compiled, note = (
+        _compiled(candidate.largest.experiment, topology) if _COMPILE.value else (None, "not compiled: --nocompile")
+    )
     print(report.run_report(cli.config_name(), candidate, topology, compiled, note))
     if not (compiled or candidate).fits:
         print("\n" + report.proposals(experiment, topology))

@@ -10,6 +10,7 @@ It runs on what the machine has; without an accelerator, or with JAX_PLATFORMS=c
 Several processes are compared on CPU devices only: they could not share an accelerator.
 """
 
+import dataclasses
 import math
 import os
 import random
@@ -19,7 +20,8 @@ import tempfile
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.config import Experiment, MeshConfig, UserError, phases_of
+from pretrainax.config.choice import written
 from pretrainax.config.paths import define_path
 from pretrainax.reporting.tables import text_table
 from pretrainax.training.resume_check import Trial, compare, record
@@ -106,6 +108,13 @@ def _overrides(experiment: Experiment, steps: int) -> list[str]:
         "evaluate.batches": 1,
         "checkpoint.every": every,
     }
+    if experiment.phases:  # each a part of the short run as it is of the whole one
+        phases = phases_of(experiment)
+        shares = [{"share": phase.steps / experiment.train.steps} for phase in phases[:-1]] + [{"share": None}]
+        short = zip(experiment.phases, shares, strict=True)
+        changes["phases"] = written(tuple(dataclasses.replace(p, steps=None, tokens=None, **s) for p, s in short))
+    if experiment.checkpoint.keep_at:
+        changes["checkpoint.keep_at"] = "()"
     if experiment.train.on_spike == "rollback":
         changes["checkpoint.keep"] = 1 + math.ceil(experiment.train.rollback_steps / every)
     return [f"--config.{name}={value}" for name, value in changes.items()]

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+from collections.abc import Callable
 from typing import Optional
 
 import jax
@@ -31,16 +32,27 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class Checkpoints:
-    """Saves and restores the checkpoints of one run, and keeps the newest `keep` and the best one.
+    """Saves and restores the checkpoints of one run, and keeps the newest `keep`, the best one, and what is for good.
 
     A checkpoint's state is a flax dataclass with a field `params`. One save is under way at a time. With several
     processes all of them call every method; process 0 hashes, names and deletes.
     """
 
-    def __init__(self, directory: str, keep: int, best_metric: str = "loss"):
-        """Clears what a killed process left half-done. `best_metric`: lower is better."""
+    def __init__(
+        self,
+        directory: str,
+        keep: int,
+        best_metric: str = "loss",
+        keeps: Callable[[int], bool] = lambda step: False,
+    ):
+        """Clears what a killed process left half-done.
+
+        Args:
+          best_metric: lower is better.
+          keeps: tells of a step whether it is kept for good.
+        """
         self.directory = os.fspath(exact_path(directory))
-        self.keep, self.best_metric = keep, best_metric
+        self.keep, self.best_metric, self.keeps = keep, best_metric, keeps
         self.warnings: list[str] = []  # one line for each step that `restore_newest` had to pass over
         self._distrusted: set[int] = (
             set()
@@ -151,7 +163,7 @@ class Checkpoints:
             self._clear_unfinished()  # what a failed save wrote makes room again
 
     def _delete_older(self, newest: int) -> None:
-        """Keeps the newest ones, the best one, and whatever did not verify: a person may want to look at that."""
+        """Keeps the newest ones, the best one, those for good, and what did not verify: a person may look at that."""
         losses = {}
         for step in list_steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
@@ -159,7 +171,7 @@ class Checkpoints:
                     losses[step] = read_run_json(self._path(step))["metrics"].get(self.best_metric)
         scored = [step for step in losses if losses[step] is not None]
         wanted = {newest, *list(losses)[-self.keep :], *([min(scored, key=losses.get)] if scored else [])}
-        for step in losses.keys() - wanted:
+        for step in losses.keys() - wanted - set(filter(self.keeps, losses)):
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 
     def _clear_unfinished(self) -> None:

@@ -20,6 +20,7 @@ from pretrainax.config.experiment import (
     TrainConfig,
 )
 from pretrainax.config.model import Generator, ModelConfig
+from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
     DisentangledPositions,
     LearnedPositions,
@@ -47,11 +48,13 @@ __all__ = [
     "LongContextScaling",
     "MeshConfig",
     "ModelConfig",
+    "Phase",
     "Position",
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",
     "RunFailed",
+    "RunPhase",
     "SinusoidalPositions",
     "TrainConfig",
     "UserError",
@@ -59,7 +62,11 @@ __all__ = [
     "dump",
     "from_json",
     "load",
+    "naming",
     "nearest",
+    "phase_at",
+    "phases_of",
     "resolve_auto",
     "to_json",
+    "trained_as",
 ]

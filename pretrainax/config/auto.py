@@ -4,6 +4,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Annotated, Optional
 
 from pretrainax.config.errors import UserError
+from pretrainax.config.phases import phases_of
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -33,5 +34,6 @@ def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
             )
         model.vocab_size = -(-ids // _MULTIPLE) * _MULTIPLE
     if model.position.max_length == AUTO:
-        lengths = experiment.objective.lengths(experiment.data.sequence_length)
-        model.position = dataclasses.replace(model.position, max_length=max(lengths[1:]))
+        rows = [experiment, *(phase.experiment for phase in phases_of(experiment))]
+        lengths = [e.objective.lengths(e.data.sequence_length) for e in rows]
+        model.position = dataclasses.replace(model.position, max_length=max(max(of_rows[1:]) for of_rows in lengths))

@@ -117,6 +117,16 @@ class Choice:
         raise error from None
 
     @classmethod
+    def parse_several(cls, text: str) -> tuple:
+        """Reads a tuple of choices as `parse` reads one: `"(Phase(share=0.9), Phase())"`; one alone is a tuple too."""
+        try:
+            node = ast.parse(text.strip(), mode="eval").body
+            items = node.elts if isinstance(node, (ast.Tuple, ast.List)) else [node]
+            return tuple(_choice(item, cls) for item in items)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            raise UserError(f"cannot read {shortened(text)!r}; write (Name(field=value, ...), ...)") from None
+
+    @classmethod
     def reading(cls, path: str) -> Optional[str]:
         """Returns the name of the choice that reads files of such a name, or those in such a folder.
 

@@ -1,10 +1,11 @@
 """The configuration of a run: a tree of plain dataclasses."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 from pretrainax.config.choice import free
 from pretrainax.config.model import ModelConfig
+from pretrainax.config.phases import Phase
 
 if TYPE_CHECKING:  # with their methods
     from pretrainax.data.objectives import Objective
@@ -26,6 +27,7 @@ else:  # their bases, which need neither JAX nor NumPy
     )
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
+KeptSteps = Annotated[tuple[int, ...], "log"]
 
 
 @dataclasses.dataclass
@@ -104,8 +106,14 @@ class CheckpointConfig:
 
     every: int = free(500)  # steps; also at the end and on SIGTERM
     keep: int = free(2)  # newest ones kept, beside the best
+    # steps that are saved and kept for good, beside these; log: 0, 1, 2, 4, 8, …, to study what is learned when
+    keep_at: KeptSteps = free(())
     init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir, or a Hugging Face directory
     fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named
+
+    def keeps(self, step: int) -> bool:
+        """Tells whether the checkpoint after so many updates is kept for good."""
+        return step & (step - 1) == 0 if self.keep_at == "log" else step in self.keep_at
 
 
 @dataclasses.dataclass
@@ -122,3 +130,4 @@ class Experiment:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
+    phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one

@@ -111,9 +111,11 @@ def _whole(text: str) -> int:
 
 
 def _tuple(text: str, kind: Any) -> tuple:
-    """Reads (1, 2), 1 or local,global; ValueError for what is no tuple of this type."""
+    """Reads (1, 2), 1, local,global or (Name(), Name()); ValueError for what is no tuple of this type."""
+    first = typing.get_args(kind)[0]
     try:
-        value = ast.literal_eval(text)
+        is_choice = isinstance(first, type) and issubclass(first, Choice)
+        value = first.parse_several(text) if is_choice else ast.literal_eval(text)
     except (ValueError, SyntaxError):
         value = tuple(text.split(","))
     value = tuple(value) if isinstance(value, (tuple, list)) else (value,)

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config.choice import Choice, fits, misfit
+from pretrainax.config.choice import Choice, fits, misfit, written
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.json_files import read_object
@@ -41,13 +41,16 @@ def from_json(cls: Any, value: object, path: str = "config") -> Any:
 
 def differences(old: Experiment, new: Experiment) -> list[str]:
     """Returns the fields that change the mathematics and differ: "train.seed: 0 -> 1"."""
-    return [f"{path}: {a!r} -> {b!r}" for path, a, b in _compare(old, new, "")]
+    return [f"{path}: {written(a)} -> {written(b)}" for path, a, b in _compare(old, new, "")]
 
 
 def _compare(a: object, b: object, path: str) -> Iterator[tuple[str, object, object]]:
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         for f in (f for f in dataclasses.fields(a) if not f.metadata.get("free")):
             yield from _compare(getattr(a, f.name), getattr(b, f.name), f"{path}.{f.name}".lstrip("."))
+    elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b) and any(map(dataclasses.is_dataclass, a)):
+        for i, (part, other) in enumerate(zip(a, b, strict=True)):
+            yield from _compare(part, other, f"{path}[{i}]")
     elif a != b:
         yield path, a, b
 

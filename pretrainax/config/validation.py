@@ -10,6 +10,7 @@ from pretrainax.config.choice import Choice
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.model import LayerKind, ModelConfig
+from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
 
 _READ = ("tokenizer", "data.source")  # files, as these name them
@@ -43,8 +44,8 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
-    wrong = list(type_problems(e))
-    yield from wrong or _problems_of_values(e, files)
+    found = list(type_problems(e)) or list(_problems_of_values(e, files))
+    yield from found or _phase_problems(e, files)
 
 
 def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
@@ -57,6 +58,15 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from _brick_problems(e.model)
     yield from _spike_problems(e)
     yield from _choice_problems(e, files)
+
+
+def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
+    """Yields what is wrong with a run's phases, each of which is a config too; that without them is sound."""
+    found = list(problems_of_phases(e))
+    yield from found
+    for phase in phases_of(e) if e.phases and not found else ():
+        for line in _problems_of_values(phase.experiment, files):
+            yield f"phase {phase.number} of config.phases ({phase.changes or 'as the config says'}): {line}"
 
 
 def _word_problems(e: Experiment) -> Iterator[str]:
@@ -99,6 +109,11 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         )
     if e.mesh.slices < 1:
         yield f"config.mesh.slices is {e.mesh.slices}, it must be at least 1"
+    if e.checkpoint.keep_at != "log" and (never := [n for n in e.checkpoint.keep_at if not 0 <= n <= e.train.steps]):
+        yield (
+            f"config.checkpoint.keep_at has {', '.join(map(str, never))}: they must be steps of the run, from 0 to "
+            f"config.train.steps, {e.train.steps}"
+        )
     if e.checkpoint.fresh_heads and not e.checkpoint.init_from:
         yield "config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks, which is not set"
 

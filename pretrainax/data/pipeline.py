@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Optional, Protocol
 import numpy as np
 from absl import flags
 
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, UserError, naming, phases_of
 from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus, damaged
@@ -30,6 +30,8 @@ from pretrainax.data.sources.base import WeightStages
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Vocabulary
 
+StreamKey = tuple[tuple, int]  # of rows that are the same, and which of the streams that have them
+
 
 class Batches:
     """`batches[step]`: this process's rows of the global batch of a step, as a dict of arrays [b, ...].
@@ -38,6 +40,9 @@ class Batches:
     stream of rows over each corpus; the streams take turns in proportion to their weights: of rows, where a source has
     pairs of those. A stream uses each of its rows once an epoch; with `shuffle` their order is new each epoch, without
     they come in order.
+
+    Of a run in phases each has batches of its own, looked up by the step of the run. A stream whose rows are those of a
+    phase before goes on where that left it; another one begins with a new order.
 
     Raises UserError when a corpus is shorter than one row, when the processes do not divide the batch, and when the
     vocabulary lacks what the objective needs.
@@ -52,10 +57,20 @@ class Batches:
         *,
         weight_stages: WeightStages = ((0.0, (1.0,)),),
         steps: Optional[int] = None,
+        first_step: int = 0,
+        last_step: Optional[int] = None,
+        after: Optional["Batches"] = None,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """weight_stages: of the corpora; steps: of the whole run; None: every row is as at its end."""
+        """Makes the streams.
+
+        Args:
+          weight_stages: of the corpora.
+          steps: of the whole run; None: every row is as at its end.
+          first_step, last_step: of the phase of these batches, from 0 on; None: the end of the run.
+          after: the batches of the phase before.
+        """
         rows = options.global_batch_size
         objective.check_vocabulary(vocabulary, options.sequence_length)
         if rows % process_count:
@@ -66,9 +81,13 @@ class Batches:
         self.seed = options.seed % 2**64  # NumPy takes no negative ones
         options = dataclasses.replace(options, seed=self.seed)
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
+        self._known = {} if after is None else after.rows_taken(first_step)
+        self._keys: list[StreamKey] = []
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
                 stream = RowStream(corpus, component, vocabulary, options, number=len(self.streams))
+                self._keys.append((stream.plan_key, [key for key, _ in self._keys].count(stream.plan_key)))
+                stream.number, _ = self._known.setdefault(self._keys[-1], (len(self._known), 0))
                 self.streams.append(stream)
                 of_corpus.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
@@ -80,6 +99,9 @@ class Batches:
                 for start, weights in weight_stages
             ]
         )
+        self.first_step, self.last_step = first_step, last_step or steps or 0
+        taken = np.array([self._known[key][1] for key in self._keys])
+        self._offsets = taken - self.schedule.before(first_step * rows)  # [streams] rows, of what the schedule says
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
@@ -94,11 +116,18 @@ class Batches:
 
     @property
     def epochs(self) -> tuple[float, ...]:
-        """Tells how often the whole run reads each corpus."""
+        """Tells how often the whole run, or its phase, reads each corpus."""
         times = [0.0] * (1 + max(self._corpora))
-        for corpus, stream, rows in zip(self._corpora, self.streams, self.schedule.before(self.rows), strict=True):
+        first, last = (self.schedule.before(n * self.global_batch_size) for n in (self.first_step, self.last_step))
+        for corpus, stream, rows in zip(self._corpora, self.streams, last - first, strict=True):
             times[corpus] += float(rows) / stream.plan.rows_per_epoch
         return tuple(times)
+
+    def rows_taken(self, step: int) -> "dict[StreamKey, tuple[int, int]]":
+        """Returns of each stream that the run has had before a step its number, and how many rows it has given."""
+        rows = (self.schedule.before(step * self.global_batch_size) + self._offsets).tolist()
+        numbers = [stream.number for stream in self.streams]
+        return self._known | dict(zip(self._keys, zip(numbers, rows, strict=True), strict=True))
 
     def lengths_of(self, step: int) -> Lengths:
         """Returns the lengths of the rows of a batch: the longest there are, or those of its bucket."""
@@ -142,14 +171,35 @@ class Batches:
 
     def _place(self, row: int) -> tuple[RowStream, int]:
         number, n = self.schedule[row]
-        return self.streams[number], n
+        return self.streams[number], n + int(self._offsets[number])
+
+
+class PhaseBatches:
+    """`batches.at(step)` of a run in phases: the batches of the phase that a step is in."""
+
+    def __init__(self, phases: Sequence[Batches]):
+        self.phases = phases
+
+    def at(self, step: int) -> Batches:
+        """Returns the batches of the phase of the update after `step` updates."""
+        return next((phase for phase in self.phases if step < phase.last_step), self.phases[-1])
 
 
 def batches_of(
-    experiment: Experiment, prepared: Any, split: str, process_index: int = 0, process_count: int = 1
+    experiment: Experiment,
+    prepared: Any,
+    split: str,
+    process_index: int = 0,
+    process_count: int = 1,
+    **of_phase: Any,
 ) -> Batches:
-    """Returns the batches of a run (`prepared`: prepare.Prepared): of "train" in an order of its seed, of "valid"
-    always the same ones."""
+    """Returns the batches of a config, whose phases do not count, or of one phase.
+
+    Args:
+      prepared: prepare.Prepared.
+      split: "train", in an order of the seed, or "valid", always the same ones.
+      of_phase: `first_step`, `last_step`, `after`, as `Batches` takes them.
+    """
     corpora, data = getattr(prepared, split), experiment.data
     training = split == "train"
     return Batches(
@@ -167,7 +217,24 @@ def batches_of(
         steps=experiment.train.steps if training else None,
         process_index=process_index,
         process_count=process_count,
+        **of_phase,
     )
+
+
+def phase_batches(
+    experiment: Experiment, prepared: Any, process_index: int = 0, process_count: int = 1
+) -> PhaseBatches:
+    """Returns the batches that a run trains on; without phases they are those of `batches_of`."""
+    processes = process_index, process_count
+    if not experiment.phases:
+        return PhaseBatches([batches_of(experiment, prepared, "train", *processes)])
+    found: list[Batches] = []
+    for phase, corpora in zip(phases_of(experiment), prepared.phases, strict=True):
+        own, after = dataclasses.replace(prepared, train=corpora), found[-1] if found else None
+        steps = {"first_step": phase.start, "last_step": phase.stop}
+        with naming(phase):
+            found.append(batches_of(phase.experiment, own, "train", *processes, **steps, after=after))
+    return PhaseBatches(found)
 
 
 class BatchOfStep(Protocol):

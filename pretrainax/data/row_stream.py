@@ -58,6 +58,9 @@ class RowStream:
         # What the weights of a mixture count: pairs, however many share a row; of text, rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
+        batch = options.global_batch_size if len(self.lengths) > 1 else None  # of which each is of one bucket
+        raw = tuple(lengths.raw for lengths in self.lengths)
+        self.plan_key = (corpus, objective.unit, str(packing), raw, batch)  # streams with the same have the same rows
         if objective.pairs_documents and corpus.num_documents < 2:
             raise UserError(
                 f"{type(objective).__name__} takes text from other documents, and a split of this corpus has one: give "

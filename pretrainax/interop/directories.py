@@ -115,8 +115,9 @@ def export_workdir(
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
     experiment = config.load(run)
-    model = experiment.model
     tokenizer, step_directory = load_tokenizer(os.path.join(workdir, "tokenizer")), find_checkpoint(workdir, step)
+    experiment = config.trained_as(experiment, [int(os.path.basename(step_directory))])
+    model = experiment.model
     check_tokenizer(step_directory, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part

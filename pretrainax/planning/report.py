@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import Optional
 
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, RunPhase, UserError
 from pretrainax.planning import roofline, search
 from pretrainax.planning.compiled import Compiled
 from pretrainax.planning.memory import MARGIN
@@ -35,6 +35,7 @@ def _summary(
     name: str, candidate: Candidate, topology: Topology, compiled: Optional[Compiled], note: str
 ) -> Iterator[tuple[str, ...]]:
     time, experiment, chip = candidate.roofline, candidate.experiment, topology.chip
+    flops = sum(p.steps * one.roofline.flops for p, one in candidate.phases) or time.flops * experiment.train.steps
     fits, needed = candidate.fits, candidate.memory.total
     yield "config", f"{name} on {topology}: {topology.num_devices} devices, hosts: {topology.hosts}"
     yield "mesh", _mesh(candidate)
@@ -50,14 +51,27 @@ def _summary(
     yield "", note
     if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
         yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
-    yield "FLOPs", f"{time.flops:.3g} a step of the model's own, {time.flops * experiment.train.steps:.3g} in all"
+    for phase, one in candidate.phases:
+        yield phase.name, _phase(phase, one)
+    of_which = next((f" of {phase.name}" for phase, one in candidate.phases if one is candidate.largest), "")
+    yield "FLOPs", f"{time.flops:.3g} a step{of_which} of the model's own, {flops:.3g} in all"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
     # Between slices the compiled text has one all-reduce, of which nothing says which part goes over the slow network.
     if compiled and compiled.collectives and topology.slices == 1:
-        again = roofline.expect(experiment, candidate.sizes, topology, candidate.memory, compiled.collectives)
+        one = candidate.largest
+        again = roofline.expect(one.experiment, one.sizes, topology, one.memory, compiled.collectives)
         yield "as compiled", _step(again)
-        yield "", _run(again, experiment, chip)
+        if not candidate.phases:  # of which one is compiled
+            yield "", _run(again, experiment, chip)
+
+
+def _phase(phase: RunPhase, one: Candidate) -> str:
+    verdict = "fits" if one.fits else "DOES NOT FIT"
+    return (
+        f"{phase.what}; {byte_size(one.memory.total)}, {verdict}; {short_time(one.roofline.seconds)} a step, "
+        f"{one.roofline.hours:,.1f} hours"
+    )
 
 
 def _step(time: Roofline) -> str:

@@ -51,9 +51,14 @@ class Roofline:
 
 
 def expect(
-    experiment: Experiment, mesh_sizes: dict[str, int], topology: Topology, memory: Memory, sent: list[Collective]
+    experiment: Experiment,
+    mesh_sizes: dict[str, int],
+    topology: Topology,
+    memory: Memory,
+    sent: list[Collective],
+    steps: Optional[int] = None,
 ) -> Roofline:
-    """Returns the time of a step of `experiment` whose memory and collectives are known."""
+    """Returns the time of a step of `experiment` whose memory and collectives are known, and of `steps`: None: all."""
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths = lengths_of(shapes_of(experiment))
     flops = flops_per_step(experiment.model, train.global_batch_size, lengths.inputs, lengths.targets)
@@ -64,7 +69,7 @@ def expect(
         is_hidden = one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter")
         links[is_hidden] += one.total / rate(one.axis, mesh_sizes, topology)
     seconds = max(compute + moved, links[True]) + links[False]
-    hours = seconds * train.steps / 3600
+    hours = seconds * (train.steps if steps is None else steps) / 3600
     return Roofline(
         flops=flops,
         compute=compute,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Optional, get_args
 
-from pretrainax.config import Experiment, MeshConfig, UserError
+from pretrainax.config import Experiment, MeshConfig, RunPhase, UserError, naming, phases_of
 from pretrainax.config.experiment import Remat
 from pretrainax.planning import memory, roofline, traffic
 from pretrainax.planning.memory import Memory
@@ -30,6 +30,12 @@ class Candidate:
     collectives: list[Collective]
     roofline: Roofline
     fits: bool
+    phases: tuple[tuple[RunPhase, "Candidate"], ...] = ()  # of a run that has some, each by itself
+
+    @property
+    def largest(self) -> "Candidate":
+        """Returns the phase that takes the most memory; of a run without phases, the run."""
+        return max((one for _, one in self.phases), key=lambda one: one.memory.total, default=self)
 
     def flags(self, before: Experiment) -> str:
         """Returns the flags that turn `before` into this."""
@@ -44,9 +50,31 @@ class Candidate:
 def assess(experiment: Experiment, topology: Topology) -> Candidate:
     """Estimates what `experiment` takes on its own mesh.
 
+    Of a run in phases, memory, collectives and the time of a step are those of the phase that takes the most memory,
+    hours and price the sum over all.
+
     Raises:
       UserError: a mesh that is not of so many devices, or that does not divide the batch or the model.
     """
+    if not experiment.phases:
+        return _assess(experiment, topology, experiment.train.steps)
+    found = []
+    for phase in phases_of(experiment):
+        with naming(phase):
+            found.append((phase, _assess(phase.experiment, topology, phase.steps)))
+    times = [one.roofline for _, one in found]
+    prices = [time.price for time in times]
+    largest = max((one for _, one in found), key=lambda one: one.memory.total)
+    time = dataclasses.replace(
+        largest.roofline,
+        hours=sum(time.hours for time in times),
+        price=None if None in prices else sum(filter(None, prices)),
+    )
+    return dataclasses.replace(largest, experiment=experiment, roofline=time, phases=tuple(found))
+
+
+def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate:
+    """Estimates what so many steps of a config without phases take."""
     if experiment.mesh.slices != topology.slices:
         raise UserError(
             f"config.mesh.slices is {experiment.mesh.slices}, and {topology} has {topology.slices}: set it to that"
@@ -54,7 +82,7 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     needed = memory.estimate(experiment, sizes, topology.chip)
     sent = traffic.collectives(experiment, sizes)
-    time = roofline.expect(experiment, sizes, topology, needed, sent)
+    time = roofline.expect(experiment, sizes, topology, needed, sent, steps)
     return Candidate(experiment, sizes, needed, sent, time, needed.fits(topology.chip))
 
 
@@ -73,7 +101,7 @@ def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Op
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
-    return not candidate.fits, candidate.roofline.seconds if candidate.fits else candidate.memory.total
+    return not candidate.fits, candidate.roofline.hours if candidate.fits else candidate.memory.total
 
 
 def _counts(experiment: Experiment) -> list[int]:
@@ -102,8 +130,8 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
             for policy in _POLICIES
             if (candidate := _first_that_fits(experiment, topology, mesh, policy, accumulations)) is not None
         ]
-        fastest = min(fitting, key=lambda c: c.roofline.seconds, default=None)
-        if fastest and (not found or fastest.roofline.seconds < 0.98 * found[-1].roofline.seconds):
+        fastest = min(fitting, key=lambda c: c.roofline.hours, default=None)
+        if fastest and (not found or fastest.roofline.hours < 0.98 * found[-1].roofline.hours):
             found.append(fastest)
     return found
 
@@ -143,7 +171,8 @@ def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
 def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
     """Yields meshes of all devices: along `tensor` no more than a host has, along `sequence` only of long rows."""
     devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
-    lengths = (1, 2, 4, 8) if experiment.data.sequence_length >= _LONG else (1,)
+    longest = max(phase.experiment.data.sequence_length for phase in phases_of(experiment))
+    lengths = (1, 2, 4, 8) if longest >= _LONG else (1,)
     for tensor, sequence in itertools.product((1, 2, 4, 8), lengths):
         left = devices // (tensor * sequence)
         if tensor > most or left * tensor * sequence != devices or left % topology.slices:

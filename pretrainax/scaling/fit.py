@@ -23,7 +23,7 @@ import numpy as np
 from scipy import optimize
 
 from pretrainax import config as config_lib
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, UserError, phases_of
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.units import large_number
 from pretrainax.scaling.compute_optimal import count_parameters
@@ -76,12 +76,15 @@ def read_runs(pattern: str) -> tuple[list[Run], str, list[str]]:
         if loss is None:
             left_out.append(f"{workdir}: no validation loss at its last step, {experiment.train.steps:,}")
             continue
-        lengths = experiment.objective.lengths(experiment.data.sequence_length)
-        tokens = float(experiment.train.steps * experiment.train.global_batch_size * lengths.raw)
+        tokens = float(sum(phase.steps * _tokens_of_step(phase.experiment) for phase in phases_of(experiment)))
         runs.append(Run(workdir, count_parameters(experiment.model)[1], tokens, loss))
     if first is None:
         raise UserError(f"--fit={pattern}: no folder there has a config.json and a metrics.jsonl")
     return runs, first[1].model.family, left_out
+
+
+def _tokens_of_step(experiment: Experiment) -> int:
+    return experiment.train.global_batch_size * experiment.objective.lengths(experiment.data.sequence_length).raw
 
 
 def _read(workdir: str) -> tuple[Experiment, float | None]:

@@ -55,7 +55,7 @@ def with_small_sizes(get_config: Callable[[str], Experiment]) -> Callable[[str],
 
 
 def scale_down(run: Experiment, size: Size) -> Experiment:
-    """Returns `run`, of a paper, with other sizes: those that are fields of its parts are set there."""
+    """Returns `run`, of a paper, with other sizes, which are set in its parts, and without its phases."""
     model, every = run.model, size.steps // 10
     model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
     model.d_ff, model.num_heads = (2 if model.gated else 4) * size.d_model, size.d_model // 64
@@ -71,5 +71,5 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         run.schedule.decay_steps = 2 * every
     run.train.steps, run.train.global_batch_size, run.train.remat = size.steps, 32, "none"
     run.train.log_every, run.evaluate.every, run.checkpoint.every = every // 5, every, every
-    run.evaluate.batches = 20
+    run.evaluate.batches, run.phases = 20, ()
     return run

@@ -23,9 +23,11 @@ def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str =
     Raises:
       UserError: what was measured is not what the objective asks for.
     """
-    measured = check.measure(run.train_batches)
-    writer.header([*first, *rows(run, papers_source), ("measured", check.one_line(measured))])
-    check.check(measured, run.experiment.objective)
+    measured = [check.measure(part.train_batches) for part in run.parts]
+    described = [("measured", line) for line in dict.fromkeys(map(check.one_line, measured))]
+    writer.header([*first, *rows(run, papers_source), *described])
+    for part, found in zip(run.parts, measured, strict=True):
+        check.check(found, part.trained.objective)
 
 
 def rows(run: Run, papers_source: str = "") -> list[Row]:
@@ -35,8 +37,9 @@ def rows(run: Run, papers_source: str = "") -> list[Row]:
     """
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
-    epochs = run.train_batches.epochs
-    times = " and ".join(map(three_digits, epochs))
+    epochs = _epochs(run)
+    tokens = sum(part.tokens_per_step * part.steps for part in run.parts)
+    times = " and ".join(three_digits(times) for _, times in epochs)
     described = [
         *run.describe(),
         ("source", _source(experiment, run.prepared, papers_source)),
@@ -44,10 +47,22 @@ def rows(run: Run, papers_source: str = "") -> list[Row]:
         ("objective", str(experiment.objective)),
         ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
         ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
-        ("run", f"{steps:,} steps, {large_number(run.tokens_per_step * steps)} tokens, {times} epochs of the text"),
+        ("run", f"{steps:,} steps, {large_number(tokens)} tokens, {times} epochs of the text"),
         *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_export_warnings(run))),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
+
+
+def _epochs(run: Run) -> list[tuple[str, float]]:
+    """Returns how often the run reads each component of its source, and of those of its phases."""
+    if not run.phases:
+        components = map(str, run.experiment.data.source.components())
+        return list(zip(components, run.train_batches.epochs, strict=True))
+    times: dict[str, float] = {}
+    for part in run.phases:
+        for source, epochs in zip(part.trained.data.source.components(), part.train_batches.epochs, strict=True):
+            times[str(source)] = times.get(str(source), 0.0) + epochs
+    return list(times.items())
 
 
 def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> str:
@@ -64,15 +79,15 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
 def _export_warnings(run: Run) -> Iterator[str]:
     """Yields why the model cannot be exported to transformers, where it cannot."""
     try:
-        describe_export(run.experiment, run.prepared.tokenizer.vocabulary)
+        describe_export(run.parts[-1].trained, run.prepared.tokenizer.vocabulary)
     except UserError as reason:
         yield f"cannot be exported to transformers: {reason}"
 
 
-def _warnings(experiment: Experiment, epochs: tuple[float, ...]) -> Iterator[str]:
-    """Yields what is likely no one's intention. epochs: of each component of the source."""
+def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:
+    """Yields what is likely no one's intention. epochs: each component of the source, and how often it is read."""
     train, warmup = experiment.train, experiment.schedule.warmup_steps
-    for source, times in zip(experiment.data.source.components(), epochs, strict=True):
+    for source, times in epochs:
         if times > FEW_EPOCHS:
             yield (
                 f"THE SAME TEXT {three_digits(times)} TIMES: that is how often the run reads {source}; after about "

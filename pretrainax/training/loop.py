@@ -79,7 +79,8 @@ def train(
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
-        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=experiment.checkpoint.keep)
+        saving = experiment.checkpoint
+        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=saving.keep, keeps=saving.keeps)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
@@ -102,7 +103,7 @@ def train(
             with goodput.on("saving"):
                 checkpoints.wait()  # whatever becomes of what follows, the run is whole
             with goodput.on("finishing"):
-                finish(run, state.params, writer, preemption, loop.last_evaluation)
+                finish(loop.run, state.params, writer, preemption, loop.last_evaluation)
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
@@ -110,7 +111,7 @@ def train(
 
 def _check_corpora(run: Run, writer: MetricsWriter) -> CorpusCheck:
     """Returns the check of the corpora that goes on beside the steps; says which of them have no checksums."""
-    corpora = (*run.prepared.train, *run.prepared.valid)
+    corpora = run.prepared.corpora
     corpus_check = CorpusCheck(corpora, jax.process_index(), jax.process_count())
     for directory in corpus_check.unknown:
         writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
@@ -147,13 +148,14 @@ class Loop:
         self.run, self.checkpoints, self.writer, self.goodput = run, checkpoints, writer, goodput
         self.preemption, self.loop_state, self.observe = preemption, loop_state, observe
         self.corpus_check, self.saved = corpus_check, False  # a step of this start has been saved
-        self.is_compiled = False
+        self.compiled: Optional[Run] = None  # the phase whose update is
         self.first_step = loop_state.step + 1  # of this start, whatever is rolled back later
         self._reset()
 
     def _reset(self) -> None:
         """Forgets what belongs to steps after `loop_state.step`, at the start and after a rollback."""
-        self.batches = loss_spikes.Skipping(self.run.train_batches, self.loop_state.rollbacks)
+        self.run = self.run.at(self.loop_state.step - 1)
+        self.batches = loss_spikes.Skipping(self.run.batches, self.loop_state.rollbacks)
         self.paddings = collections.deque()  # the share of each batch that is made and not yet used
         self.pending: list[tuple[int, dict[str, PyTree]]] = []  # (step, metrics on the device), not looked at yet
         self.newest: Optional[dict[str, PyTree]] = None  # the last of them that was
@@ -166,6 +168,11 @@ class Loop:
         """Returns the validation metrics of the state as it is; None where it has gone on since, or none were made."""
         step, metrics = self.evaluation or (None, None)
         return metrics if step == self.loop_state.step else None
+
+    @property
+    def _phase(self) -> dict[str, float]:
+        """Returns what lines and checkpoints of a run in phases have beside the others."""
+        return {"phase": self.run.phase.number} if self.run.phase else {}
 
     def train(self, state: TrainState) -> tuple[TrainState, int]:
         """Returns the state at the end, and the exit code."""
@@ -184,6 +191,8 @@ class Loop:
         batches = iterate(self.batches, first - 1, steps, experiment.data.workers)
         batches = to_device(self._watch_batches(batches, first), self.run.mesh)
         self.resumed = time.perf_counter()
+        if first == 1 and experiment.checkpoint.keeps(0):
+            self._save(state)
         with ThreadPoolExecutor(1, "batches") as loader:
             fetched = loader.submit(next, batches, None)
             for step in range(first, steps + 1):
@@ -193,31 +202,35 @@ class Loop:
                         "larger config.evaluate.patience the same command goes on"
                     )
                     break
+                self._enter_phase(step)
                 batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
                 self.goodput.step(step)
-                with contextlib.nullcontext() if self.is_compiled else self.goodput.on("compiling"):
+                is_compiled = self.compiled is self.run
+                with contextlib.nullcontext() if is_compiled else self.goodput.on("compiling"):
                     state, metrics = self.run.step(state, batch)
-                    if not self.is_compiled:  # the other processes may take longer
+                    if not is_compiled:  # the other processes may take longer
                         jax.block_until_ready(metrics)
-                self.is_compiled = True
+                self.compiled = self.run
                 self.padding = self.paddings.popleft()
                 self.tokens += tokens_read(batch)
                 self.flops += self.run.flops_of(self.batches.index(step - 1))
                 self.pending.append((step, metrics))
                 loop_state.step = step
                 if step in (self.first_step, self.first_step + 3):
-                    self._announce_speed(step - self.first_step, steps - step)
+                    self._announce_speed(step - self.first_step)
                 jax.block_until_ready(self.pending[-2:-1])  # never more than one step ahead of the devices
 
                 self._stop_if_text_is_damaged()
                 self.run.peers.beat(step)
+                is_end = step == self.run.stop  # of the phase, whose last figures are its own
                 is_last, is_leaving = step == steps, self.run.peers.agree(self.preemption.requested)
-                if step % train.logged_every == 0 or is_last:
+                if step % train.logged_every == 0 or is_end:
                     self._log()
                 is_best = False  # who leaves evaluates first where it is due: the resumed run will not come by again
-                if step % experiment.evaluate.every == 0 or is_last:
+                if step % experiment.evaluate.every == 0 or is_end:
                     is_best = self._evaluate(state)
-                if step % experiment.checkpoint.every == 0 or is_best or is_last or is_leaving:
+                is_due = step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step)
+                if is_due or is_best or is_end or is_leaving:
                     self._save(state)
                 if is_leaving and not is_last:
                     with self.goodput.on("saving"):
@@ -246,6 +259,17 @@ class Loop:
         )
         return state
 
+    def _enter_phase(self, step: int) -> None:
+        """Goes on with the model, the update and the batches of the phase that a step is in; says where one begins.
+
+        What a spike is, is measured by the losses of one phase.
+        """
+        run = self.run.at(step - 1)
+        if run is not self.run:
+            self._read_metrics()
+            self.run, self.loop_state.recent = run, []
+            self.writer.note(str(run.phase))
+
     def _next_batch(self, fetched: Future) -> dict[str, jax.Array]:
         """Returns the batch that was fetched. Waiting for it counts from when the devices have nothing left to do."""
         if not fetched.done():
@@ -257,17 +281,20 @@ class Loop:
         return batch
 
     def _watch_batches(self, batches: Iterator[HostBatch], first: int) -> Iterator[HostBatch]:
-        """Yields the batches of step `first` on. That one is checked in full; of the others only the padding counts."""
-        model, made = self.run.experiment.model, self.run.train_batches
+        """Yields the batches of step `first` on. The first one, and that of each phase, is checked in full; of the
+        others only the padding counts."""
+        model, checked = self.run.experiment.model, None
         for step, batch in enumerate(batches, first):
-            if step == first:
+            made = self.run.at(step - 1).train_batches
+            if made is not checked:
                 check_batch(batch, model, made.lengths_of(self.batches.index(step - 1)), made.local_batch_size)
+                checked = made
             if self.observe:
                 self.observe(step, batch)
             self.paddings.append(padding_fraction(batch))
             yield batch
 
-    def _announce_speed(self, done: int, left: int) -> None:
+    def _announce_speed(self, done: int) -> None:
         """Says how long the first step took, and what the next ones say of the time the others will take."""
         jax.block_until_ready(self.pending[-1][1])
         now = time.perf_counter()
@@ -275,7 +302,8 @@ class Loop:
             self.first_done = now
             self.writer.note(f"first step {self.goodput.age():.1f} s after the start")
         else:
-            seconds = (now - self.first_done) / done * left
+            left = self.run.experiment.train.steps - self.loop_state.step
+            seconds = (now - self.first_done) / done * self.run.steps_left(self.loop_state.step)
             self.writer.note(f"expected time {datetime.timedelta(seconds=round(seconds))} for {left:,} steps")
 
     def _read_metrics(self) -> None:
@@ -318,7 +346,7 @@ class Loop:
 
         parameter: its number in tree order, -1 if it is the loss alone.
         """
-        size, index = self.run.experiment.train.global_batch_size, self.batches.index(step - 1)
+        size, index = self.run.at(step - 1).train_batches.global_batch_size, self.batches.index(step - 1)
         names = parameter_names(self.run.abstract_state.params)
         where = f"first in the gradient of {names[parameter]}" if parameter >= 0 else "in the loss alone"
         return f"not finite at step {step} (examples {index * size} to {(index + 1) * size - 1}), {where}"
@@ -328,17 +356,21 @@ class Loop:
         self._read_metrics()
         assert self.newest is not None  # of the step just made
         loop_state = self.loop_state
-        metrics = summarize(self.newest["sums"]) | {
-            "learning_rate": float(self.newest["learning_rate"]),
-            "gradient_norm": float(self.newest["gradient_norm"]),
-            "skipped_updates": loop_state.skipped_updates,
-            "skipped_batches": loss_spikes.skipped(loop_state.step - 1, loop_state.rollbacks),
-            "tokens_per_second": self.tokens / self.seconds,
-            "step_seconds": self.seconds / self.steps,
-            "mfu": self.run.mfu(self.flops, self.seconds),
-            "data_wait_fraction": self.waited / self.seconds,
-            "padding_fraction": self.padding,
-        }
+        metrics = (
+            summarize(self.newest["sums"])
+            | {
+                "learning_rate": float(self.newest["learning_rate"]),
+                "gradient_norm": float(self.newest["gradient_norm"]),
+                "skipped_updates": loop_state.skipped_updates,
+                "skipped_batches": loss_spikes.skipped(loop_state.step - 1, loop_state.rollbacks),
+                "tokens_per_second": self.tokens / self.seconds,
+                "step_seconds": self.seconds / self.steps,
+                "mfu": self.run.mfu(self.flops, self.seconds),
+                "data_wait_fraction": self.waited / self.seconds,
+                "padding_fraction": self.padding,
+            }
+            | self._phase
+        )
         self.writer.log(loop_state.step, "train", metrics)
         self.goodput.save()
         self.seconds, self.waited, self.steps, self.tokens, self.flops = 0.0, 0.0, 0, 0, 0.0
@@ -348,7 +380,7 @@ class Loop:
         self._read_metrics()
         loop_state = self.loop_state
         with self.goodput.on("evaluating"):
-            metrics = self.run.validate(state.params)
+            metrics = self.run.validate(state.params) | self._phase
             self.writer.log(loop_state.step, "valid", metrics)
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics
@@ -369,6 +401,9 @@ class Loop:
         evaluation, self.saved = self.last_evaluation, True
         with self.goodput.on("saving"):
             self.checkpoints.save(
-                self.loop_state.step, state, self.loop_state.to_json(), evaluation and {"loss": evaluation["loss"]}
+                self.loop_state.step,
+                state,
+                self.loop_state.to_json() | self._phase,
+                evaluation and {"loss": evaluation["loss"]},
             )
         self.resumed = time.perf_counter()

@@ -17,7 +17,7 @@ from typing import Optional
 
 from pretrainax.config import RunFailed, TrainConfig
 from pretrainax.data.batch import HostBatch
-from pretrainax.data.pipeline import Batches
+from pretrainax.data.pipeline import PhaseBatches
 from pretrainax.training.loop_state import Rollback
 
 _TO_SIGMA = 1.4826  # the standard deviation of a normal distribution over its median absolute deviation
@@ -107,9 +107,12 @@ def skipped(step: int, rollbacks: Sequence[Rollback]) -> int:
 
 
 class Skipping:
-    """Looks `batches` up by the number of updates before: `self[step]` is `batches[step + skipped]`."""
+    """Looks `batches` up by the number of updates before: `self[step]` is `batches[step + skipped]`.
 
-    def __init__(self, batches: Batches, rollbacks: Sequence[Rollback]):
+    It is the phase of the step that makes it, also where what is left out ends in the next one.
+    """
+
+    def __init__(self, batches: PhaseBatches, rollbacks: Sequence[Rollback]):
         self.batches, self.rollbacks = batches, list(rollbacks)
 
     def index(self, step: int) -> int:
@@ -117,4 +120,4 @@ class Skipping:
         return step + skipped(step, self.rollbacks)
 
     def __getitem__(self, step: int) -> HostBatch:
-        return self.batches[self.index(step)]
+        return self.batches.at(step)[self.index(step)]

@@ -1,5 +1,6 @@
 """The commands that come after a run, each as it can be typed where the run was started."""
 
+import dataclasses
 import importlib.util
 import os
 import shlex
@@ -7,7 +8,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pretrainax.config import Experiment, UserError, load
+from pretrainax.config import Experiment, UserError, load, trained_as
+from pretrainax.config.choice import written
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.tables import text_table
 from pretrainax.tokenization.base import load_tokenizer
@@ -20,7 +22,7 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
     """
     experiment = load(os.path.join(workdir, "config.json"))
     beside = os.path.normpath(workdir)  # without a slash at its end
-    longer = f"--config.train.steps={2 * experiment.train.steps}", "--extend"
+    longer = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
     board = _command("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
@@ -35,6 +37,15 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
     return f"what next\n{text_table(rows, indent='  ')}"
 
 
+def _last_phase_open(experiment: Experiment) -> list[str]:
+    """Returns the flag by which the last phase takes what is left of a run, where it has a length of its own."""
+    if not experiment.phases:
+        return []
+    *others, last = experiment.phases
+    phases = (*others, dataclasses.replace(last, steps=None, tokens=None, share=None))
+    return [] if phases == experiment.phases else [f"--config.phases={written(phases)}"]
+
+
 def to_resume(workdir: str, words: Sequence[str]) -> str:
     """Returns the command that goes on with a run: the one that started it, with its workdir."""
     return _command("-m", "pretrainax.main", *_without_workdir(words), f"--workdir={workdir}")
@@ -42,7 +53,10 @@ def to_resume(workdir: str, words: Sequence[str]) -> str:
 
 def _export(workdir: str, to: str, experiment: Experiment) -> str:
     try:
-        describe_export(experiment, load_tokenizer(os.path.join(workdir, "tokenizer")).vocabulary)
+        describe_export(
+            trained_as(experiment, [experiment.train.steps]),
+            load_tokenizer(os.path.join(workdir, "tokenizer")).vocabulary,
+        )
     except UserError as error:
         return f"not possible: {error}"
     return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}")

@@ -37,7 +37,8 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
         raise UserError(f"--extend is for a run that is there, and --workdir={workdir} holds none")
     if os.path.exists(path):
         old = config_lib.load(path)
-        as_long = dataclasses.replace(old, train=dataclasses.replace(old.train, steps=experiment.train.steps))
+        train = dataclasses.replace(old.train, steps=experiment.train.steps)
+        as_long = dataclasses.replace(old, train=train, phases=experiment.phases)
         changed = config_lib.differences(as_long, experiment)
         if not changed and old.train.steps != experiment.train.steps:
             extended = longer.extend(old, experiment, _steps_done(workdir), extend)
@@ -115,7 +116,7 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
     """
     fresh = LoopState(
         tokenizer=run.prepared.tokenizer.fingerprint,
-        corpora=[corpus.fingerprint for corpus in (*run.prepared.train, *run.prepared.valid)],
+        corpora=[corpus.fingerprint for corpus in run.prepared.corpora],
     )
     restored = checkpoints.restore_newest(run.abstract_state, up_to)
     if restored is not None:

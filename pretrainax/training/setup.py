@@ -14,11 +14,11 @@ import jax
 import optax
 
 from pretrainax import models
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, RunPhase, naming, phase_at, phases_of
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
-from pretrainax.data.pipeline import Batches, batches_of
-from pretrainax.data.preparation.prepare import SPLITS, Prepared, prepare
+from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
+from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -36,7 +36,11 @@ from pretrainax.training.train_step import Params
 
 @dataclasses.dataclass
 class Run:
-    """The data, the model and the jitted steps of a config. Nothing is allocated on a device yet."""
+    """The data, the model and the jitted steps of a config. Nothing is allocated on a device yet.
+
+    A run in phases is one of these a phase, each with its own model, batches and steps; `at` gives that of a step. What
+    is validated is the same for all: `experiment`, `prepared` and `valid_batches` are of the config without its phases.
+    """
 
     experiment: Experiment
     prepared: Prepared
@@ -52,6 +56,42 @@ class Run:
     eval_step: jax.stages.Wrapped  # (params, batch) -> {name: (sum, count)}
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
     attention_specs: list[AttentionSpec]  # of all that the model computes, in its order
+    phase: Optional[RunPhase] = None  # which of the run this is; None: it has no phases
+    phases: tuple["Run", ...] = dataclasses.field(default=(), repr=False)  # all of them, this one too
+
+    @property
+    def trained(self) -> Experiment:
+        """Returns the config as this phase trains it."""
+        return self.phase.experiment if self.phase else self.experiment
+
+    @property
+    def parts(self) -> tuple["Run", ...]:
+        """Returns the phases of the run; without any, the run itself."""
+        return self.phases or (self,)
+
+    @property
+    def stop(self) -> int:
+        """Returns the updates at the end of the phase."""
+        return self.phase.stop if self.phase else self.experiment.train.steps
+
+    @property
+    def steps(self) -> int:
+        """Returns how many updates the phase has."""
+        return self.phase.steps if self.phase else self.experiment.train.steps
+
+    def at(self, step: int) -> "Run":
+        """Returns the phase of the update after `step` updates."""
+        return phase_at(self.parts, step)
+
+    def steps_left(self, step: int) -> float:
+        """Counts the updates after `step`, one of another phase as so many of this one's as its FLOPs are worth."""
+        left = [(part.flops_per_step, part.stop - max(step, part.stop - part.steps)) for part in self.parts]
+        return sum(flops * steps for flops, steps in left if steps > 0) / self.flops_per_step
+
+    @property
+    def batches(self) -> PhaseBatches:
+        """Returns the batches of all phases."""
+        return PhaseBatches([part.train_batches for part in self.parts])
 
     @property
     def is_primary(self) -> bool:
@@ -93,7 +133,7 @@ class Run:
         return peak and flops_done / (seconds * peak * self.mesh.size)
 
     def _flops(self, lengths: Lengths) -> float:
-        rows = self.experiment.train.global_batch_size
+        rows = self.trained.train.global_batch_size
         return flops.flops_per_step(self.experiment.model, rows, lengths.inputs, lengths.targets)
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
@@ -125,23 +165,31 @@ class Run:
         shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
         mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
         device = jax.devices()[0].device_kind
-        chosen = [
-            choose_implementation(self.model.compute.attention, platform(), spec) for spec in self.attention_specs
-        ]
+        specs = [spec for part in self.parts for spec in part.attention_specs]
+        chosen = [choose_implementation(self.model.compute.attention, platform(), spec) for spec in specs]
         attention = dict.fromkeys(name for name, _ in chosen)
         warnings = dict.fromkeys(warning for _, warning in chosen if warning)
+        a_step = "" if self.phases else f"{self.flops_per_step:.3g} a step, "
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             ("data", self.prepared.summary),
-            ("batch", f"{train.global_batch_size} examples, {self.tokens_per_step:,} tokens"),
+            *(self._describe_phases() if self.phases else [("batch", self._describe_batch())]),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
-            (
-                "FLOPs",
-                f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps",
-            ),
+            ("FLOPs", f"{a_step}{sum(p.flops_per_step * p.steps for p in self.parts):.3g} in {train.steps:,} steps"),
             *(("WARNING", warning) for warning in warnings),
         ]
+
+    def _describe_batch(self) -> str:
+        return f"{self.trained.train.global_batch_size} examples, {self.tokens_per_step:,} tokens"
+
+    def _describe_phases(self) -> Iterator[tuple[str, str]]:
+        for part in self.phases:
+            assert part.phase is not None
+            flops = f"{part.flops_per_step:.3g} FLOPs a step"
+            yield part.phase.name, f"{part.phase.what}; {part._describe_batch()}, {flops}"
+        length, rows = self.experiment.data.sequence_length, self.experiment.train.global_batch_size
+        yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
 
 
 class Steps(NamedTuple):
@@ -156,9 +204,16 @@ class Steps(NamedTuple):
 
 
 def build_steps(
-    experiment: Experiment, batch_shapes: dict[str, jax.ShapeDtypeStruct], mesh: jax.sharding.Mesh
+    experiment: Experiment,
+    batch_shapes: dict[str, jax.ShapeDtypeStruct],
+    mesh: jax.sharding.Mesh,
+    validated: Optional[Experiment] = None,
 ) -> Steps:
     """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
+
+    Args:
+      experiment: without phases.
+      validated: the config whose rows the evaluation is of; None: the same.
 
     Raises:
       UserError: a mesh that does not divide the batch or the model.
@@ -174,7 +229,7 @@ def build_steps(
         model=model,
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
-        eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(experiment)),
+        eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
         attention_specs=attention_specs,
     )
@@ -187,27 +242,43 @@ def _has_answers(experiment: Experiment) -> bool:
 
 
 def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mesh, peers: Watchdog) -> Run:
-    """Builds a run on data that is prepared, inside `jax.set_mesh(mesh)`; raises as `build_steps`."""
-    train_batches, valid_batches = (
-        batches_of(experiment, prepared, split, jax.process_index(), jax.process_count())
-        for split in ("train", "valid")
-    )
-    # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
-    longest = collate([[train_batches.template]], train_batches.lengths, pad=0)
-    batch_shapes, longest_shapes = (
-        train_step.global_shapes(batch, experiment.train.global_batch_size) for batch in (train_batches[0], longest)
-    )
-    return Run(
-        experiment=experiment,
-        prepared=prepared,
-        peers=peers,
-        mesh=mesh,
-        lengths=train_batches.lengths,
-        batch_shapes=batch_shapes,
-        train_batches=train_batches,
-        valid_batches=valid_batches,
-        **build_steps(experiment, longest_shapes, mesh)._asdict(),
-    )
+    """Builds a run on data that is prepared, inside `jax.set_mesh(mesh)`; raises as `build_steps`.
+
+    Of one in phases it returns the first. Phases that differ in their text alone share their steps.
+    """
+    processes = jax.process_index(), jax.process_count()
+    valid_batches = batches_of(experiment, prepared, "valid", *processes)
+    made: list[tuple[tuple, Steps]] = []
+    runs = []
+    batches_of_phases = phase_batches(experiment, prepared, *processes).phases
+    for phase, train_batches in zip(phases_of(experiment), batches_of_phases, strict=True):
+        e, rows = phase.experiment, phase.experiment.train.global_batch_size
+        # The first batch may be of a short bucket. What needs a trace, and what is said of it, is of the longest rows.
+        longest = collate([[train_batches.template]], train_batches.lengths, pad=0)
+        first_shapes, longest_shapes = (
+            train_step.global_shapes(batch, rows) for batch in (train_batches[phase.start], longest)
+        )
+        key = (e.model, e.train, e.optimizer, e.schedule, longest_shapes)
+        if (steps := next((steps for known, steps in made if known == key), None)) is None:
+            with naming(phase):
+                steps = build_steps(e, longest_shapes, mesh, validated=experiment)
+            made.append((key, steps))
+        run = Run(
+            experiment=experiment,
+            prepared=prepared,
+            peers=peers,
+            mesh=mesh,
+            lengths=train_batches.lengths,
+            batch_shapes=first_shapes,
+            train_batches=train_batches,
+            valid_batches=valid_batches,
+            phase=phase if experiment.phases else None,
+            **steps._asdict(),
+        )
+        runs.append(run)
+    for run in runs:
+        run.phases = tuple(runs) if experiment.phases else ()
+    return runs[0]
 
 
 @contextlib.contextmanager
@@ -229,8 +300,8 @@ def open_run(
         host.start_devices()  # in all processes together: within `zero_first` they would wait for each other
         with peers.zero_first():
             prepared = prepare_data(experiment)
-            for split in SPLITS:
-                batches_of(experiment, prepared, split)  # which puts the plan of its rows beside the corpus
+            batches_of(experiment, prepared, "valid")  # which puts the plan of its rows beside the corpus
+            phase_batches(experiment, prepared)
         mesh = make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))
         if preemption is not None:

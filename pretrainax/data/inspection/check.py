@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
@@ -34,23 +34,27 @@ class Measured(NamedTuple):
     plan: dict[str, float]  # what the plan of the rows cut and left out
 
 
-def measure(batches: Any, rows: int = _ROWS) -> Measured:
-    """Returns statistics of the objectives and of the padding, over the first `rows` rows of `batches` or fewer."""
+def measure(batches: Any, rows: int = _ROWS, step: Optional[int] = None) -> Measured:
+    """Returns statistics of the objectives and of the padding, over `rows` rows of `batches` or fewer.
+
+    step: the updates before the first of them; None: those before the first batch.
+    """
     rows = max(1, min(rows, _TOKENS // max(batches.lengths.raw, 1)))
     by_objective: dict[int, tuple[Objective, list[Example]]] = {}
     made = []
-    for row in range(rows):
+    first = (batches.first_step if step is None else step) * batches.global_batch_size
+    for row in range(first, first + rows):
         objective, examples = batches.examples(row)
         made.append(examples)
         by_objective.setdefault(id(objective), (objective, []))[1].extend(examples)
     kinds = [type(objective).__name__ for objective, _ in by_objective.values()]
     groups = []
-    begin, end = batches.progress(0), batches.progress(rows - 1)
+    begin, end = batches.progress(first), batches.progress(first + rows - 1)
     for i, (objective, examples) in enumerate(by_objective.values()):
         number = f" {kinds[: i + 1].count(kinds[i])}" if kinds.count(kinds[i]) > 1 else ""
         statistics = list(objective.between(begin, end).statistics(examples, batches.vocabulary))
         groups.append(Group(kinds[i] + number, examples, statistics))
-    capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(rows)]
+    capacity = [batches.lengths_of(row // batches.global_batch_size) for row in range(first, first + rows)]
     statistics, fill = _row_statistics(made, capacity, batches)
     return Measured(groups, rows, statistics, fill, batches.statistics())
 

@@ -68,10 +68,10 @@ class Words:
         return visible(text.replace("\n", "⏎").replace("\t", "⇥"))
 
 
-def views_of(batches: Batches, words: Words, count: int) -> list[View]:
-    """Returns views of the first `count` rows of a run."""
-    views = []
-    for number in range(count):
+def views_of(batches: Batches, words: Words, count: int, step: int = 0) -> list[View]:
+    """Returns views of the first `count` rows of a run after `step` updates."""
+    views, first = [], step * batches.global_batch_size
+    for number in range(first, first + count):
         objective, examples = batches.examples(number)
         lengths = batches.lengths_of(number // batches.global_batch_size)
         row = {name: array[0] for name, array in collate([examples], lengths, batches.vocabulary.pad or 0).items()}

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import functools
+import itertools
 import os
 import shutil
 import sys
@@ -13,7 +14,7 @@ from typing import NamedTuple, Optional
 import numpy as np
 from tqdm import tqdm
 
-from pretrainax.config import Experiment, UserError, resolve_auto, to_json
+from pretrainax.config import Experiment, UserError, naming, phases_of, resolve_auto, to_json
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import duplicates, shards
@@ -38,6 +39,15 @@ class Prepared:
     train: tuple[Corpus, ...]  # one for each component of the source
     valid: tuple[Corpus, ...]
     summary: str  # a line about them
+    phases: tuple[tuple[Corpus, ...], ...] = ()  # what each phase of a run that has phases trains on
+
+    @property
+    def corpora(self) -> tuple[Corpus, ...]:
+        """Returns all that the run reads: train, valid, and what its phases have beside them."""
+        own = (*self.train, *self.valid)
+        known = {corpus.directory for corpus in own}
+        others = {c.directory: c for phase in self.phases for c in phase if c.directory not in known}
+        return (*own, *others.values())
 
 
 class Recipe(NamedTuple):
@@ -79,41 +89,63 @@ def prepare(
     """
     started = time.perf_counter()
     with open_cache(experiment.data) as (cache, workers):
-        recipes, tokenizer = _recipes(experiment, cache, workers, report)
-        made = [_corpora(recipe, workers, elsewhere or workers.run, report) for recipe in recipes]
+        recipes, of_phases, tokenizer = _recipes(experiment, cache, workers, report)
+        tokenizing, made_by_key = elsewhere or workers.run, {}
+        for recipe in itertools.chain(recipes, *of_phases):
+            if recipe.key not in made_by_key:
+                made_by_key[recipe.key] = _corpora(recipe, workers, tokenizing, report)
+    made = [made_by_key[recipe.key] for recipe in recipes]
+    phases = tuple(tuple(made_by_key[recipe.key][0] for recipe in of_phase) for of_phase in of_phases)
     corpora = dict(zip(SPLITS, zip(*made, strict=True), strict=True))
     seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
-    return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}")
+    return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
 
 
 def prepare_share(experiment: Experiment, index: int, count: int, report: Callable[[str], None] = print) -> str:
     """Tokenizes the shards whose number is `index` modulo `count`, and returns a line about them."""
     with open_cache(experiment.data) as (cache, workers):
-        recipes, _ = _recipes(experiment, cache, workers, report)
+        recipes, of_phases, _ = _recipes(experiment, cache, workers, report)
         for split in SPLITS:
-            for recipe in recipes:
+            for recipe in itertools.chain(recipes, *of_phases):
                 if not shards.is_complete(recipe.directory(split)):
                     _tokenize(split, recipe, workers.run, report, index, count)
     return f"share {index} of {count} is done; when all are, run the same command once without --shard"
 
 
-def _recipes(experiment: Experiment, cache: str, workers: Workers, report: Callable) -> tuple[list[Recipe], Tokenizer]:
-    """Returns a recipe for each component of the source, and the tokenizer."""
-    data = experiment.data
-    components = data.source.components()
-    fingerprints = [source.fingerprint() for source in components]
-    directory = make_tokenizer(experiment.tokenizer, data.source, fingerprints, cache, workers, report)
+def _recipes(
+    experiment: Experiment, cache: str, workers: Workers, report: Callable
+) -> tuple[list[Recipe], list[list[Recipe]], Tokenizer]:
+    """Returns a recipe for each component of the source, those of each phase, and the tokenizer."""
+    source = experiment.data.source
+    sources = [source, *(phase.experiment.data.source for phase in phases_of(experiment))]
+    components = {str(component): component for one in sources for component in one.components()}
+    fingerprints = {name: component.fingerprint() for name, component in components.items()}
+    own = [fingerprints[str(component)] for component in source.components()]
+    directory = make_tokenizer(experiment.tokenizer, source, own, cache, workers, report)
     tokenizer = load_tokenizer(directory)
     resolve_auto(experiment, tokenizer.vocabulary.size)
     check_tokenizer(tokenizer, experiment)
+    of_phases = []
+    for phase in phases_of(experiment) if experiment.phases else ():
+        with naming(phase):
+            check_tokenizer(tokenizer, phase.experiment)
+            of_phases.append(_components(phase.experiment, fingerprints, tokenizer, directory, cache))
+    return _components(experiment, fingerprints, tokenizer, directory, cache), of_phases, tokenizer
+
+
+def _components(
+    experiment: Experiment, fingerprints: dict[str, str], tokenizer: Tokenizer, directory: str, cache: str
+) -> list[Recipe]:
+    """Returns a recipe for each component of the source of a config without its phases."""
+    data, recipes = experiment.data, []
     filters = (data.quality, data.drop_duplicates, data.near_duplicates)
     by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())
-    recipes = []
-    for source, fingerprint in zip(components, fingerprints, strict=True):
+    for source in data.source.components():
+        fingerprint = fingerprints[str(source)]
         parts = "pairs" if source.pairs else "sentences" if by_sentence else None
         key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], FORMAT)
         recipes.append(Recipe(source, fingerprint, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
-    return recipes, tokenizer
+    return recipes
 
 
 def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
