@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol
 
 import numpy as np
 from absl import flags
@@ -30,7 +30,14 @@ from pretrainax.data.sources.base import WeightStages
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Vocabulary
 
-StreamKey = tuple[tuple, int]  # of rows that are the same, and which of the streams that have them
+StreamKey = tuple[tuple, int]  # the plan of its rows, and which of the streams with the same plan it is
+
+
+class Taken(NamedTuple):
+    """Says what a stream has given so far."""
+
+    number: int  # of the stream among all of the run
+    rows: int
 
 
 class Batches:
@@ -57,20 +64,10 @@ class Batches:
         *,
         weight_stages: WeightStages = ((0.0, (1.0,)),),
         steps: Optional[int] = None,
-        first_step: int = 0,
-        last_step: Optional[int] = None,
-        after: Optional["Batches"] = None,
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """Makes the streams.
-
-        Args:
-          weight_stages: of the corpora.
-          steps: of the whole run; None: every row is as at its end.
-          first_step, last_step: of the phase of these batches, from 0 on; None: the end of the run.
-          after: the batches of the phase before.
-        """
+        """weight_stages: of the corpora; steps: of the whole run; None: every row is as at its end."""
         rows = options.global_batch_size
         objective.check_vocabulary(vocabulary, options.sequence_length)
         if rows % process_count:
@@ -81,13 +78,9 @@ class Batches:
         self.seed = options.seed % 2**64  # NumPy takes no negative ones
         options = dataclasses.replace(options, seed=self.seed)
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
-        self._known = {} if after is None else after.rows_taken(first_step)
-        self._keys: list[StreamKey] = []
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
                 stream = RowStream(corpus, component, vocabulary, options, number=len(self.streams))
-                self._keys.append((stream.plan_key, [key for key, _ in self._keys].count(stream.plan_key)))
-                stream.number, _ = self._known.setdefault(self._keys[-1], (len(self._known), 0))
                 self.streams.append(stream)
                 of_corpus.append((corpus_number, weight / stream.examples_per_row))
         if len(self.streams) > 1 and any(len(stream.lengths) > 1 for stream in self.streams):
@@ -99,9 +92,9 @@ class Batches:
                 for start, weights in weight_stages
             ]
         )
-        self.first_step, self.last_step = first_step, last_step or steps or 0
-        taken = np.array([self._known[key][1] for key in self._keys])
-        self._offsets = taken - self.schedule.before(first_step * rows)  # [streams] rows, of what the schedule says
+        self.first_step, self.last_step = 0, steps or 0
+        self._offsets = np.zeros(len(self.streams), np.int64)  # of each stream, rows beside those of the schedule
+        self._before: dict[StreamKey, Taken] = {}  # of the phases before
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
@@ -123,11 +116,27 @@ class Batches:
             times[corpus] += float(rows) / stream.plan.rows_per_epoch
         return tuple(times)
 
-    def rows_taken(self, step: int) -> "dict[StreamKey, tuple[int, int]]":
-        """Returns of each stream that the run has had before a step its number, and how many rows it has given."""
-        rows = (self.schedule.before(step * self.global_batch_size) + self._offsets).tolist()
-        numbers = [stream.number for stream in self.streams]
-        return self._known | dict(zip(self._keys, zip(numbers, rows, strict=True), strict=True))
+    def follow(self, before: "Optional[Batches]", first_step: int, last_step: int) -> None:
+        """Makes these the batches of some steps of the run, which go on where those of the phase before have ended."""
+        self.first_step, self.last_step = first_step, last_step
+        self._before = {} if before is None else before.taken()
+        known = dict(self._before)
+        numbers = [known.setdefault(key, Taken(len(known), 0)) for key in self._keys()]
+        for stream, taken in zip(self.streams, numbers, strict=True):
+            stream.number = taken.number
+        rows = np.array([taken.rows for taken in numbers])
+        self._offsets = rows - self.schedule.before(first_step * self.global_batch_size)
+
+    def taken(self) -> "dict[StreamKey, Taken]":
+        """Returns what each stream has given at the end of the phase, of those of earlier phases too."""
+        rows = (self.schedule.before(self.last_step * self.global_batch_size) + self._offsets).tolist()
+        here = zip(self._keys(), self.streams, rows, strict=True)
+        return self._before | {key: Taken(stream.number, count) for key, stream, count in here}
+
+    def _keys(self) -> "list[StreamKey]":
+        """Returns the name by which other phases know each stream: its rows, and which of those with the same it is."""
+        plans = [stream.plan_key for stream in self.streams]
+        return [(plan, plans[:i].count(plan)) for i, plan in enumerate(plans)]
 
     def lengths_of(self, step: int) -> Lengths:
         """Returns the lengths of the rows of a batch: the longest there are, or those of its bucket."""
@@ -191,14 +200,12 @@ def batches_of(
     split: str,
     process_index: int = 0,
     process_count: int = 1,
-    **of_phase: Any,
 ) -> Batches:
-    """Returns the batches of a config, whose phases do not count, or of one phase.
+    """Returns the batches of a config, whose phases do not count.
 
     Args:
       prepared: prepare.Prepared.
       split: "train", in an order of the seed, or "valid", always the same ones.
-      of_phase: `first_step`, `last_step`, `after`, as `Batches` takes them.
     """
     corpora, data = getattr(prepared, split), experiment.data
     training = split == "train"
@@ -217,7 +224,6 @@ def batches_of(
         steps=experiment.train.steps if training else None,
         process_index=process_index,
         process_count=process_count,
-        **of_phase,
     )
 
 
@@ -230,10 +236,10 @@ def phase_batches(
         return PhaseBatches([batches_of(experiment, prepared, "train", *processes)])
     found: list[Batches] = []
     for phase, corpora in zip(phases_of(experiment), prepared.phases, strict=True):
-        own, after = dataclasses.replace(prepared, train=corpora), found[-1] if found else None
-        steps = {"first_step": phase.start, "last_step": phase.stop}
         with naming(phase):
-            found.append(batches_of(phase.experiment, own, "train", *processes, **steps, after=after))
+            own = batches_of(phase.experiment, dataclasses.replace(prepared, train=corpora), "train", *processes)
+        own.follow(found[-1] if found else None, phase.start, phase.stop)
+        found.append(own)
     return PhaseBatches(found)
 
 

@@ -79,9 +79,8 @@ def train(
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
-        saving = experiment.checkpoint
-        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=saving.keep, keeps=saving.keeps)
-        stack.callback(checkpoints.close)
+        directory, saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint
+        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(directory, saving.keep, keeps=saving.keeps)))
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
         writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary)
