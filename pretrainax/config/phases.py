@@ -208,13 +208,13 @@ def _plain(run: "Experiment", i: int) -> "Experiment":
     for name, target in _SETS.items():
         if (value := getattr(phase, name)) is None:
             continue
-        if name == "source":
-            value = copy.copy(value)
-            value.config_path = f"config.phases[{i}].source"  # where error lines say that its fields are
         plain = _with(plain, target, value)
         if name == "weights":
             for field, default in _BESIDE_WEIGHTS.items():
                 plain = _with(plain, f"data.source.{field}", default)
+    if phase.source is not None:
+        plain.data.source = copy.copy(plain.data.source)
+        plain.data.source.config_path = f"config.phases[{i}].source"  # where error lines say that its fields are
     return plain
 
 

@@ -11,7 +11,7 @@ from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, TrainConfig, UserError
 from pretrainax.config.validation import validate
-from pretrainax.data.pipeline import Batches, batches_of
+from pretrainax.data.pipeline import Batches, phase_batches
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import TextFiles
 from pretrainax.runtime.signals import PREEMPTED
@@ -95,8 +95,15 @@ def test_no_more_steps_are_remembered_than_are_judged():
 # --- which data is left out ----------------------------------------------------------------------------------------
 
 
+class OnePhase:
+    """The batches of a run are their numbers."""
+
+    def at(self, step):
+        return range(1000)
+
+
 def test_batches_are_skipped_from_a_step_on():
-    batches = Skipping(range(1000), [Rollback(spike=104, step=100, skipped=200)])
+    batches = Skipping(OnePhase(), [Rollback(spike=104, step=100, skipped=200)])
     assert [batches[i] for i in (0, 99, 100, 101)] == [0, 99, 300, 301]
 
 
@@ -264,7 +271,7 @@ def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, 
 def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
     prepared, rollbacks = prepare(experiment), [Rollback(spike=13, step=9, skipped=6)]
     one, *two = (
-        Skipping(batches_of(experiment, prepared, "train", index, count), rollbacks)
+        Skipping(phase_batches(experiment, prepared, index, count), rollbacks)
         for index, count in ((0, 1), (0, 2), (1, 2))
     )
     for step in (8, 9, 10):

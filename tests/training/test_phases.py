@@ -1,0 +1,147 @@
+"""A run in phases: each trains as its config says, and a resumption across a boundary changes nothing."""
+
+import dataclasses
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from pretrainax.config import Phase, UserError, config_file
+from pretrainax.data.sources import TextFiles
+from pretrainax.evaluate import Evaluation
+from pretrainax.inference.load import load
+from pretrainax.interop.directories import export_workdir
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.training import longer, loop, next_steps
+from pretrainax.training.resume_check import row_digests
+from pretrainax.verify_resume import _overrides
+from pretrainax.zoo.llama import llama
+from tests.support import tiny
+from tests.support.runs import arrays, lines, run_json, steps
+
+FIRST = Phase(share=0.5, sequence_length=16, global_batch_size=16, theta=1000.0, learning_rate=1e-3)
+
+
+@pytest.fixture(scope="module")
+def experiment(text, cache):
+    """6 steps of a small LLaMA: 3 of 16 short rows with another rotary base, 3 of 8 rows with dropout."""
+    experiment = tiny.get_config("gpt")
+    sizes = {"vocab_size": 512, "num_layers": 1, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_kv_heads": 2}
+    experiment.model = dataclasses.replace(llama("3_8b"), **sizes)
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
+    experiment.mesh.data, experiment.train.on_spike, experiment.train.spike_deviations = 8, "stop", 1e6
+    experiment.train.steps, experiment.train.log_every, experiment.schedule.warmup_steps = 6, 2, 1
+    experiment.evaluate.every, experiment.evaluate.batches, experiment.checkpoint.every = 4, 1, 100
+    experiment.checkpoint.keep, experiment.checkpoint.keep_at = 1, (0, 2, 4)
+    experiment.phases = (FIRST, Phase(dropout_rate=0.1))
+    return experiment
+
+
+class Digests:
+    """Digests of the rows of each batch that a run makes."""
+
+    def __init__(self):
+        self.of_steps = {}
+
+    def __call__(self, step, batch):
+        self.of_steps[step] = row_digests(batch)
+
+
+@pytest.fixture(scope="module")
+def whole(experiment, tmp_path_factory):
+    """The folder of the run that nothing disturbed, and its batches."""
+    workdir, seen = tmp_path_factory.mktemp("whole") / "run", Digests()
+    assert loop.train(experiment, str(workdir), observe=seen) == 0
+    return workdir, seen.of_steps
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Leaves out the tables, the picture and the samples of the end."""
+    monkeypatch.setattr(loop, "finish", lambda *_: None)
+
+
+# --- what a phase trains ---------------------------------------------------------------------------------------------
+
+
+def test_lines_say_their_phase_each_of_which_ends_with_one(whole):
+    workdir, batches = whole
+    assert [(x["step"], x["phase"]) for x in lines(workdir, "train")] == [(2, 1), (3, 1), (4, 2), (6, 2)]
+    assert [(x["step"], x["phase"]) for x in lines(workdir, "valid")] == [(3, 1), (4, 2), (6, 2)]
+    assert {step: len(rows) for step, rows in batches.items()} == dict(enumerate([16] * 3 + [8] * 3, 1))
+
+
+def test_the_rate_is_that_of_the_phase_on_the_schedule_of_the_run(experiment, whole):
+    rate = experiment.schedule.build(1.0, 6)
+    peaks = {2: 1e-3, 3: 1e-3, 4: 3e-3, 6: 3e-3}
+    for line in lines(whole[0], "train"):
+        assert line["learning_rate"] == pytest.approx(peaks[line["step"]] * float(rate(line["step"] - 1)))
+
+
+def test_what_is_validated_is_the_same_in_each_phase(whole):
+    assert {line["loss_tokens"] for line in lines(whole[0], "valid")} == {8 * 32}
+
+
+def test_a_run_of_the_first_phase_alone_is_as_far_the_same_bit_for_bit(experiment, whole, quick, tmp_path):
+    alone = dataclasses.replace(experiment, phases=())
+    alone.data = dataclasses.replace(experiment.data, sequence_length=16)
+    alone.train = dataclasses.replace(experiment.train, global_batch_size=16)
+    alone.optimizer = dataclasses.replace(experiment.optimizer, learning_rate=1e-3)
+    alone.model = dataclasses.replace(experiment.model)
+    alone.model.position = dataclasses.replace(experiment.model.position, theta=1000.0)
+    seen = Digests()
+    assert loop.train(alone, str(tmp_path), observe=seen) == 0
+    assert [seen.of_steps[step] for step in (1, 2, 3)] == [whole[1][step] for step in (1, 2, 3)]
+    trained = [x for x in lines(tmp_path, "train") if x["step"] == 2]
+    (expected,) = [x for x in lines(whole[0], "train") if x["step"] == 2]
+    assert [x | {"phase": 1} for x in trained] == [expected]
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_kept_at_the_steps_asked_for_beside_the_newest_and_the_best(whole):
+    best = min(lines(whole[0], "valid"), key=lambda line: line["loss"])["step"]
+    assert steps(whole[0]) == sorted({0, 2, 4, best, 6})
+
+
+def test_run_json_names_the_phase_and_spikes_are_judged_by_the_losses_of_one(whole):
+    found = {}
+    for step in (2, 4, 6):
+        extra = json.loads((whole[0] / "checkpoints" / str(step) / "run.json").read_text())["extra"]
+        found[step] = extra["phase"], len(extra["recent"])
+    assert found == {2: (1, 2), 4: (2, 1), 6: (2, 3)}
+
+
+def test_a_resumption_across_the_boundary_on_another_mesh_is_bit_exact(experiment, whole, quick, tmp_path):
+    (workdir, batches), kept = whole, 2  # steps, of 3 until the boundary
+    for step in steps(workdir):
+        if step <= kept:
+            shutil.copytree(workdir / "checkpoints" / str(step), tmp_path / "checkpoints" / str(step))
+    for name in ("config.json", "metrics.jsonl"):
+        shutil.copy(workdir / name, tmp_path / name)
+    shutil.copytree(workdir / "tokenizer", tmp_path / "tokenizer")
+    resumed = dataclasses.replace(experiment, mesh=dataclasses.replace(experiment.mesh, data=1, fsdp=8))
+    seen = Digests()
+    assert loop.train(resumed, str(tmp_path), observe=seen) == 0
+    assert seen.of_steps == {step: rows for step, rows in batches.items() if step > kept}
+    expected, got = arrays(workdir), arrays(tmp_path)
+    assert expected.keys() == got.keys() and run_json(tmp_path) == run_json(workdir)
+    for path in expected:
+        np.testing.assert_array_equal(got[path], expected[path], err_msg=path)
+    assert lines(tmp_path) == lines(workdir)
+
+
+def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_path):
+    workdir = str(whole[0])
+    models = {step: load(f"{workdir}@{step}").experiment for step in (2, 4)}
+    assert [models[step].model.position.theta for step in (2, 4)] == [1000.0, 500_000.0]
+    assert [models[step].data.sequence_length for step in (2, 4)] == [16, 32]
+    for step, theta in ((2, 1000.0), (None, 500_000.0)):
+        export_workdir(workdir, str(tmp_path / f"{step}"), step)
+        written = json.loads((tmp_path / f"{step}" / "config.json").read_text())
+        assert theta in (written.get("rope_theta"), written.get("rope_parameters", {}).get("rope_theta"))
+    with pytest.raises(UserError, match="are of phases with other positions .* have no average"):
+        load(f"{workdir}@average")
