@@ -11,7 +11,8 @@
 
 The paper's large (section 5.1): RoBERTa's 500,000 steps of 8,000 x 512 tokens and its 160 GB of text, 30 % of the
 tokens in spans of 3 on average, each read as one <mask>, and all sentences in another order; GPT-2's byte-level BPE
-with RoBERTa's special pieces. It gives neither learning rates, which are RoBERTa's for the size here, nor hardware.
+with RoBERTa's special pieces; no dropout in the last 10 % of the steps. It gives neither learning rates, which are
+RoBERTa's for the size here, nor hardware.
 
 The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
 Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
@@ -20,7 +21,7 @@ Expected after fine-tuning (large, tables 2 and 3): MNLI 89.9, SQuAD 1.1 94.6 F1
 CNN/DailyMail 44.16 ROUGE-1.
 """
 
-from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, Phase, TrainConfig
 from pretrainax.data.objectives import Denoising
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
@@ -45,4 +46,5 @@ def get_config(variant: str = "base") -> Experiment:
         train=TrainConfig(steps=500_000, global_batch_size=8000),
         evaluate=EvaluateConfig(every=5_000, batches=4),
         checkpoint=CheckpointConfig(every=5_000),
+        phases=(Phase(share=0.9), Phase(dropout_rate=0.0)),
     )

@@ -8,9 +8,9 @@
         weights=(2500, 800))"
 
 Masked language modelling and next sentence prediction together, with the paper's hyperparameters (appendix A.2):
-1,000,000 steps of 256 x 512 tokens, AdamW, linear decay. The paper trains the first 90 % of the steps at length 128.
+1,000,000 steps of 256 rows, AdamW, linear decay; rows of 128 tokens for the first 90 % of the steps, then of 512.
 RoBERTa (Liu et al. 2019) found that full length and no sentence pairs do as well; for that:
-`--config.model.pair_head=False --config.objective="MaskedLM()"`.
+`--config.phases="()" --config.model.pair_head=False --config.objective="MaskedLM()"`.
 
 The paper's text is English Wikipedia and BooksCorpus, 2,500 and 800 million words (section 3.1). BooksCorpus is not
 given out any more: books of Project Gutenberg stand in for it here.
@@ -19,7 +19,7 @@ Hardware of the paper: 4 days on 16 TPU chips (base) and on 64 (large). Expected
 82.1 (large) (Devlin et al. 2018, table 1).
 """
 
-from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, Phase, TrainConfig
 from pretrainax.data.objectives import MaskedLM, NextSentencePrediction
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupLinear
@@ -42,4 +42,5 @@ def get_config(variant: str = "base") -> Experiment:
         train=TrainConfig(steps=1_000_000, global_batch_size=256),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),
+        phases=(Phase(share=0.9, sequence_length=128), Phase()),
     )

@@ -4,21 +4,23 @@ a laptop `:tiny :mini :midi`.
     python -m pretrainax.main --config=configs/modernbert_base.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.train.accumulate=8
 
-The first phase of the paper (section 2.2.2, table 3): 1.7 T tokens at a length of 1,024, of which 30 % are predicted,
-at a constant rate after 3 B (base) or 2 B (large) tokens of warmup. All layers turn at base 10,000 in it; the second
-phase, 250 B tokens at 8,192, sets `model.position.theta` of the global ones to the preset's 160,000. Here the rate
-falls over the last 50 B tokens, as it does at the end of the paper's second phase.
+The phases of the paper (section 2.2.2, table 3), 30 % of the tokens predicted in all of them: 1.7 T tokens in rows of
+1,024 at a constant rate after 3 B (base) or 2 B (large) tokens of warmup, large's a tenth after 900 B; 250 B in rows of
+8,192 at a lower rate, for which the global layers turn at base 160,000; 50 B more, in which the rate falls. Validation
+is of rows of 1,024 throughout. The batch of the long rows has as many tokens as that of the short ones.
 
 The authors' mixture of web text, papers and code is not public; FineWeb-Edu (Penedo et al. 2024) stands in for it,
 1.3 T tokens of web text.
 
-Left out: StableAdamW (AdamW with clipped gradients stands in), the growth of the batch, the fall of large's rate to a
-tenth after 900 B tokens, dropout of 0.1 after attention, base's weights as the start of large's.
+Left out: StableAdamW (AdamW with clipped gradients stands in), the growth of the batch, dropout of 0.1 after attention,
+base's weights as the start of large's, other text in the phases of long rows.
 
 Hardware of the paper: 8 H100. Expected after fine-tuning: GLUE 88.4 (base), 90.4 (large) (table 1, dev set).
 """
 
-from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+import dataclasses
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, Phase, TrainConfig
 from pretrainax.data.objectives import MaskedLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupStableDecay
@@ -27,9 +29,19 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.modernbert import modernbert
 from pretrainax.zoo.variants import pick
 
-LENGTH = 1024
+LENGTH, LONG = 1024, 8192
 # variant -> (peak learning rate, weight decay, batch, tokens of warmup)
 RECIPES = {"base": (8e-4, 1e-5, 4608, 3e9), "large": (5e-4, 1e-5, 4928, 2e9)}
+# variant -> (tokens, what is other than at the start) of each phase
+PHASES = {
+    "base": ((1.719e12, {}), (250e9, {"learning_rate": 3e-4}), (50e9, {"learning_rate": 3e-4})),
+    "large": (
+        (900e9, {}),
+        (819e9, {"learning_rate": 5e-5}),
+        (250e9, {"learning_rate": 5e-5}),
+        (50e9, {"learning_rate": 5e-5}),
+    ),
+}
 
 
 @with_small_sizes
@@ -37,7 +49,14 @@ def get_config(variant: str = "base") -> Experiment:
     variant = variant or "base"
     learning_rate, weight_decay, batch_size, warmup = pick("modernbert_base", variant, RECIPES)
     model = modernbert(variant)
+    long_rows = {
+        "sequence_length": LONG,
+        "global_batch_size": batch_size * LENGTH // LONG,
+        "theta": model.position.theta,
+    }
     model.position.theta = model.position.local_theta
+    total = sum(tokens for tokens, _ in PHASES[variant])
+    *short, extension, decay = [Phase(share=tokens / total, **changes) for tokens, changes in PHASES[variant]]
 
     def steps(tokens):
         return round(tokens / (batch_size * LENGTH))
@@ -49,7 +68,8 @@ def get_config(variant: str = "base") -> Experiment:
         objective=MaskedLM(rate=0.3, mask_fraction=0.8, random_fraction=0.1),
         optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=weight_decay, clip_norm=1.0),
         schedule=WarmupStableDecay(warmup_steps=steps(warmup), decay_steps=steps(50e9)),
-        train=TrainConfig(steps=steps(1.719e12), global_batch_size=batch_size),
+        train=TrainConfig(steps=steps(total), global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=4_000, batches=4),
         checkpoint=CheckpointConfig(every=4_000),
+        phases=(*short, *(dataclasses.replace(phase, **long_rows) for phase in (extension, decay))),
     )

@@ -10,7 +10,7 @@ import runpy
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax.config import Experiment, LongContextScaling, UserError
+from pretrainax.config import Experiment, LongContextScaling, UserError, phases_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.training import loop
@@ -100,17 +100,40 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     experiment.data.source = pairs_of(text) if experiment.data.source.pairs else TextFiles(path=text)
     experiment.data.cache_dir = cache
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
+    if experiment.phases:  # a step of each
+        experiment.train.steps, room = len(experiment.phases), experiment.data.sequence_length
+        sizes = {"sequence_length": lambda n: min(n, 2 * room), "global_batch_size": lambda n: 4}
+        short = [{k: f(getattr(p, k)) for k, f in sizes.items() if getattr(p, k)} for p in experiment.phases]
+        experiment.phases = tuple(map(lambda p, s: dataclasses.replace(p, **s), experiment.phases, short))
     experiment.schedule.warmup_steps = 1
     experiment.evaluate.every, experiment.evaluate.batches = 2, 1
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_config_trains_two_steps(name, tmp_path, text, cache):
+def test_a_config_trains_two_steps_or_one_of_each_phase(name, tmp_path, text, cache):
     experiment = load(name, VARIANTS[name][-1])
     shrink(experiment, str(text), str(cache))
     assert loop.train(experiment, str(tmp_path / "run")) == 0
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
+    validated = range(1, experiment.train.steps + 1) if experiment.phases else [2]
+    expected = [(n, split) for n in range(1, experiment.train.steps + 1) for split in ("train", "valid")]
+    assert [(line["step"], line["split"]) for line in lines] == [
+        (n, split) for n, split in expected if split == "train" or n in validated
+    ]
+
+
+def test_the_phases_of_a_recipe_are_those_of_its_paper():
+    found = {}
+    for name, variant in (("bert_base", "base"), ("bart_base", "base"), ("modernbert_base", "base")):
+        found[name] = [(phase.stop, phase.changes) for phase in phases_of(load(name, variant))]
+    assert found["bert_base"] == [(900_000, "sequence_length 128"), (1_000_000, "")]
+    assert found["bart_base"] == [(450_000, ""), (500_000, "dropout_rate 0.0")]
+    long_rows = "sequence_length 8192, global_batch_size 576, learning_rate 0.0003, theta 160000.0"
+    assert found["modernbert_base"] == [(364_304, ""), (417_286, long_rows), (427_882, long_rows)]
+    large = load("modernbert_base", "large")
+    assert [phase.learning_rate for phase in large.phases] == [None, 5e-5, 5e-5, 5e-5]
+    for variant in ("tiny", "mini", "midi"):
+        assert load("bert_base", variant).phases == load("modernbert_base", variant).phases == ()
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -33,3 +33,26 @@ def test_the_command(tmp_path, variant, expected):
     ).stdout
     assert expected in out and "row 1 ·" in out and "\x1b" not in out and "OFF" not in out
     assert Tags((tmp_path / "page.html").read_text()).tags.count("h3") >= 4
+
+
+def test_rows_of_a_later_step_are_those_of_its_phase(text, cache):
+    def shown(*words):
+        command = [
+            sys.executable,
+            "-m",
+            "pretrainax.inspect",
+            "--config=tests/support/tiny.py:gpt",
+            "--count=1",
+            *words,
+        ]
+        command += [f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}"]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    phases = "--config.phases=(Phase(steps=30, sequence_length=16), Phase(global_batch_size=4))"
+    first, later, no = shown(), shown("--at=31", phases), shown("--at=41", phases)
+    assert "row 0 ·" in first.stdout and "phase" not in first.stdout
+    assert "phase 2, steps 31 to 40: global_batch_size 4" in later.stdout and "row 120 ·" in later.stdout
+    assert "loss tokens a batch" in later.stdout and " 128" in later.stdout
+    assert no.returncode == 2 and no.stderr == (
+        "pretrainax: --at=41 is after the last step: config.train.steps is 40\n"
+    )

@@ -8,9 +8,11 @@ import textwrap
 import numpy as np
 import pytest
 
-from pretrainax.config import MeshConfig, UserError
+from pretrainax.config import MeshConfig, Phase, UserError, phases_of
+from pretrainax.config.overrides import set_field
 from pretrainax.training.resume_check import compare_losses, row_digests
-from pretrainax.verify_resume import _config_arguments, _devices
+from pretrainax.verify_resume import _config_arguments, _devices, _overrides
+from tests.support import tiny
 from tests.support.runs import FAST, ROOT
 
 
@@ -28,13 +30,24 @@ def verify(config, text, cache, *flags) -> subprocess.CompletedProcess:
     )
 
 
-def test_a_config_that_resumes_passes(text, cache):
-    out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2")
+def test_a_config_that_resumes_passes_also_where_its_phases_change(text, cache):
+    phases = "--config.phases=(Phase(steps=20, sequence_length=16, global_batch_size=16), Phase(dropout_rate=0.1))"
+    out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2", phases)
     assert out.returncode == 0, out.stdout + out.stderr
     assert "never killed: 6 steps" in out.stdout and "2 × cpu" in out.stdout
     assert out.stdout.count("6 steps bit-identical") == 2  # killed; resumed by 2 processes
     assert "killed at step 3, resumed by 2 processes" in out.stdout
     assert out.stdout.splitlines()[-1] == "it resumes as it should"
+
+
+def test_phases_keep_their_shares_of_the_short_run():
+    experiment = tiny.get_config("gpt")
+    experiment.phases = (Phase(tokens=8 * 32 * 10), Phase(share=0.5, sequence_length=16), Phase(steps=10))
+    experiment.checkpoint.keep_at = (1, 40)
+    for flag in _overrides(experiment, 8):
+        set_field(experiment, *flag.removeprefix("--").split("=", 1))
+    found = [(phase.stop, phase.changes) for phase in phases_of(experiment)]
+    assert found == [(2, ""), (6, "sequence_length 16"), (8, "")] and experiment.checkpoint.keep_at == ()
 
 
 def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):

@@ -21,6 +21,7 @@ import pytest
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import load_params
+from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import RunFailed, UserError
 from tests.support.checkpoints import abstract, make_state, restore, save_all
 from tests.support.runs import ROOT
@@ -196,6 +197,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 def test_the_newest_is_kept_however_bad_it_is(tmp_path):
     save_all(tmp_path, [1, 2, 3], keep=1, losses={1: 1.0, 2: 2.0, 3: float("nan")})
     assert kept(tmp_path) == [1, 3]
+
+
+def test_what_is_kept_for_good_is_no_older_step(tmp_path):
+    save_all(tmp_path, [0, 1, 2, 3, 4, 5], keep=1, keeps=lambda step: step in (0, 2))
+    assert list_steps(str(tmp_path)) == [0, 2, 5]
 
 
 def test_steps_without_a_metric_are_kept_by_age_alone(tmp_path):

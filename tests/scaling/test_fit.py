@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax.config import UserError
+from pretrainax.config import Phase, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.scaling import fit as fit_lib
 from pretrainax.scaling.fit import CONSTANTS, Run, check_enough, fit, fit_report, interval, read_runs
@@ -34,8 +34,8 @@ def write_run(workdir, width=32, steps=40, loss=None, at=None, **changes):
     experiment.data.source = TextFiles("text")
     experiment.model.d_model, experiment.model.d_ff, experiment.train.steps = width, 4 * width, steps
     for path, value in changes.items():
-        part, _, name = path.partition("__")
-        setattr(getattr(experiment, part), name, value)
+        part, _, name = path.rpartition("__")
+        setattr(getattr(experiment, part) if part else experiment, name, value)
     os.makedirs(workdir)
     (workdir / "config.json").write_text(config_lib.dump(experiment))
     if loss is None:
@@ -47,6 +47,12 @@ def write_run(workdir, width=32, steps=40, loss=None, at=None, **changes):
         {"step": at or steps, "split": "valid", "loss": loss},
     ]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_the_tokens_of_a_run_in_phases_add_up(tmp_path):
+    write_run(tmp_path / "run", phases=(Phase(steps=30, sequence_length=15), Phase(global_batch_size=4)))
+    (run,), _, _ = read_runs(str(tmp_path / "*"))
+    assert run.tokens == 30 * 8 * 16 + 10 * 4 * 33
 
 
 # --- the fit --------------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ def abstract(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
-def save_all(directory, steps, keep=10, losses=None):
-    checkpoints = Checkpoints(str(directory), keep=keep)
+def save_all(directory, steps, keep=10, losses=None, **options):
+    checkpoints = Checkpoints(str(directory), keep=keep, **options)
     for step in steps:
         metrics = {"loss": losses[step]} if losses else None
         checkpoints.save(step, make_state(step), {"note": f"from {step}"}, metrics)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import Phase, UserError
 from pretrainax.data.objectives import MaskedLM, NextSentencePrediction, ObjectiveMixture, RateChange
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.optim import WarmupConstant, WarmupCosine, WarmupInverseSquareRoot, WarmupLinear, WarmupStableDecay
@@ -86,6 +86,36 @@ def test_a_rate_of_masks_that_has_begun_to_change_is_asked_for(wrapped):
     old.objective = new.objective = wrapped(MaskedLM(rate=0.3, rate_change=RateChange(to=0.1, begin=0.5)))
     assert longer.extend(old, new, 10, agreed=False)
     with pytest.raises(UserError, match="rate_change in config.objective"):
+        longer.extend(old, new, 11, agreed=False)
+
+
+PHASED = (Phase(steps=10, sequence_length=16), Phase())
+
+
+@pytest.mark.parametrize("last", [Phase(), Phase(steps=10)])
+def test_phases_that_stay_where_they_were_need_no_word(last):
+    old, new = make(20, WarmupConstant(5)), make(40, WarmupConstant(5))
+    old.phases, new.phases = (PHASED[0], last), PHASED
+    assert longer.extend(old, new, 20, agreed=False) == "extended from 20 to 40 steps"
+
+
+def test_phases_that_move_are_asked_for_where_a_step_done_was_of_another():
+    old, new = make(20, WarmupConstant(5)), make(40, WarmupConstant(5))
+    old.phases = new.phases = (Phase(share=0.5, sequence_length=16), Phase())
+    assert longer.extend(old, new, 10, agreed=False) == "extended from 20 to 40 steps"
+    with pytest.raises(
+        UserError, match="step 11 was made in phase 2, steps 11 to 20: .*, and would be of phase 1, steps"
+    ):
+        longer.extend(old, new, 11, agreed=False)
+    assert "step 11 was made in phase 2" in longer.extend(old, new, 11, agreed=True)
+
+
+def test_the_rates_of_each_phase_are_compared():
+    old, new = make(20, WarmupCosine(5)), make(40, WarmupCosine(5))
+    old.phases = new.phases = (Phase(steps=10), Phase(learning_rate=1.0))
+    with pytest.raises(
+        UserError, match="the learning rate of step 12 is 0.422 by the schedule of 20 steps and 0.938 by"
+    ):
         longer.extend(old, new, 11, agreed=False)
 
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from pretrainax.config import Phase
 from pretrainax.config.serialization import dump
 from pretrainax.training import next_steps
 from tests.support import tiny
@@ -27,8 +28,9 @@ def workdir(tmp_path, monkeypatch, text):
     """Of a run, as far as the commands ask for it, below the folder where they are typed."""
     monkeypatch.chdir(tmp_path)
 
-    def write(name: str, variant: str) -> None:
+    def write(name: str, variant: str, *phases: Phase) -> None:
         experiment = tiny.get_config(variant)
+        experiment.phases = phases
         experiment.tokenizer.build(file.read_text() for file in text.iterdir()).save(f"{name}/tokenizer")
         pathlib.Path(name, "config.json").write_text(dump(experiment))
 
@@ -49,6 +51,16 @@ def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
         f"--workdir={ODD}-more",
     ]
     assert found["curves in TensorBoard"][-1] == f"--logdir={ODD}"
+
+
+def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):
+    for last, flags in (
+        (Phase(steps=30), ["--config.phases=(Phase(steps=10), Phase())"]),
+        (Phase(), []),
+    ):
+        workdir("run", "gpt", Phase(steps=10), last)
+        found = commands(next_steps.after_training("run", []))
+        assert found["train longer"][3:-1] == ["--config.train.steps=80", *flags, "--extend"]
 
 
 def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
