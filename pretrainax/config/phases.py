@@ -213,8 +213,9 @@ def _plain(run: "Experiment", i: int) -> "Experiment":
             for field, default in _BESIDE_WEIGHTS.items():
                 plain = _with(plain, f"data.source.{field}", default)
     if phase.source is not None:
-        plain.data.source = copy.copy(plain.data.source)
-        plain.data.source.config_path = f"config.phases[{i}].source"  # where error lines say that its fields are
+        source: Any = copy.copy(plain.data.source)
+        source.config_path = f"config.phases[{i}].source"  # where error lines say that its fields are
+        plain.data.source = source
     return plain
 
 
