@@ -21,12 +21,13 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     """Sets a field to the value that `read_value` makes of a text; UserError where there is no such field.
 
     Args:
-      path: of the field, as "config.train.steps".
+      path: of the field, as "config.train.steps" or "config.phases[0].share".
       text: None where a flag stands without a value, as those that are true or false may.
     """
     node, done, hint = experiment, "config", None
-    *_, last = names = path.split(".")[1:]
-    for i, name in enumerate(names):
+    *_, last = words = path.split(".")[1:]
+    for i, word in enumerate(words):
+        name, _, place = word.removesuffix("]").partition("[")
         if node is None:
             raise UserError(f"--{path}: {done} is None; give it first, as --{done}={spelled(hint)}")
         if isinstance(node, Choice) and name not in node.__dataclass_fields__:
@@ -34,11 +35,27 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
         if name not in getattr(node, "__dataclass_fields__", ()):
             raise UserError(f"{done} has no field {name!r}, {_known(name, node, experiment)}")
         hint = typing.get_type_hints(type(node), include_extras=True)[name]
-        if i < len(names) - 1:
-            node, done = getattr(node, name), f"{done}.{name}"
+        if i < len(words) - 1 or place:
+            node, done = _part(getattr(node, name), place, f"{done}.{name}"), f"{done}.{word}"
+    if last.endswith("]"):
+        raise UserError(
+            f'--{path}: parts are given all at once, as --{path.rpartition("[")[0]}="({type(node).__name__}(), ...)"'
+        )
     if text is None and hint is not bool:
         raise UserError(f"--{path} needs a value: --{path}=… it must be {spelled(hint)}")
     setattr(node, last, True if text is None else read_value(text, hint, path))
+
+
+def _part(value: Any, place: str, path: str) -> Any:
+    """Returns the value of a field, or of a tuple that it holds the part at a place, from 0."""
+    if not place:
+        return value
+    if isinstance(value, tuple) and place.isdecimal() and int(place) < len(value):
+        return value[int(place)]
+    there = (
+        f"its parts are {path}[0] to [{len(value) - 1}]" if isinstance(value, tuple) and value else "it has no parts"
+    )
+    raise UserError(f"--{path}[{place}]: {there}")
 
 
 def fields_named(name: str, experiment: Experiment) -> list[str]:

@@ -18,6 +18,7 @@ MEANINGS = {
     "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
     "loss_tokens": "target tokens",
+    "phase": "of the run, from 1: which of config.phases a step is of",
 }
 
 

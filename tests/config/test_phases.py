@@ -211,6 +211,28 @@ def test_a_flag_that_is_no_phases_is_one_line(text, line):
     assert "\n" not in str(refused.value)
 
 
+def test_a_flag_sets_a_field_of_one_phase():
+    experiment = make(Phase(share=0.5), Phase())
+    set_field(experiment, "config.phases[1].dropout_rate", "0.1")
+    assert experiment.phases == (Phase(share=0.5), Phase(dropout_rate=0.1))
+
+
+@pytest.mark.parametrize(
+    "path, line",
+    [
+        ("config.phases[2].share", r"--config.phases\[2\]: its parts are config.phases\[0\] to \[1\]"),
+        ("config.phases[x].share", r"--config.phases\[x\]: its parts are"),
+        ("config.train[0].steps", r"--config.train\[0\]: it has no parts"),
+        ("config.phases[0]", r"parts are given all at once, as --config.phases=\"\(Phase\(\), ...\)\""),
+        ("config.phases[0].d_model", "Phase, which has no field 'd_model'"),
+        ("config.phases.share", r"did you mean --config.phases\[0\].share"),
+    ],
+)
+def test_a_flag_for_no_field_of_a_phase_is_one_line(path, line):
+    with pytest.raises(UserError, match=line):
+        set_field(make(Phase(share=0.5), Phase()), path, "0.5")
+
+
 @pytest.mark.parametrize("steps, wrong", [((0, 1, 40), ""), ("log", ""), ((41,), "41"), ((-1, 50, 3), "-1, 50")])
 def test_checkpoints_are_kept_at_steps_of_the_run(steps, wrong):
     experiment = make()
