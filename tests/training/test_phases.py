@@ -153,7 +153,7 @@ def test_each_checkpoint_that_is_kept_is_evaluated_as_its_phase_was(whole, tmp_p
     command = [sys.executable, "-m", "pretrainax.evaluate", f"--from={whole[0]}", "--every-checkpoint"]
     done = run([*command, "--config.mesh.data=1", f"--output={tmp_path}/all.json"])
     assert done.returncode == 0, done.stderr
-    results = json.loads((tmp_path / "all.json").read_text())["results"]
+    results = json.loads((tmp_path / "all.json").read_text())
     found = {result["step"]: result["value"] for result in results if result["measure"] == "loss"}
     assert sorted(found) == steps(whole[0])
     for line in lines(whole[0], "valid"):
