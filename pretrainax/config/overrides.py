@@ -46,7 +46,7 @@ def set_field(experiment: Experiment, path: str, text: Optional[str]) -> None:
     setattr(node, last, True if text is None else read_value(text, hint, path))
 
 
-def _part(value: Any, place: str, path: str) -> Any:
+def _part(value: object, place: str, path: str) -> object:
     """Returns the value of a field, or of a tuple that it holds the part at a place, from 0."""
     if not place:
         return value

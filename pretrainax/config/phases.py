@@ -8,17 +8,22 @@ import copy
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol, TypeVar
 
 from pretrainax.config.choice import Choice, written
 from pretrainax.config.errors import UserError
 
 if TYPE_CHECKING:  # with their methods
+    from _typeshed import DataclassInstance
+
     from pretrainax.config.experiment import Experiment
     from pretrainax.data.objectives import Objective
     from pretrainax.data.sources import Source
 else:
     from pretrainax.config.kinds import Objective, Source
+
+T = TypeVar("T", bound="DataclassInstance")
+P = TypeVar("P", bound="_WithStop")
 
 _SETS = {  # a field of a phase: the field of the config that it stands for
     "sequence_length": "data.sequence_length",
@@ -104,8 +109,15 @@ def phases_of(experiment: "Experiment") -> tuple[RunPhase, ...]:
     return tuple(found)
 
 
-def phase_at(phases: Sequence[Any], step: int) -> Any:
-    """Returns that of the update after `step` updates, of phases with a `stop`; after the end of the run the last."""
+class _WithStop(Protocol):
+    """A phase, or what is made of one."""
+
+    @property
+    def stop(self) -> int: ...
+
+
+def phase_at(phases: Sequence[P], step: int) -> P:
+    """Returns the phase of the update after `step` updates; after the end of the run the last."""
     return next((phase for phase in phases if step < phase.stop), phases[-1])
 
 
@@ -213,19 +225,18 @@ def _plain(run: "Experiment", i: int) -> "Experiment":
             for field, default in _BESIDE_WEIGHTS.items():
                 plain = _with(plain, f"data.source.{field}", default)
     if phase.source is not None:
-        source: Any = copy.copy(plain.data.source)
-        source.config_path = f"config.phases[{i}].source"  # where error lines say that its fields are
-        plain.data.source = source
+        plain.data.source = copy.copy(plain.data.source)
+        vars(plain.data.source)["config_path"] = f"config.phases[{i}].source"  # where error lines say its fields are
     return plain
 
 
-def _with(config: Any, path: str, value: object) -> Any:
+def _with(config: T, path: str, value: object) -> T:
     """Returns a config with another value of a field; neither it nor a part of it that changes is the old object."""
     name, _, rest = path.partition(".")
     return dataclasses.replace(config, **{name: _with(getattr(config, name), rest, value) if rest else value})
 
 
-def _get(config: Any, path: str) -> Any:
+def _get(config: object, path: str) -> object:
     for name in path.split(".") if path else ():
         config = getattr(config, name)
     return config

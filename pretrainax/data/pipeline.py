@@ -28,6 +28,7 @@ from pretrainax.data.row_stream import RowOptions, RowStream
 from pretrainax.data.sources.base import WeightStages
 
 if TYPE_CHECKING:
+    from pretrainax.data.preparation.prepare import Prepared
     from pretrainax.tokenization.base import Vocabulary
 
 StreamKey = tuple[tuple, int]  # the plan of its rows, and which of the streams with the same plan it is
@@ -228,7 +229,7 @@ def batches_of(
 
 
 def phase_batches(
-    experiment: Experiment, prepared: Any, process_index: int = 0, process_count: int = 1
+    experiment: Experiment, prepared: "Prepared", process_index: int = 0, process_count: int = 1
 ) -> PhaseBatches:
     """Returns the batches that a run trains on; without phases they are those of `batches_of`."""
     processes = process_index, process_count
