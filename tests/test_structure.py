@@ -84,7 +84,8 @@ def test_every_module_imports(file):
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda f: f.stem)
-def test_every_script_imports(file):
+def test_every_script_imports(file, monkeypatch):
+    monkeypatch.syspath_prepend(str(file.parent))  # as Python does for a script
     runpy.run_path(str(file), run_name="imported")
 
 
