@@ -352,3 +352,36 @@ def test_cutting_into_micro_batches_moves_no_row():
     rows = put_batch({"tokens": np.zeros((32, 16), np.int32)}, mesh)
     text = jax.jit(lambda batch: train_step.split(batch, 4, mesh)).lower(rows).compile().as_text()
     assert not re.search("all-|collective|reduce-scatter", text)
+
+
+# --- what an evaluation and a diverged loss leave alone ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_evaluation_has_no_dropout(family):
+    def evaluated(**fields):
+        run = Run(model_config(family, **fields))
+        with jax.set_mesh(run.mesh):
+            return train_step.make_eval_step(run.model, run.train, run.mesh)(fresh(family).params, run.batch())
+
+    chex.assert_trees_all_equal(evaluated(dropout_rate=0.5), evaluated())
+
+
+class Diverged(Toy):
+    """A toy whose blocks give a loss without a gradient."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def apply(self, *args, **kwargs):
+        value = jnp.float32(self.value), jnp.float32(1.0)
+        return super().apply(*args, **kwargs).replace(sums={"balance_loss": value})
+
+
+@pytest.mark.parametrize("value", [jnp.inf, -jnp.inf, jnp.nan])
+def test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite(value, monkeypatch):
+    states, (metrics,) = toy_steps(Diverged(value), [ONES], monkeypatch)
+    assert np.isfinite(metrics["gradient_norm"]) and metrics["gradient_norm"] > 0
+    assert (bool(metrics["finite"]), int(metrics["bad_parameter"])) == (False, -1)
+    chex.assert_trees_all_equal(states[0].replace(step=0), states[1].replace(step=0))
