@@ -217,13 +217,13 @@ def test_only_a_decoders_own_attention_has_a_half_to_skip():
 
 def test_both_encoders_of_electra_have_windows():
     config = dataclasses.replace(electra("base"), layer_pattern=("local",), window=128)
-    specs = [traced(part, 1024) for part in (discriminator_config(config), generator_config(config))]
-    total = flops_done(config, 4, 1024, 154, work_of(specs, "auto", "tpu"))
+    specs = [traced(part, 2048) for part in (discriminator_config(config), generator_config(config))]
+    total = flops_done(config, 4, 2048, 154, work_of(specs, "auto", "tpu"))
     parts = (
-        flops_done(part(config), 4, 1024, 154, work_of(specs, "auto", "tpu"))
+        flops_done(part(config), 4, 2048, 154, work_of(specs, "auto", "tpu"))
         for part in (discriminator_config, generator_config)
     )
-    assert total == sum(parts) < flops_per_step(config, 4, 1024, 154)
+    assert total == sum(parts) < flops_per_step(config, 4, 2048, 154)
 
 
 def test_a_mask_decoder_runs_the_last_block_twice():
