@@ -60,7 +60,7 @@ def flops_done(config: ModelConfig, batch_size: int, inputs: int, targets: int, 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
     """Counts the FLOPs between queries, keys and values of one example; products: pairs × products of one head."""
     found = _attentions(config, inputs, targets)
-    return sum(2 * one.layers * one.heads * one.head_dim * products(one) for one in found)
+    return sum(2.0 * one.layers * one.heads * one.head_dim * float(products(one)) for one in found)
 
 
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:

@@ -173,7 +173,7 @@ def test_all_wait_for_the_device_whose_queries_have_the_most_keys():
 
 
 @pytest.mark.parametrize("remat", ["dots", "block"])
-def test_what_is_made_again_is_what_xla_makes_again(remat):
+def test_what_is_made_again_is_what_jax_makes_again(remat):
     def counted(policy):
         experiment = long_rows()
         config = dataclasses.replace(experiment.model, d_model=64, position=LearnedPositions(256))
@@ -184,7 +184,8 @@ def test_what_is_made_again_is_what_xla_makes_again(remat):
             logits = model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
             return jnp.sum(jnp.square(logits))
 
-        return jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch).compile().cost_analysis()["flops"]
+        # as JAX lowers it, before a compiler for CPUs shares work that two loops cannot share
+        return jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch).cost_analysis()["flops"]
 
     blocks = 0 if remat == "dots" else 2 * 2 * 256 * (4 * 2 * 64 * 256 + 2 * 2 * 64 * 64)
     expected = blocks + 2 * 2 * 2 * 2 * 4 * 64 * 256**2
