@@ -75,8 +75,10 @@ def _mfu(time: Roofline) -> str:
 
 
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
-    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/runtime/chips.py)"
-    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps" + (price if chip.price else "")
+    price = f"no price of a {chip.name} is known"
+    if chip.price is not None:
+        price = f"{time.price:,.0f} USD at {chip.price:.2f} a device and hour"
+    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:

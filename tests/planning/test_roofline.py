@@ -200,3 +200,16 @@ def test_a_plan_says_how_much_of_the_convention_is_done():
     assert f"{time.mfu:.0%} MFU ({time.mfu_done:.0%} of what is done)" in text
     plain = assess(dataclasses.replace(long_rows(attention="xla"), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
     assert "done" not in run_report("gpt", plain, Topology.parse("h100:4"), None, "")
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_plan_says_the_price_or_that_none_is_known(candidate, name):
+    chip = CHIPS[name]
+    topology = Topology.parse(f"{name}:{'x'.join(['2'] * chip.torus) if chip.is_tpu else 4}")
+    found = dataclasses.replace(
+        candidate, roofline=roofline.expect(candidate.experiment, ONE | {"data": 4}, topology, candidate.memory, [])
+    )
+    (row,) = [line for line in run_report("gpt", found, topology, None, "").splitlines() if line.startswith("  run ")]
+    assert row.endswith("(pretrainax/runtime/chips.py)")
+    assert (f"no price of a {name} is known" in row) == (chip.price is None)
+    assert (f" USD at {chip.price} " in row or f" USD at {chip.price:.2f} " in row) if chip.price else "USD" not in row
