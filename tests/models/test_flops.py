@@ -231,3 +231,20 @@ def test_a_mask_decoder_runs_the_last_block_twice():
     once = dataclasses.replace(config, enhanced_mask_decoder=False)
     deeper = dataclasses.replace(once, num_layers=once.num_layers + 1)
     assert flops_per_step(config, 2, 64, 10) == flops_per_step(deeper, 2, 64, 10) > flops_per_step(once, 2, 64, 10)
+
+
+def test_narrow_embeddings_are_projected_on_their_way_in_and_a_masked_lm_back_to_them():
+    config = dataclasses.replace(bert("base"), d_model=12, embedding_dim=5, num_layers=1, vocab_size=70)
+    wide = dataclasses.replace(config, embedding_dim=None)
+    inputs, targets = 9, 2
+    narrow = 2 * inputs * 5 * 12 + 2 * targets * 12 * 5 + 2 * targets * 5 * 70
+    usual = 2 * targets * 12 * 12 + 2 * targets * 12 * 70
+    difference = flops_per_step(wide, 4, inputs, targets) - flops_per_step(config, 4, inputs, targets)
+    assert difference == 3 * 4 * (usual - narrow) and config.masked_lm_head
+
+
+def test_a_convolution_beside_the_first_block_is_counted_once():
+    config = dataclasses.replace(bert("base"), input_convolution=3)
+    without = dataclasses.replace(config, input_convolution=None)
+    extra = flops_per_step(config, 4, 9, 2) - flops_per_step(without, 4, 9, 2)
+    assert extra == 3 * 4 * 2 * 9 * 3 * 768**2
