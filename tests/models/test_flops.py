@@ -166,7 +166,7 @@ def test_modernbert_at_8192_is_nearly_twice_as_dear_by_the_convention():
 
 def test_gemma_3_at_32768_is_more_than_twice_as_dear_by_the_convention():
     config = gemma("3_1b")
-    windows = [one.window for one in _attentions_of(config, 32_768)]
+    windows = [one.window for one in _collected(config, 32_768, 32_768)]
     assert sorted(windows, key=str) == [512, None]
 
     def windows_alone(one):  # the causal half, which the global layers skip too, in full
@@ -178,9 +178,10 @@ def test_gemma_3_at_32768_is_more_than_twice_as_dear_by_the_convention():
     assert too_dear(config, 32_768, 32_768, work) == pytest.approx(2.32, abs=0.005)
 
 
-def _attentions_of(config, length):
+def _collected(config, inputs, targets):
+    """The attentions of a model."""
     found = []
-    attention_flops(config, length, length, lambda one: found.append(one) or 0.0)
+    attention_flops(config, inputs, targets, lambda one: found.append(one) or 0.0)
     return found
 
 
@@ -248,3 +249,16 @@ def test_a_convolution_beside_the_first_block_is_counted_once():
     without = dataclasses.replace(config, input_convolution=None)
     extra = flops_per_step(config, 4, 9, 2) - flops_per_step(without, 4, 9, 2)
     assert extra == 3 * 4 * 2 * 9 * 3 * 768**2
+
+
+def test_the_attentions_of_an_encoder_decoder_say_who_reads_whom():
+    config = dataclasses.replace(t5("base"), num_layers=3, num_decoder_layers=2)
+    found = {(one.layers, one.queries, one.keys, one.causal) for one in _collected(config, 10, 7)}
+    assert found == {(3, 10, 10, False), (2, 7, 7, True), (2, 7, 10, False)}
+
+
+def test_positions_of_deberta_are_two_products_more_of_each_block():
+    config = dataclasses.replace(zoo.preset("deberta_v3_base"), generator=None, num_layers=5)
+    without = dataclasses.replace(config, position=LearnedPositions(64))
+    extra = flops_per_step(config, 2, 64, 10) - flops_per_step(without, 2, 64, 10)
+    assert extra == 3 * 2 * (5 + 1) * 2 * 2 * 64**2 * 768  # the last block runs twice
