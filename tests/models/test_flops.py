@@ -262,3 +262,19 @@ def test_positions_of_deberta_are_two_products_more_of_each_block():
     without = dataclasses.replace(config, position=LearnedPositions(64))
     extra = flops_per_step(config, 2, 64, 10) - flops_per_step(without, 2, 64, 10)
     assert extra == 3 * 2 * (5 + 1) * 2 * 2 * 64**2 * 768  # the last block runs twice
+
+
+def test_parts_of_a_row_are_added_up():
+    config = gpt2("124m")
+    whole, split = (work_of([traced(config, 2048, sequence=parts)], "auto", "tpu") for parts in (1, 4))
+    assert flops_done(config, 8, 2048, 2048, split) == flops_done(config, 8, 2048, 2048, whole)
+
+
+def test_an_attention_is_that_of_its_lengths():
+    fields = dict(head_dim=64, dtype="bfloat16", has_prefix=False, has_positions=False, logit_cap=None, sequence=1)
+    fields |= dict(window=None, key_length=512, causal=False)
+    own = AttentionSpec(**fields, query_length=512, bias="by_row")  # which no kernel of a GPU takes
+    cross = AttentionSpec(**fields, query_length=256, bias="none")
+    reads = [one for one in _collected(t5("base"), 512, 256) if not one.causal]
+    again = {one.queries: work_of([own, cross], "auto", "gpu")(one).again for one in reads}
+    assert again == {512: 0, 256: 1}
