@@ -1,6 +1,7 @@
 """Batches: pure functions of (seed, step), whoever makes them."""
 
 import collections
+import dataclasses
 import os
 import signal
 import subprocess
@@ -387,3 +388,28 @@ def test_an_id_that_no_text_has_is_the_objectives(tmp_path):
     size = TOKENIZER.vocabulary.size
     with pytest.raises(UserError, match=rf"the id {size}, and the tokenizer {size} ids: config.objective makes one"):
         Batches([corpus], Inventing(), TOKENIZER.vocabulary, options, **others)[0]
+
+
+def test_progress_goes_from_nothing_to_all_and_no_further():
+    batches = make(steps=10)  # of 4 rows
+    assert [batches.progress(row) for row in (0, 20, 40, 80)] == [0.0, 0.5, 1.0, 1.0]
+    assert make().progress(5) == 1.0
+
+
+def test_statistics_of_streams_are_added_but_for_the_fill():
+    batches = make()
+    batches.streams = [
+        SimpleNamespace(plan=SimpleNamespace(statistics={"fill": fill, "documents cut": cut}))
+        for fill, cut in ((0.5, 2), (0.75, 3), (0.25, 4))
+    ]
+    assert batches.statistics() == {"fill": 0.75, "documents cut": 9}
+
+
+@pytest.mark.parametrize("pad, written", [(3, 3), (None, 0)])
+def test_rows_are_padded_with_the_id_of_the_vocabulary(tmp_path, pad, written):
+    corpus, _ = corpus_with(tmp_path, 0)
+    options, others = row_options(dict(sequence_length=127, global_batch_size=1, seed=3, packing=OneEach()))
+    vocabulary = dataclasses.replace(TOKENIZER.vocabulary, pad=pad)
+    batch = Batches([corpus], CausalLM(), vocabulary, options, **others)[0]
+    padding = batch["segment_ids"] == 0
+    assert padding.sum() > 20 and set(batch["tokens"][padding].tolist()) == {written}

@@ -292,3 +292,9 @@ def test_moments_of_gradients_in_bfloat16_are_float32():
     _, state = trained(AdamW(), params, [params])
     means = [x for x in jax.tree.leaves(state) if x.ndim][:1]
     chex.assert_type(means, jnp.float32)
+
+
+def test_what_is_not_set_is_as_in_the_papers():
+    # Kingma and Ba 2014, algorithm 1; LAMB's epsilon is that of ALBERT's code
+    assert (AdamW().b1, AdamW().b2, AdamW().epsilon) == (Lamb().b1, Lamb().b2, 1e-8) == (0.9, 0.999, 1e-8)
+    assert Lamb().epsilon == 1e-6 and AdamW().clip_norm == Lamb().clip_norm == 1.0

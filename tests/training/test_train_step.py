@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, RelativePositionBuckets, TrainConfig
+from pretrainax.config import (
+    LearnedPositions,
+    MeshConfig,
+    ModelConfig,
+    RelativePositionBuckets,
+    TrainConfig,
+    UserError,
+)
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim.optimizers import AdamW
@@ -393,3 +400,17 @@ def test_the_gradient_norm_is_of_all_parameters_and_before_clipping(accumulate, 
     squares = 7 / 8**2 + (7 / 8) ** 2
     np.testing.assert_allclose(metrics["gradient_norm"], (squares * 1.25) ** 0.5, rtol=1e-6)  # float32; clipped: 1
     np.testing.assert_allclose(metrics["sums"]["loss"], (32 * np.log(8), 32), rtol=1e-6)
+
+
+def test_labels_that_no_head_learns_from_end_the_first_step(monkeypatch):
+    with pytest.raises(UserError, match="config.model.pair_head and config.objective"):
+        toy_steps(Toy(), [ONES | {"pair_labels": jnp.ones(8, jnp.int32)}], monkeypatch)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
+    run = Run(model_config("decoder"))
+    options = {"sequences": True} if asked else {}
+    with jax.set_mesh(run.mesh):
+        step = train_step.make_eval_step(run.model, run.train, run.mesh, **options)
+        assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())) == asked
