@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from pretrainax.config import UserError
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, weighted_sum
-from pretrainax.layers.attention_spec import AttentionSpec, Backend
-from pretrainax.layers.gpu_attention import GPUS, cudnn, cudnn_obstacle
+from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
+from pretrainax.layers.attention_work import all_pairs
+from pretrainax.layers.gpu_attention import GPUS, cudnn, cudnn_obstacle, cudnn_work
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import (
     LANES,
@@ -23,6 +24,7 @@ from pretrainax.layers.tpu_attention import (
     tpu_flash_obstacle,
     tpu_splash,
     tpu_splash_obstacle,
+    tpu_work,
 )
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -130,9 +132,15 @@ def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
     return None
 
 
+def _xla_work(spec: AttentionSpec) -> Work:
+    """Returns all pairs: those that are masked are multiplied too, and thrown away. A ring's backward makes the logits
+    again."""
+    return Work(all_pairs(spec), again=int(spec.sequence > 1))
+
+
 BACKENDS = {
-    "xla": Backend(_xla, _no_obstacle),
-    "cudnn": Backend(cudnn, cudnn_obstacle),
-    "tpu_flash": Backend(tpu_flash, tpu_flash_obstacle),
-    "tpu_splash": Backend(tpu_splash, tpu_splash_obstacle),
+    "xla": Backend(_xla, _no_obstacle, _xla_work),
+    "cudnn": Backend(cudnn, cudnn_obstacle, cudnn_work),
+    "tpu_flash": Backend(tpu_flash, tpu_flash_obstacle, tpu_work),
+    "tpu_splash": Backend(tpu_splash, tpu_splash_obstacle, tpu_work),
 }

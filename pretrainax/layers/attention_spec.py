@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Optional
 
 import jax
+import numpy as np
 
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.sharding.axes import LENGTH_AXIS
@@ -27,7 +28,7 @@ class AttentionSpec:
     dtype: str  # of queries, keys and values
     causal: bool
     bias: Literal["none", "shared", "by_row"]  # on the logits: the same one for all rows, or another one for each
-    has_window: bool
+    window: Optional[int]  # of `Mask`; in a scan over layers, some may do without
     has_prefix: bool  # a part of each segment is seen by the whole segment, though the mask is causal
     has_positions: bool  # queries or keys are not those of a row from its start, as with a cache of keys
     logit_cap: Optional[float]
@@ -38,12 +39,23 @@ class AttentionSpec:
         return self.query_length, self.key_length
 
 
+class Work(NamedTuple):
+    """What an implementation multiplies for one row and head: pairs of a query and a key, each PRODUCTS times."""
+
+    pairs: np.ndarray  # [sequence], those of the queries of each part that the mesh cuts the length into
+    again: int = 0  # products that the backward makes once more, beside PRODUCTS
+
+
+PRODUCTS = 6  # logits and the sum of values, and two for the backward of each
+
+
 class Backend(NamedTuple):
     """An implementation of attention."""
 
     kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
     # (spec, platform) -> why it cannot run, as the end of a sentence that begins with its name; None if it can
     obstacle: Callable[[AttentionSpec, str], Optional[str]]
+    work: Callable[[AttentionSpec], Work]
 
 
 def spec_of(
@@ -68,7 +80,7 @@ def spec_of(
         dtype=q.dtype.name,
         causal=mask.causal,
         bias="none" if bias is None else "by_row" if bias_by_row else "shared",
-        has_window=mask.window is not None,
+        window=mask.window,
         has_prefix=mask.prefix is not None,
         has_positions=mask.has_positions,
         logit_cap=logit_cap,

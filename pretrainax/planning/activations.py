@@ -145,6 +145,13 @@ def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
 
 
+def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
+    """Returns the specs of an experiment's attentions on a mesh."""
+    train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
+    specs = _attention_specs(_key(dataclasses.replace(experiment, train=train)), platform)
+    return [dataclasses.replace(spec, sequence=mesh_sizes[LENGTH_AXIS]) for spec in specs]
+
+
 @functools.lru_cache(maxsize=64)
 def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
     """Returns the specs of an experiment's attentions on one device, from a trace with the one that runs anywhere."""

@@ -51,6 +51,8 @@ def _summary(
     if not chip.is_tpu and needed > 0.75 * chip.memory_bytes:
         yield "", "JAX takes 75 % of a GPU: set XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
     yield "FLOPs", f"{time.flops:.3g} a step of the model's own, {time.flops * experiment.train.steps:.3g} in all"
+    if time.done < time.flops:
+        yield "", f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
     # Between slices the compiled text has one all-reduce, of which nothing says which part goes over the slow network.
@@ -62,15 +64,21 @@ def _summary(
 
 def _step(time: Roofline) -> str:
     return (
-        f"{short_time(time.seconds)} at best, {time.mfu:.0%} MFU: products {short_time(time.compute)}, memory "
+        f"{short_time(time.seconds)} at best, {_mfu(time)}: products {short_time(time.compute)}, memory "
         f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
         f"{short_time(time.hidden)}"
     )
 
 
+def _mfu(time: Roofline) -> str:
+    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_done:.0%} of what is done)" if time.done < time.flops else "")
+
+
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
-    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/runtime/chips.py)"
-    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps" + (price if chip.price else "")
+    price = f"no price of a {chip.name} is known"
+    if chip.price is not None:
+        price = f"{time.price:,.0f} USD at {chip.price:.2f} a device and hour"
+    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:

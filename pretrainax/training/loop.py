@@ -160,6 +160,7 @@ class Loop:
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last one here
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
         self.tokens, self.flops = 0, 0.0  # in the same time
+        self.flops_done = 0.0  # of these, without what attention skips
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
@@ -203,6 +204,7 @@ class Loop:
                 self.padding = self.paddings.popleft()
                 self.tokens += tokens_read(batch)
                 self.flops += self.run.flops_of(self.batches.index(step - 1))
+                self.flops_done += self.run.flops_done_of(self.batches.index(step - 1))
                 self.pending.append((step, metrics))
                 loop_state.step = step
                 if step in (self.first_step, self.first_step + 3):
@@ -336,12 +338,14 @@ class Loop:
             "tokens_per_second": self.tokens / self.seconds,
             "step_seconds": self.seconds / self.steps,
             "mfu": self.run.mfu(self.flops, self.seconds),
+            "mfu_done": self.run.mfu(self.flops_done, self.seconds),
             "data_wait_fraction": self.waited / self.seconds,
             "padding_fraction": self.padding,
         }
         self.writer.log(loop_state.step, "train", metrics)
         self.goodput.save()
         self.seconds, self.waited, self.steps, self.tokens, self.flops = 0.0, 0.0, 0, 0, 0.0
+        self.flops_done = 0.0
 
     def _evaluate(self, state: TrainState) -> bool:
         """Logs the validation metrics; returns whether their loss is the best so far."""

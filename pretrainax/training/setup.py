@@ -83,9 +83,18 @@ class Run:
         """Counts the FLOPs of one update over all devices, as `flops.flops_per_step` does."""
         return self._flops(self.lengths)
 
+    @functools.cached_property
+    def flops_done_per_step(self) -> float:
+        """Counts those of them that are done on these devices, as `flops.flops_done` does."""
+        return self._flops_done(self.lengths)
+
     def flops_of(self, step: int) -> float:
         """Counts those of one step, whose batch may be of a shorter bucket."""
         return self._flops(self.train_batches.lengths_of(step))
+
+    def flops_done_of(self, step: int) -> float:
+        """Counts those of one step that are done."""
+        return self._flops_done(self.train_batches.lengths_of(step))
 
     def mfu(self, flops_done: float, seconds: float) -> Optional[float]:
         """Returns the model FLOPs utilisation; None where the chip's peak is unknown."""
@@ -95,6 +104,11 @@ class Run:
     def _flops(self, lengths: Lengths) -> float:
         rows = self.experiment.train.global_batch_size
         return flops.flops_per_step(self.experiment.model, rows, lengths.inputs, lengths.targets)
+
+    def _flops_done(self, lengths: Lengths) -> float:
+        rows = self.experiment.train.global_batch_size
+        work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
+        return flops.flops_done(self.experiment.model, rows, lengths.inputs, lengths.targets, work)
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
@@ -138,7 +152,9 @@ class Run:
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
             (
                 "FLOPs",
-                f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps",
+                f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps"
+                + f"; done {self.flops_done_per_step / self.flops_per_step:.0%}: attention skips what its masks hide"
+                * (self.flops_done_per_step < self.flops_per_step),
             ),
             *(("WARNING", warning) for warning in warnings),
         ]

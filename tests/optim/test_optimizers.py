@@ -271,3 +271,30 @@ def test_an_impossible_decay_is_named():
 
 def test_json_names_an_optimizer_by_its_class():
     assert to_json(AdamW())["type"] == "AdamW"
+
+
+@pytest.mark.parametrize("kind", [AdamW, Lamb])
+def test_the_least_that_is_possible_is_no_problem(kind):
+    least = dict(b1=0.0, b2=0.0, weight_decay=0.0, clip_norm=None, epsilon=1e-30, learning_rate=1e-30)
+    assert not list(kind(**least).problems(None))
+
+
+def test_a_tiny_matrix_still_moves_by_a_thousandth():
+    params = {"token_embedding": {"embedding": jnp.full((2, 2), 5e-4)}}
+    optimizer = adamw(learning_rate=1.0, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
+    new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    moved = params["token_embedding"]["embedding"] - new["token_embedding"]["embedding"]
+    np.testing.assert_allclose(moved, np.full((2, 2), 1e-3), rtol=1e-5)  # epsilon 1e-8; 5e-4 - 1e-3 in float32
+
+
+def test_moments_of_gradients_in_bfloat16_are_float32():
+    params = {"kernel": jnp.ones(2, jnp.bfloat16)}
+    _, state = trained(AdamW(), params, [params])
+    means = [x for x in jax.tree.leaves(state) if x.ndim][:1]
+    chex.assert_type(means, jnp.float32)
+
+
+def test_what_is_not_set_is_as_in_the_papers():
+    # Kingma and Ba 2014, algorithm 1; LAMB's epsilon is that of ALBERT's code
+    assert (AdamW().b1, AdamW().b2, AdamW().epsilon) == (Lamb().b1, Lamb().b2, 1e-8) == (0.9, 0.999, 1e-8)
+    assert Lamb().epsilon == 1e-6 and AdamW().clip_norm == Lamb().clip_norm == 1.0

@@ -221,3 +221,14 @@ def test_a_last_batch_of_a_shorter_bucket_compiles_once_more(experiment, tmp_pat
     limit_traces(monkeypatch, 2)
     assert loop.train(experiment, str(tmp_path / "run")) == 0
     assert compiled(finished[0])[0] == 2
+
+
+def test_mfu_is_of_the_flops_since_the_last_line_counted_and_done(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrainax.training.setup.peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(Run, "flops_of", lambda run, step: 4e9)
+    monkeypatch.setattr(Run, "flops_done_of", lambda run, step: 3e9)
+    experiment.train.steps, experiment.train.log_every = 5, 2
+    assert loop.train(experiment, str(tmp_path)) == 0
+    for line in lines(tmp_path, "train"):  # of two steps, and the last of one
+        for name, flops in (("mfu", 4e9), ("mfu_done", 3e9)):
+            np.testing.assert_allclose(line[name] * line["step_seconds"] * 1e12 * 8, flops)

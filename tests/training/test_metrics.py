@@ -12,7 +12,7 @@ from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
-from pretrainax.training.metrics import read_metrics, summarize
+from pretrainax.training.metrics import perplexity, read_metrics, summarize
 from pretrainax.training.metrics_writer import MetricsWriter
 
 
@@ -298,3 +298,20 @@ def test_metrics_of_sums_and_counts():
 
 def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
     assert "bits_per_byte" not in summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)})
+
+
+def test_further_sums_are_means_beside_the_loss_and_the_z_loss_is_part_of_none():
+    sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "z_loss": (9.0, 4.0), "pair_loss": (3.0, 2.0)}
+    metrics = summarize(sums | {"replaced_recall": (0.0, 0.0)})
+    assert metrics["pair_loss"] == 1.5 and metrics["replaced_recall"] == 0.0
+    assert "z_loss" not in metrics and metrics["loss"] == 1.5
+
+
+def test_a_batch_without_targets_has_figures_of_nothing():
+    metrics = summarize({"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)})
+    assert (metrics["loss"], metrics["accuracy"], metrics["perplexity"], metrics["loss_tokens"]) == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize("loss, finite", [(0.0, 1.0), (700.0, math.exp(700.0)), (1e9, math.exp(700.0))])
+def test_perplexity_is_finite_for_any_loss(loss, finite):
+    assert perplexity(loss) == finite

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, RelativePositionBuckets, TrainConfig
+from pretrainax.config import (
+    LearnedPositions,
+    MeshConfig,
+    ModelConfig,
+    RelativePositionBuckets,
+    TrainConfig,
+    UserError,
+)
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim.optimizers import AdamW
@@ -352,3 +359,58 @@ def test_cutting_into_micro_batches_moves_no_row():
     rows = put_batch({"tokens": np.zeros((32, 16), np.int32)}, mesh)
     text = jax.jit(lambda batch: train_step.split(batch, 4, mesh)).lower(rows).compile().as_text()
     assert not re.search("all-|collective|reduce-scatter", text)
+
+
+# --- what an evaluation and a diverged loss leave alone ------------------------------------------------------------
+
+
+def test_evaluation_has_no_dropout():
+    def evaluated(**fields):
+        run = Run(model_config("decoder", **fields))
+        with jax.set_mesh(run.mesh):
+            return train_step.make_eval_step(run.model, run.train, run.mesh)(fresh("decoder").params, run.batch())
+
+    chex.assert_trees_all_equal(evaluated(dropout_rate=0.5), evaluated())
+
+
+class Diverged(Toy):
+    """A toy whose blocks give a loss without a gradient."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+    def apply(self, *args, **kwargs):
+        value = jnp.float32(self.value), jnp.float32(1.0)
+        return super().apply(*args, **kwargs).replace(sums={"balance_loss": value})
+
+
+@pytest.mark.parametrize("value", [jnp.inf, -jnp.inf, jnp.nan])
+def test_a_loss_that_is_not_finite_is_left_out_though_its_gradient_is_finite(value, monkeypatch):
+    states, (metrics,) = toy_steps(Diverged(value), [ONES], monkeypatch)
+    assert np.isfinite(metrics["gradient_norm"]) and metrics["gradient_norm"] > 0
+    assert (bool(metrics["finite"]), int(metrics["bad_parameter"])) == (False, -1)
+    chex.assert_trees_all_equal(states[0].replace(step=0), states[1].replace(step=0))
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_the_gradient_norm_is_of_all_parameters_and_before_clipping(accumulate, monkeypatch):
+    # Logits are alike, so those of a have the gradient 1/8 - [1 at the target]; sqrt(b) halves it at b = 1.
+    _, (metrics,) = toy_steps(Toy(), [ONES], monkeypatch, accumulate=accumulate)
+    squares = 7 / 8**2 + (7 / 8) ** 2
+    np.testing.assert_allclose(metrics["gradient_norm"], (squares * 1.25) ** 0.5, rtol=1e-6)  # float32; clipped: 1
+    np.testing.assert_allclose(metrics["sums"]["loss"], (32 * np.log(8), 32), rtol=1e-6)
+
+
+def test_labels_that_no_head_learns_from_end_the_first_step(monkeypatch):
+    with pytest.raises(UserError, match="config.model.pair_head and config.objective"):
+        toy_steps(Toy(), [ONES | {"pair_labels": jnp.ones(8, jnp.int32)}], monkeypatch)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
+    run = Run(model_config("decoder"))
+    options = {"sequences": True} if asked else {}
+    with jax.set_mesh(run.mesh):
+        step = train_step.make_eval_step(run.model, run.train, run.mesh, **options)
+        assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())) == asked
