@@ -1,4 +1,4 @@
-"""What an optimizer is, as a chain of Optax's transformations, and the plain ones: Adam and its kin, Lion."""
+"""Says what an optimizer is, a chain of Optax's transformations, and has the plain ones: Adam and its kin, Lion."""
 
 import dataclasses
 import math

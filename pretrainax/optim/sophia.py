@@ -37,11 +37,13 @@ class Sophia(Chain):
     clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
 
     def directions(self, params_shape):
-        yield optax.contrib.scale_by_sophia(
-            self.b1,
-            self.b2,
-            self.epsilon,
-            self.gamma,
+        yield optax.contrib.sophia(
+            -1.0,  # the rate and the decay of the step come after it
+            b1=self.b1,
+            b2=self.b2,
+            eps=self.epsilon,
+            weight_decay=0.0,
+            gamma=self.gamma,
             update_interval=self.interval,
             hessian_diagonal_fn=_hutchinson(),
             mu_dtype=jnp.float32,
