@@ -135,7 +135,7 @@ def make_batch():
 
 
 def two_steps(optimizer, mesh_name, **train):
-    mesh, train = mesh_named(mesh_name), for_this_machine(TrainConfig(**train))
+    mesh, train = mesh_named(mesh_name), for_this_machine(TrainConfig(scan_unroll=1, **train))
     schedule = WarmupConstant(0).build(optimizer.learning_rate, 10)
     tx = optimizer.build(schedule, train_step.abstract_params(MODEL, SHAPES))
     with jax.set_mesh(mesh):
