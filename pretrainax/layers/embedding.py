@@ -1,6 +1,5 @@
 """A table of vectors, looked up by an id."""
 
-
 import chex
 import flax.linen as nn
 import jax

@@ -29,6 +29,11 @@ class Optimizer(kinds.Optimizer):
         """Tells whether an update is relative to the size of its matrix, so that one rate fits models of all sizes."""
         return False
 
+    @property
+    def moves_the_gradient(self) -> bool:
+        """Tells whether it is taken elsewhere than at the parameters, which are then there twice."""
+        return type(self).gradient_point is not Optimizer.gradient_point
+
     def build(self, schedule: Rate, params_shape: PyTree) -> optax.GradientTransformationExtraArgs:
         """Returns what makes an update of a gradient, with the learning rate of `schedule`.
 
