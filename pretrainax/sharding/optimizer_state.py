@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import named_sharding, param_specs
 
@@ -24,7 +25,8 @@ def opt_state_specs(optimizer: optax.GradientTransformation, params: PyTree) -> 
     What belongs to no parameter, as a counter, is copied to every device.
 
     Raises:
-      ValueError: as `param_specs`, and an array whose axes are not some of its parameter's.
+      UserError: an array whose axes are not some of its parameter's.
+      ValueError: as `param_specs`.
     """
     names = jax.tree.unflatten(jax.tree.structure(params), parameter_names(params))
     init = functools.partial(jax.eval_shape, optimizer.init)  # Optax would run it, and the devices may be absent ones
@@ -62,9 +64,9 @@ def _spec_of(array: PyTree, name: str, param: PyTree, spec: P) -> PyTree:
             if tuple(shape[axis] for axis in axes) == sizes:
                 left = iter(axes)
                 return P(*(splits[next(left)] if size > 1 else None for size in array.shape))
-    raise ValueError(
-        f"the optimizer keeps an array of shape {array.shape} for {name}, whose shape is {param.shape}: its axes "
-        "are not some of the parameter's, and nothing says how to split them"
+    raise UserError(
+        f"config.optimizer keeps an array of shape {array.shape} for {name}, whose shape is {param.shape}: its axes are "
+        "not some of the parameter's, and nothing says how a mesh splits them; take another optimizer"
     )
 
 
