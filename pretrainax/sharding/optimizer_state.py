@@ -65,8 +65,8 @@ def _spec_of(array: PyTree, name: str, param: PyTree, spec: P) -> PyTree:
                 left = iter(axes)
                 return P(*(splits[next(left)] if size > 1 else None for size in array.shape))
     raise UserError(
-        f"config.optimizer keeps an array of shape {array.shape} for {name}, whose shape is {param.shape}: its axes are "
-        "not some of the parameter's, and nothing says how a mesh splits them; take another optimizer"
+        f"config.optimizer keeps an array of shape {array.shape} for {name}, whose shape is {param.shape}: its axes "
+        "are not some of the parameter's, and nothing says how a mesh splits them; take another optimizer"
     )
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pretrainax.config import to_json
-from pretrainax.optim.decay import decay_mask
 from pretrainax.optim import SM3, Adafactor, AdEMAMix, Muon, ScheduleFreeAdamW, Sophia
+from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.optimizers import AdamW, Lamb, Lion, Optimizer, StableAdamW
 from pretrainax.optim.schedules import (
     WarmupConstant,
