@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator
-from typing import ClassVar, Literal, Optional
+from typing import ClassVar, Literal, Optional, cast
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +41,7 @@ class Optimizer(kinds.Optimizer):
         """
         raise NotImplementedError
 
-    def gradient_point(self, params: PyTree, state: optax.OptState) -> PyTree:
+    def gradient_point(self, params: PyTree, state: PyTree) -> PyTree:
         """Returns the parameters at which the next gradient is taken, if they are not the model's own.
 
         Args:
@@ -209,9 +209,11 @@ class StableAdamW(Chain):
         def slowed(name, update, gradient, v):
             return update / jnp.maximum(1.0, rms(name, gradient * jax.lax.rsqrt(jnp.maximum(v, self.epsilon**2))))
 
-        def update(gradients, state, params=None):
+        def update(updates, state, params=None):
+            gradients = updates
             updates, state = adam.update(gradients, state, params)
-            v = optax.tree.bias_correction(state[0].nu, self.b2, state[0].count)
+            moments = cast(tuple[optax.ScaleByAdamState, ...], state)[0]
+            v = optax.tree.bias_correction(moments.nu, self.b2, moments.count)
             return jax.tree.map(slowed, tree_of_names(updates), updates, gradients, v), state
 
         slower = optax.GradientTransformation(adam.init, update)

@@ -40,12 +40,12 @@ class ScheduleFreeAdamW(Chain):
             )
             return optax.contrib.schedule_free(iterates, rate, self.b1)
 
-        def update(gradients, state, params, *, step, **_):
-            updates_made = jnp.asarray(state.step_count, jnp.float32)  # this one with them
-            free = at(schedule(step) * jnp.sqrt(1.0 - self.b2**updates_made))
+        def update(updates, state, params=None, *, step, **_):
+            made = jnp.asarray(state.step_count, jnp.float32)  # updates, this one with them
+            free = at(schedule(step) * jnp.sqrt(1.0 - self.b2**made))
             point = self.gradient_point(params, state)
-            updates, state = free.update(gradients, state, point)
-            average = optax.contrib.schedule_free_eval_params(state, optax.apply_updates(point, updates))
+            moved, state = free.update(updates, state, point)
+            average = optax.contrib.schedule_free_eval_params(state, optax.apply_updates(point, moved))
             return jax.tree.map(jnp.subtract, average, params), state
 
         return optax.GradientTransformationExtraArgs(at(0.0).init, update)

@@ -69,7 +69,7 @@ def _hutchinson() -> optax.GradientTransformationExtraArgs:
     them. Its signs follow from the step, so that nothing is kept of them.
     """
 
-    def update(updates, state, params, *, step, gradients_at, **_):
+    def update(updates, state, params=None, *, step, gradients_at, **_):
         key = jax.random.fold_in(jax.random.key(0), step)
         signs = optax.tree.random_like(key, params, jax.random.rademacher)
         products = jax.jvp(gradients_at, (params,), (signs,))[1]
