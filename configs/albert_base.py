@@ -34,7 +34,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=SentenceOrderPrediction(
             masking=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1, mask_unit=NGrams()), short_fraction=0.1
         ),
-        optimizer=Lamb(learning_rate=1.76e-3, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=Lamb(learning_rate=1.76e-3, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=3_125),
         train=TrainConfig(steps=125_000, global_batch_size=4096),
         evaluate=EvaluateConfig(every=5_000, batches=4),

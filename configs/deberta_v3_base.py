@@ -42,7 +42,9 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=Unigram(vocab_size=128_000, num_sentinels=0, special_pieces="albert"),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=ReplacedTokenDetection(rate=0.15, mask_fraction=1.0),
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(
+            learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"
+        ),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=500_000, global_batch_size=8192),
         evaluate=EvaluateConfig(every=5_000, batches=40),

@@ -39,7 +39,7 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=WordPiece(vocab_size=30_522, lowercase=True),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=ReplacedTokenDetection(rate=rate, mask_fraction=0.85),
-        optimizer=AdamW(learning_rate=2e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=2e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),

@@ -35,7 +35,7 @@ def get_config(variant: str = "small") -> Experiment:
         tokenizer=WordPiece(vocab_size=30_522, lowercase=True),
         data=DataConfig(source=PythonDocs(), sequence_length=128),
         objective=ReplacedTokenDetection(rate=0.15, mask_fraction=0.85),
-        optimizer=AdamW(learning_rate=5e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=5e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=steps, global_batch_size=128),
         evaluate=EvaluateConfig(every=5_000, batches=40),

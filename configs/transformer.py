@@ -42,6 +42,7 @@ def get_config(variant: str = "base") -> Experiment:
             epsilon=1e-9,
             weight_decay=0.0,
             clip_norm=None,
+            bias_correction="rate",
         ),
         schedule=WarmupInverseSquareRoot(warmup_steps=WARMUP),
         train=TrainConfig(steps=STEPS[variant], global_batch_size=96, label_smoothing=0.1),

@@ -189,7 +189,7 @@ def build_steps(
     return Steps(
         model=model,
         optimizer=optimizer,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, experiment.optimizer),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(experiment)),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
         attention_specs=attention_specs,

@@ -4,7 +4,7 @@ Nothing here waits for the device, and nothing is ever whole on one: parameters 
 """
 
 from collections.abc import Callable, Collection
-from typing import cast
+from typing import Optional, cast
 
 import flax.struct
 import jax
@@ -18,6 +18,7 @@ from pretrainax.config import TrainConfig
 from pretrainax.data.batch import Batch, HostBatch
 from pretrainax.models import AnyModel
 from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
@@ -119,6 +120,7 @@ def make_train_step(
     schedule: Rate,
     train: TrainConfig,
     mesh: Mesh,
+    chosen: Optional[Optimizer] = None,
 ) -> jax.stages.Wrapped:
     """Returns the jitted update `(state, batch) -> (state, metrics)`.
 
@@ -128,23 +130,28 @@ def make_train_step(
     Args:
       optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
       schedule: gives the learning rate that is reported.
+      chosen: of the config, which says where gradients are taken and whether more of them are asked for; None: at the
+        parameters, and no.
 
     Metrics, all on the device: "sums" {name: (sum, count)}; "gradient_norm", before clipping; "learning_rate";
     "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
     the first parameter whose gradient is not finite, -1 if none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
+    chosen = chosen or Optimizer()
 
     def step(state, batch):
         keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
-        gradients, (loss, sums) = compute_gradients(state.params, batch, keys)
+        point = chosen.gradient_point(state.params, state.opt_state)
+        gradients, (loss, sums) = compute_gradients(point, batch, keys)
+        more = {"gradients_at": lambda at: compute_gradients(at, batch, keys)[0]} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))
         bad = ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
             params = cast(Params, optax.apply_updates(state.params, updates))
             new = TrainState(state.step + 1, params, opt_state)
             unchanged = state.replace(step=state.step + 1)

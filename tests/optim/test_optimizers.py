@@ -1,4 +1,5 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import chex
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 from pretrainax.config import to_json
+from pretrainax.optim import SM3, Adafactor, AdEMAMix, Muon, ScheduleFreeAdamW, Sophia
 from pretrainax.optim.decay import decay_mask
-from pretrainax.optim.optimizers import AdamW, Lamb
+from pretrainax.optim.optimizers import AdamW, Lamb, Lion, Optimizer, StableAdamW
 from pretrainax.optim.schedules import (
     WarmupConstant,
     WarmupCosine,
@@ -17,7 +19,7 @@ from pretrainax.optim.schedules import (
     WarmupLinear,
     WarmupStableDecay,
 )
-from tests.support import tables
+from tests.support import tables, tiny
 
 
 def shape(*sizes):
@@ -257,6 +259,58 @@ def test_decay_of_every_parameter_is_the_golden_one(preset):
 def test_an_impossible_optimizer_field_is_named(field, value):
     (problem,) = dataclasses.replace(AdamW(), **{field: value}).problems(None)
     assert problem.startswith(f"config.optimizer.{field} is {value}, ")
+
+
+@pytest.mark.parametrize(
+    "optimizer, field, value",
+    [
+        (StableAdamW(), "b2", 1.0),
+        (AdEMAMix(), "b3", 1.0),
+        (AdEMAMix(), "rise_steps", -1),
+        (AdEMAMix(), "alpha", -1.0),
+        (AdEMAMix(rise_steps=10), "b3", 0.5),  # below b1, from where it rises
+        (Lion(), "learning_rate", 0.0),
+        (Adafactor(), "clip_rms", 0.0),
+        (Adafactor(), "decay_exponent", 0.0),
+        (Adafactor(), "least_factored", 0),
+        (SM3(), "b1", 1.0),
+        (Muon(), "momentum", 1.0),
+        (Muon(), "update_rms", 0.0),
+        (Muon(), "adam_learning_rate", 0.0),
+        (Sophia(), "gamma", 0.0),
+        (Sophia(), "interval", 0),
+        (ScheduleFreeAdamW(), "b1", 0.0),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Optimizer) else str(x),
+)
+def test_an_impossible_field_of_another_optimizer_is_named(optimizer, field, value):
+    experiment = tiny.get_config("gpt")
+    experiment.schedule, experiment.train.attention = WarmupConstant(), "xla"
+    assert list(optimizer.problems(experiment)) == []
+    (problem,) = dataclasses.replace(optimizer, **{field: value}).problems(experiment)
+    assert problem.startswith(f"config.optimizer.{field} is {value}, ")
+
+
+@pytest.mark.parametrize(
+    "optimizer, line",
+    [
+        (
+            ScheduleFreeAdamW(),
+            r"config\.schedule is WarmupCosine\(warmup_steps=5\), .* that does not fall: set --config",
+        ),
+        (Sophia(), r"config\.train\.attention is 'auto', .* set --config\.train\.attention=xla"),
+    ],
+)
+def test_what_an_optimizer_needs_of_the_rest_is_said(optimizer, line):
+    experiment = tiny.get_config("gpt")
+    (problem,) = optimizer.problems(experiment)
+    assert re.match(line, problem)
+
+
+def test_a_rate_that_is_relative_fits_every_size():
+    relative = (AdamW(scale_by_parameter_rms=True), Lamb(), Adafactor())
+    assert all(optimizer.is_relative for optimizer in relative)
+    assert not any(o.is_relative for o in (AdamW(), Muon(), Adafactor(scale_by_parameter_rms=False)))
 
 
 def test_an_impossible_schedule_field_is_named():

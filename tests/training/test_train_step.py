@@ -5,6 +5,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from pretrainax import models
@@ -18,7 +19,7 @@ from pretrainax.config import (
 )
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models.heads.language_model import LanguageModelOutput
-from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim import AdamW, ScheduleFreeAdamW, Sophia
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
@@ -293,13 +294,14 @@ EIGHT["loss_weights"] = jax.ShapeDtypeStruct((8, 4), jnp.float32)
 ONES = {name: jnp.ones(x.shape, x.dtype) for name, x in EIGHT.items()}
 
 
-def toy_steps(toy, batches, monkeypatch, **train):
+def toy_steps(toy, batches, monkeypatch, chosen=None, **train):
     """The states and metrics of a step on each batch; the two parameters are copied to the one device."""
+    chosen = chosen or AdamW(weight_decay=0.0)
     monkeypatch.setattr("pretrainax.sharding.rules.PARTITION_RULES", ((r"[ab]/bias", "d_model"),))
     mesh, train = mesh_named("1 device"), for_this_machine(TrainConfig(**train))
     with jax.set_mesh(mesh):
-        optimizer = AdamW(weight_decay=0.0).build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
-        step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh)
+        optimizer = chosen.build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
+        step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh, chosen)
         state = train_step.init_state(toy, optimizer, EIGHT, mesh, seed=train.seed)
         states, metrics = [jax.device_get(state)], []
         for batch in batches:
@@ -414,3 +416,35 @@ def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
     with jax.set_mesh(run.mesh):
         step = train_step.make_eval_step(run.model, run.train, run.mesh, **options)
         assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())) == asked
+
+
+def toy_loss(params):
+    """What a step of `Toy` on ONES minimises."""
+    logits = params["a"]["bias"] + jnp.sqrt(params["b"]["bias"])
+    return jax.nn.logsumexp(logits) - logits[1]
+
+
+def test_the_gradient_is_taken_where_the_optimizer_says(monkeypatch):
+    free = ScheduleFreeAdamW(b1=0.5)
+    (_, _, state, _), metrics = toy_steps(Toy(), [ONES] * 3, monkeypatch, free)
+    point = free.gradient_point(state.params, state.opt_state)
+    norms = [
+        float(optax.tree.norm(jax.grad(toy_loss)(x))) for x in (point, state.params, state.opt_state.z)
+    ]  # of the third step
+    np.testing.assert_allclose(metrics[2]["gradient_norm"], norms[0], rtol=1e-5)  # float32 sums over the tokens
+    assert min(abs(norm - norms[0]) for norm in norms[1:]) > 1e-3
+
+
+def test_the_curvature_is_that_of_the_loss_of_all_micro_batches(monkeypatch):
+    (start, state), _ = toy_steps(Toy(), [ONES], monkeypatch, Sophia(b2=0.0, clip_norm=None), accumulate=4)
+    hessian = jax.hessian(lambda x: toy_loss({"a": {"bias": x[:8]}, "b": {"bias": x[8:]}}))(
+        jnp.concatenate([start.params["a"]["bias"], start.params["b"]["bias"]])
+    )
+    (found,) = (x.nu for x in jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "nu")) if hasattr(x, "nu"))
+    found = np.concatenate([found["a"]["bias"], found["b"]["bias"]])
+    # signs · (Hessian · signs) for one of the draws: it differs from the diagonal by the other entries, signed
+    assert np.all(np.abs(found - np.diag(hessian)) <= np.abs(hessian).sum(1) - np.abs(np.diag(hessian)) + 1e-6)
+    key = jax.random.fold_in(jax.random.key(0), 0)
+    signs = optax.tree.random_like(key, start.params, jax.random.rademacher)
+    signs = np.concatenate([signs["a"]["bias"], signs["b"]["bias"]])
+    np.testing.assert_allclose(found, signs * (hessian @ signs), rtol=1e-4, atol=1e-6)  # float32 sums over the tokens
