@@ -90,8 +90,9 @@ def _number_problems(e: Experiment) -> Iterator[str]:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"
     if not e.data.cache_dir:
         yield "config.data.cache_dir is empty, it must name a folder"
-    if not 0 <= e.model.dropout_rate < 1:
-        yield f"config.model.dropout_rate is {e.model.dropout_rate}, it must be in [0, 1)"
+    for name in ("dropout_rate", "attention_dropout_rate"):
+        if not 0 <= getattr(e.model, name) < 1:
+            yield f"config.model.{name} is {getattr(e.model, name)}, it must be in [0, 1)"
     if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
         yield (
             f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "

@@ -106,13 +106,19 @@ class Block(nn.Module):
         x, own = sublayer(
             "self_attention",
             x,
-            lambda y: attend(y, y if source is None else source, mask, positions, ring, context.index),
+            lambda y: attend(
+                y, y if source is None else source, mask, positions, ring, context.index, context.deterministic
+            ),
         )
         read = None
         if context.cross_mask is not None:
             cross = MultiHeadAttention(config, self.compute, name="cross_attention")
             encoded = context.encoded if memory.read is None else memory.read
-            x, read = sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))
+            x, read = sublayer(
+                "cross_attention",
+                x,
+                lambda y: cross(y, encoded, context.cross_mask, PositionTerms(), deterministic=context.deterministic),
+            )
         x, sums = sublayer("mlp", x, feed_forward_of(config)(config, name="mlp"))
         x = constrain(x)
         if branch is not None:

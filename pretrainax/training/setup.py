@@ -27,7 +27,7 @@ from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.arrays import check_mesh, put_batch
 from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.training import train_step
 from pretrainax.training.metrics import summarize
@@ -161,9 +161,9 @@ def build_steps(
     """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
 
     Raises:
-      UserError: a mesh that does not divide the batch or the model.
+      UserError: a mesh that does not divide the batch or the model, or that its attention cannot run on.
     """
-    check_batch_divides(experiment, mesh)
+    check_mesh(experiment, mesh)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
     with collect_attention_specs() as attention_specs:
