@@ -93,6 +93,11 @@ def _number_problems(e: Experiment) -> Iterator[str]:
     for name in ("dropout_rate", "attention_dropout_rate"):
         if not 0 <= getattr(e.model, name) < 1:
             yield f"config.model.{name} is {getattr(e.model, name)}, it must be in [0, 1)"
+    decay = e.train.ema_decay
+    if decay is not None and not 0 < decay < 1:
+        yield f"config.train.ema_decay is {decay}, it must be in (0, 1), as 0.999; None: no average is kept"
+    if e.evaluate.parameters == "ema" and decay is None:
+        yield "config.evaluate.parameters is 'ema', and config.train.ema_decay is None: set it, as 0.999"
     if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
         yield (
             f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "

@@ -97,7 +97,9 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     check_mesh(experiment, mesh)
     program = _program(_key(experiment))
     state = program.abstract_state
-    return with_shardings(state, train_step.state_shardings(mesh, program.optimizer, state.params))
+    return with_shardings(
+        state, train_step.state_shardings(mesh, program.optimizer, state.params, state.ema is not None)
+    )
 
 
 @functools.lru_cache(maxsize=64)

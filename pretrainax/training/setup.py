@@ -60,9 +60,16 @@ class Run:
 
     def fresh_state(self) -> train_step.TrainState:
         """Returns parameters drawn from `train.seed` and moments of zero, born in their shards."""
-        return train_step.init_state(
-            self.model, self.optimizer, self.batch_shapes, self.mesh, self.experiment.train.seed
-        )
+        train = self.experiment.train
+        has_ema = train.ema_decay is not None
+        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, train.seed, has_ema)
+
+    def validated(self, state: train_step.TrainState) -> Params:
+        """Returns the parameters that `evaluate.parameters` names."""
+        if self.experiment.evaluate.parameters == "trained":
+            return state.params
+        assert state.ema is not None  # config/validation.py
+        return state.ema
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
@@ -136,12 +143,19 @@ class Run:
             ("batch", f"{train.global_batch_size} examples, {self.tokens_per_step:,} tokens"),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
+            *self._describe_ema(),
             (
                 "FLOPs",
                 f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps",
             ),
             *(("WARNING", warning) for warning in warnings),
         ]
+
+    def _describe_ema(self) -> Iterator[tuple[str, str]]:
+        decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
+        if decay is not None:
+            what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
+            yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
 
 
 class Steps(NamedTuple):
@@ -175,7 +189,7 @@ def build_steps(
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(experiment)),
-        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
+        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
         attention_specs=attention_specs,
     )
 
