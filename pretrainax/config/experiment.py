@@ -98,6 +98,9 @@ class EvaluateConfig:
         "trained"  # what is validated, and kept as the best; ema: the moving average
     )
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
+    average: int = free(
+        0
+    )  # at the end, the mean of so many last checkpoints is validated too (Transformer: 5); 0: none
     patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
     # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
     prompts: tuple[str, ...] = free(())

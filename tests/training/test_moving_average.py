@@ -1,6 +1,8 @@
 """The moving average of the parameters: its formula, where it lies, and what is validated, restored and exported."""
 
+import contextlib
 import dataclasses
+import io
 import json
 
 import chex
@@ -131,7 +133,7 @@ def experiment(text, cache):
     experiment = averaging()
     experiment.data.source, experiment.data.cache_dir, experiment.mesh.data = TextFiles(str(text)), str(cache), 8
     experiment.evaluate.batches, experiment.evaluate.every, experiment.evaluate.parameters = 1, 2, "ema"
-    experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
+    experiment.checkpoint.every, experiment.checkpoint.keep, experiment.evaluate.average = 2, 9, 2
     experiment.schedule, experiment.train.steps = WarmupConstant(1), 6
     return experiment
 
@@ -139,7 +141,9 @@ def experiment(text, cache):
 @pytest.fixture(scope="module")
 def run(experiment, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("averaged") / "run"
-    assert loop.train(experiment, str(workdir)) == 0
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        assert loop.train(experiment, str(workdir)) == 0
+    (workdir / "said.txt").write_text(said.getvalue())
     return workdir
 
 
@@ -157,8 +161,14 @@ def test_validation_is_of_the_parameters_that_evaluate_parameters_names(experime
     with open_run(experiment) as opened:
         steps, abstract = [str(run / "checkpoints" / "6")], opened.abstract_state.params
         losses = [opened.validate(load_steps(steps, abstract, folder))["loss"] for folder in (EMA, TRAINED)]
+        both = [str(run / "checkpoints" / step) for step in ("4", "6")]
+        mean = opened.validate(load_steps(both, abstract))["loss"]
     assert losses[0] == logged == json.loads((run / "checkpoints" / "6" / "run.json").read_text())["metrics"]["loss"]
     assert losses[1] != logged
+    said = (run / "said.txt").read_text()
+    assert "moving average of the parameters, decay 0.75; it is validated, and kept as the best" in said
+    line = f"mean of the parameters of steps 4, 6: validation loss {mean:.4f}, without it {logged:.4f}; "
+    assert f"{line}to evaluate or export it: {run}@average2\n" in said
 
 
 def test_names_of_moving_averages_and_means_give_them(run):
