@@ -27,6 +27,7 @@ class MultiHeadAttention(nn.Module):
 
     config: ModelConfig
     compute: Compute
+    deterministic: bool = True  # no weight is dropped
 
     @nn.compact
     def __call__(
@@ -37,7 +38,6 @@ class MultiHeadAttention(nn.Module):
         positions: PositionTerms,
         ring: Optional[KeysAndValues] = None,
         index: Optional[jax.Array] = None,
-        deterministic: bool = True,
     ) -> tuple[jax.Array, KeysAndValues]:
         """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and what later queries can read.
 
@@ -45,7 +45,6 @@ class MultiHeadAttention(nn.Module):
           source: [B, S, D], what keys and values are made of; or what an earlier call made of it.
           ring: of the tokens before the one of x [B, 1, D], which is written to it; what is read is the ring.
           index: [], of that token.
-          deterministic: no weight is dropped.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
         is_made = isinstance(source, KeysAndValues)
@@ -78,8 +77,7 @@ class MultiHeadAttention(nn.Module):
         logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
         spec = spec_of(q, k, **logits, bias_by_row=positions.has_row_bias, dropout_rate=config.attention_dropout_rate)
         report_attention(spec)  # that of training, whichever this call is
-        if deterministic:
-            spec = dataclasses.replace(spec, dropout_rate=0.0)
+        spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The warning is for the run's header, which chooses by the same spec. Few queries gain nothing from a kernel.
         requested = "xla" if is_made or ring is not None else self.compute.attention
         implementation, _ = choose_implementation(requested, platform(), spec)

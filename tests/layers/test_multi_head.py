@@ -58,11 +58,12 @@ def test_jit_changes_nothing_of_output_and_gradients(params):
 
 RATE = 0.25
 DROPPING = MultiHeadAttention(dataclasses.replace(CONFIG, attention_dropout_rate=RATE), Compute())
+TRAINED = DROPPING.clone(deterministic=False)
 
 
 def dropped(params, key, x=X, source=SOURCE, ids=IDS):
     rngs = {"dropout": jax.random.key(key)}
-    return DROPPING.apply(params, x, source, Mask(False, *ids), PositionTerms(), deterministic=False, rngs=rngs)[0]
+    return TRAINED.apply(params, x, source, Mask(False, *ids), PositionTerms(), rngs=rngs)[0]
 
 
 def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
@@ -103,9 +104,9 @@ def test_on_hardware_with_a_faster_kernel_training_takes_xla_and_evaluation_the_
     record = lambda *args: chosen.append(choose("auto", "gpu", args[2])[0]) or ("xla", None)  # noqa: E731
     monkeypatch.setattr(multi_head, "choose_implementation", record)
     x, source = X.astype(jnp.bfloat16), SOURCE.astype(jnp.bfloat16)
-    call = functools.partial(DROPPING.apply, params, x, source, Mask(False, *IDS), PositionTerms())
-    jax.eval_shape(lambda: call(deterministic=False, rngs={"dropout": jax.random.key(0)}))
-    jax.eval_shape(lambda: call(deterministic=True))
+    for layer in (TRAINED, DROPPING):
+        call = functools.partial(layer.apply, params, x, source, Mask(False, *IDS), PositionTerms())
+        jax.eval_shape(functools.partial(call, rngs={"dropout": jax.random.key(0)}))
     assert chosen == ["xla", "cudnn"]
 
 
