@@ -58,8 +58,9 @@ def find_origin(name: str) -> Origin:
     _check_run(directory)
     if which == BEST:
         return _best(directory)
-    kind, number = _WHICH.fullmatch(which).groups()
-    number = int(number) if number else None
+    match = _WHICH.fullmatch(which)
+    assert match is not None  # `parted` has refused others
+    kind, number = match[1], int(match[2]) if match[2] else None
     if kind == AVERAGE:
         return _average(directory, number)
     checkpoint = find_checkpoint(directory, number)
