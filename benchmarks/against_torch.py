@@ -49,7 +49,7 @@ def config_of(name: str, size: str) -> ModelConfig:
         config.num_layers, config.d_model, config.d_ff, config.num_heads, config.vocab_size = 4, 256, 1024, 4, 8192
         if isinstance(config.position, LearnedPositions):
             config.position = LearnedPositions(256)
-    config.dropout_rate = 0.0
+    config.dropout_rate = config.attention_dropout_rate = 0.0
     config.pair_head = False  # BERT's masked LM alone, as BertForMaskedLM
     return config
 

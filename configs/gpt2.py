@@ -21,7 +21,7 @@ from pretrainax.zoo.gpt import gpt2
 @with_small_sizes
 def get_config(variant: str = "124m") -> Experiment:
     model = gpt2(variant or "124m")
-    model.dropout_rate = 0.0  # the published 0.1 is for many epochs over little text
+    model.dropout_rate = model.attention_dropout_rate = 0.0  # the published 0.1 is for many epochs over little text
     return Experiment(
         model=model,
         tokenizer=ByteBPE(vocab_size=50_257),

@@ -1,7 +1,7 @@
 """Says how good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
 
-DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept), an export or a Hugging
-Face directory; `--workdir=DIR` says the same.
+DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept; DIR@average5: of the newest
+5), DIR@ema (the moving average of the parameters), an export or a Hugging Face directory; `--workdir=DIR` does as well.
 
 Without more, a run's own validation: the figures of its objective on its validation split, and samples. Flags may set
 what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.params import load_steps
+from pretrainax.checkpoints.params import TRAINED, load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import DataConfig, Experiment, UserError
@@ -239,7 +239,7 @@ class Evaluation:
         host.start_jax(experiment)
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
             for origin in self.origins:
-                params = load_steps(origin.steps, run.abstract_state.params)
+                params = load_steps(origin.steps, run.abstract_state.params, origin.folder)
                 metrics = run.validate(params)
                 if len(self.origins) == 1:
                     _show(run, origin, params, metrics)
@@ -266,9 +266,11 @@ class Evaluation:
         given["config"] = {path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()}
         digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
         steps = self.origins[0].steps
-        which = "every" if self["every-checkpoint"] else "average" if len(steps) > 1 else "model"
+        which = "every" if self["every-checkpoint"] else f"average_{len(steps)}" if len(steps) > 1 else "model"
         if which == "model" and steps:
             which = f"step_{os.path.basename(steps[0])}"
+        if self.origins[0].folder != TRAINED:
+            which = f"{self.origins[0].folder}_{which}"
         return f"{'text' if self.of_text else 'validation'}-{which}-{digest}"
 
 
@@ -297,6 +299,7 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
     batches, whole = run.validation_sizes
     rows = [
         ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
+        *([("parameters", "their moving average")] if origin.folder != TRAINED else []),
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
     ]

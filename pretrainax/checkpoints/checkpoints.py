@@ -1,8 +1,9 @@
 """Saves and restores a run, and knows which checkpoint can be trusted.
 
-A step of a run is the folder `checkpoints/<step>/`: what Orbax wrote (`params/`, `optimizer/`), `run.json` (shapes,
-metrics and what the loop remembers) and `manifest.sha256`, the SHA-256 of every file in the format of `sha256sum -c`.
-Orbax has no checksums of array data: a flipped bit would come back as a wrong weight, without a word.
+A step of a run is the folder `checkpoints/<step>/`: what Orbax wrote (`params/`, `optimizer/`, and `ema/` where the
+run keeps a moving average of its parameters), `run.json` (shapes, metrics and what the loop remembers) and
+`manifest.sha256`, the SHA-256 of every file in the format of `sha256sum -c`. Orbax has no checksums of array data: a
+flipped bit would come back as a wrong weight, without a word.
 A folder gets its name only once its arrays were found in it again and all is hashed and flushed to disk: a kill at any
 moment leaves whole steps.
 """
@@ -33,8 +34,8 @@ from pretrainax.sharding.param_paths import PyTree
 class Checkpoints:
     """Saves and restores the checkpoints of one run, and keeps the newest `keep` and the best one.
 
-    A checkpoint's state is a flax dataclass with a field `params`. One save is under way at a time. With several
-    processes all of them call every method; process 0 hashes, names and deletes.
+    A checkpoint's state is a flax dataclass with a field `params`, and perhaps `ema`. One save is under way at a time.
+    With several processes all of them call every method; process 0 hashes, names and deletes.
     """
 
     def __init__(self, directory: str, keep: int, best_metric: str = "loss"):
@@ -127,7 +128,8 @@ class Checkpoints:
                 f"with --config.checkpoint.init_from={os.path.dirname(self.directory)}"
             )
         parts = load_parts(path, _parts(abstract_state))
-        state = abstract_state.replace(params=parts["params"], **parts["optimizer"])
+        rest = parts.pop("optimizer")
+        state = abstract_state.replace(**parts, **rest)
         return step, state, stored["extra"]
 
     def _path(self, step: int, suffix: str = "") -> str:
@@ -177,6 +179,7 @@ class Checkpoints:
 
 
 def _parts(state: PyTree) -> dict[str, PyTree]:
-    """Divides a state into two folders, so that parameters can be read without the optimizer's two copies of them."""
+    """Divides a state into folders, so that parameters can be read without the optimizer's copies of them."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-    return {"params": fields.pop("params"), "optimizer": fields}
+    parts = {name: fields.pop(name) for name in ("params", "ema") if name in fields}
+    return {name: part for name, part in parts.items() if part is not None} | {"optimizer": fields}

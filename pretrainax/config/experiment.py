@@ -64,6 +64,8 @@ class TrainConfig:
     seed: int = 0  # of parameters, dropout, data order and masks
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
+    # memory of an exponential moving average of the parameters, which is kept beside them; None: none is kept
+    ema_decay: Optional[float] = None
     label_smoothing: float = 0.0  # share of the probability that all other tokens are to have (Transformer: 0.1)
     on_nonfinite: Literal["stop", "skip"] = free("stop")  # at a loss or gradient not finite; skip that update, count it
     # rollback: the run goes back, also where on_nonfinite would stop it
@@ -92,7 +94,13 @@ class EvaluateConfig:
     """Says when a run is measured, and on how much of the validation text."""
 
     every: int = free(500)  # steps
+    parameters: Literal["trained", "ema"] = (
+        "trained"  # what is validated, and kept as the best; ema: the moving average
+    )
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
+    average: int = free(
+        0
+    )  # at the end, the mean of so many last checkpoints is validated too (Transformer: 5); 0: none
     patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
     # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
     prompts: tuple[str, ...] = free(())

@@ -6,6 +6,7 @@ mesh splits the length, `xla` is ring attention and the kernels of TPUs gather k
 """
 
 import functools
+from collections.abc import Callable
 from typing import Optional
 
 import chex
@@ -66,6 +67,26 @@ def attention(
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
 
 
+def attention_with_dropout(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    drop: Callable[[jax.Array], jax.Array],
+    mask: Mask,
+    bias: Optional[jax.Array] = None,
+    scale: float,
+    logit_cap: Optional[float] = None,
+) -> jax.Array:
+    """Computes `attention` as `xla` does, with weights that are dropped after the softmax (as in BERT's code).
+
+    Args:
+      drop: gives the weights [B, G, R, T, S], R = H / G, that are left; their sum may be another.
+    """
+    _check_shapes(q, k, v, mask, bias)
+    return _xla(q, k, v, mask, bias, scale, logit_cap, drop)
+
+
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
     """Raises AssertionError for a wrong axis, which might broadcast unseen; when it is traced, at no cost later."""
     chex.assert_rank([q, k, v], 4, custom_message="q is [B, T, H, K], k and v are [B, S, G, K]")
@@ -119,13 +140,15 @@ def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale, logit_cap):
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None):
     if axis_size(LENGTH_AXIS) > 1:
+        assert drop is None  # sharding.arrays.check_mesh
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
     # The softmax divides after the product with v, where there are K and not S numbers a row.
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
-    return heads_last(weighted_sum(weights, v) / weights.sum(-1)[..., None]).astype(q.dtype)
+    left = weights if drop is None else drop(weights)
+    return heads_last(weighted_sum(left, v) / weights.sum(-1)[..., None]).astype(q.dtype)
 
 
 def _no_obstacle(spec: AttentionSpec, platform: str) -> None:

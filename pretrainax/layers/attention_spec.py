@@ -33,6 +33,7 @@ class AttentionSpec:
     has_positions: bool  # queries or keys are not those of a row from its start, as with a cache of keys
     logit_cap: Optional[float]
     sequence: int  # parts that the mesh cuts the length into
+    dropout_rate: float = 0.0  # of the weights, in training
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -47,6 +48,19 @@ class Work(NamedTuple):
 
 
 PRODUCTS = 6  # logits and the sum of values, and two for the backward of each
+
+
+def dropout_obstacle(spec: AttentionSpec) -> Optional[str]:
+    """Says why a kernel that never holds the weights cannot compute an attention that drops some; None if it does not.
+
+    NOTE Kernels with dropout exist (flash-attn, and cuDNN's by itself); those that JAX calls here take none.
+    """
+    if spec.dropout_rate:
+        return (
+            f"has no dropout of attention weights, and config.model.attention_dropout_rate is {spec.dropout_rate} "
+            "(0 turns it off)"
+        )
+    return None
 
 
 class Backend(NamedTuple):
@@ -66,12 +80,14 @@ def spec_of(
     *,
     bias_by_row: bool,
     logit_cap: Optional[float],
+    dropout_rate: float = 0.0,
 ) -> AttentionSpec:
     """Returns the spec of an attention under the mesh of `jax.set_mesh`.
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
       bias_by_row: the bias is made from q and k. Its shape does not say so in a batch of one row.
+      dropout_rate: of the weights.
     """
     return AttentionSpec(
         head_dim=q.shape[3],
@@ -85,6 +101,7 @@ def spec_of(
         has_positions=mask.has_positions,
         logit_cap=logit_cap,
         sequence=axis_size(LENGTH_AXIS),
+        dropout_rate=dropout_rate,
     )
 
 

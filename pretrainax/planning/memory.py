@@ -40,6 +40,7 @@ class Memory:
 
     parameters: int
     optimizer: int
+    ema: int  # the moving average of the parameters
     batch: int
     gradients: int
     activations: int  # kept from the forward to the backward, of one micro-batch; with a gradient of it, three times
@@ -51,7 +52,7 @@ class Memory:
     @property
     def total(self) -> int:
         """Counts the worse of two moments: logits are gone when the layers' gradients come."""
-        lasting = self.parameters + self.optimizer + self.batch + self.activations + self.copies
+        lasting = self.parameters + self.optimizer + self.ema + self.batch + self.activations + self.copies
         return lasting + max(self.logits, self.gradients + self.workspace)
 
     def fits(self, chip: Chip) -> bool:
@@ -59,7 +60,7 @@ class Memory:
 
     def parts(self) -> list[tuple[str, int]]:
         names = [field.name for field in dataclasses.fields(self) if field.name != "largest"]
-        return [(name, getattr(self, name)) for name in names]
+        return [(name, getattr(self, name)) for name in names if self.ema or name != "ema"]
 
 
 def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
@@ -90,6 +91,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
+        ema=sum(map(_bytes, jax.tree.leaves(state.ema))),
         batch=sum(part_bytes(x, batch_sharding(mesh, x.shape)) for x in shapes.values()),
         gradients=parameters * ((2 if train.accumulate > 1 else 1) + 2 * twice),
         activations=round(sum(x.bytes for x in arrays)) * (3 if twice else 1),

@@ -43,6 +43,8 @@ def _summary(
         f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "
         f"{byte_size(chip.memory_bytes)} a device",
     )
+    if not fits and candidate.memory.ema and needed - candidate.memory.ema <= MARGIN * chip.memory_bytes:
+        yield "", f"without the {byte_size(candidate.memory.ema)} of config.train.ema_decay it would fit"
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
         off = needed / compiled.needed - 1
@@ -87,7 +89,7 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
     yield "", "estimate", *(("compiled",) if said else ())
     for name, size in memory.parts():
         yield name, byte_size(size)
-    arguments = memory.parameters + memory.optimizer + memory.batch
+    arguments = memory.parameters + memory.optimizer + memory.ema + memory.batch
     yield "arguments of the step", byte_size(arguments), *((byte_size(said.arguments),) if said else ())
     yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
 

@@ -121,7 +121,7 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
     logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
-    state = 2 * (memory.parameters + memory.optimizer + memory.gradients)
+    state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     return state + train.accumulate * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
 
 

@@ -6,11 +6,14 @@ leaves out what takes long.
 
 import contextlib
 import itertools
+import os
 from collections.abc import Iterator
 from typing import Optional
 
 import jax
 
+from pretrainax.checkpoints.params import load_steps
+from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import RunFailed
 from pretrainax.data.baseline import unigram_baseline
 from pretrainax.data.pipeline import batches_of
@@ -47,10 +50,28 @@ def finish(
         baseline = _baseline(run, preemption)
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
+    with _or_without("the mean of the last checkpoints", writer):
+        _validate_average(run, writer, metrics)
     with _or_without("curves.png", writer):
         writer.draw(baseline["loss"] if baseline else None)
     with _or_without("samples", writer):
         show_samples(run, params, writer.note, lambda: preemption.requested)
+
+
+def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) -> None:
+    """Says how good the mean of the last `evaluate.average` checkpoints is.
+
+    alone: the metrics of the run as it is.
+    """
+    wanted, directory = run.experiment.evaluate.average, os.path.join(writer.workdir, "checkpoints")
+    steps = list_steps(directory)[-wanted:] if wanted else []
+    if steps:
+        folders = [os.path.join(directory, str(step)) for step in steps]
+        loss = run.validate(load_steps(folders, run.abstract_state.params))["loss"]
+        writer.note(
+            f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation loss {loss:.4f}, "
+            f"without it {alone['loss']:.4f}; to evaluate or export it: {writer.workdir}@average{len(steps)}"
+        )
 
 
 def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:

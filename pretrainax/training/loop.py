@@ -102,7 +102,7 @@ def train(
             with goodput.on("saving"):
                 checkpoints.wait()  # whatever becomes of what follows, the run is whole
             with goodput.on("finishing"):
-                finish(run, state.params, writer, preemption, loop.last_evaluation)
+                finish(run, run.validated(state), writer, preemption, loop.last_evaluation)
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
@@ -352,7 +352,7 @@ class Loop:
         self._read_metrics()
         loop_state = self.loop_state
         with self.goodput.on("evaluating"):
-            metrics = self.run.validate(state.params)
+            metrics = self.run.validate(self.run.validated(state))
             self.writer.log(loop_state.step, "valid", metrics)
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics

@@ -27,7 +27,7 @@ from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.arrays import check_mesh, put_batch
 from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.training import train_step
 from pretrainax.training.metrics import summarize
@@ -60,9 +60,16 @@ class Run:
 
     def fresh_state(self) -> train_step.TrainState:
         """Returns parameters drawn from `train.seed` and moments of zero, born in their shards."""
-        return train_step.init_state(
-            self.model, self.optimizer, self.batch_shapes, self.mesh, self.experiment.train.seed
-        )
+        train = self.experiment.train
+        has_ema = train.ema_decay is not None
+        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, train.seed, has_ema)
+
+    def validated(self, state: train_step.TrainState) -> Params:
+        """Returns the parameters that `evaluate.parameters` names."""
+        if self.experiment.evaluate.parameters == "trained":
+            return state.params
+        assert state.ema is not None  # config/validation.py
+        return state.ema
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
@@ -150,6 +157,7 @@ class Run:
             ("batch", f"{train.global_batch_size} examples, {self.tokens_per_step:,} tokens"),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
+            *self._describe_ema(),
             (
                 "FLOPs",
                 f"{self.flops_per_step:.3g} a step, {self.flops_per_step * train.steps:.3g} in {train.steps:,} steps"
@@ -158,6 +166,12 @@ class Run:
             ),
             *(("WARNING", warning) for warning in warnings),
         ]
+
+    def _describe_ema(self) -> Iterator[tuple[str, str]]:
+        decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
+        if decay is not None:
+            what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
+            yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
 
 
 class Steps(NamedTuple):
@@ -177,9 +191,9 @@ def build_steps(
     """Builds the model, its optimizer and the steps, inside `jax.set_mesh(mesh)`, whose devices may be absent.
 
     Raises:
-      UserError: a mesh that does not divide the batch or the model.
+      UserError: a mesh that does not divide the batch or the model, or that its attention cannot run on.
     """
-    check_batch_divides(experiment, mesh)
+    check_mesh(experiment, mesh)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
     with collect_attention_specs() as attention_specs:
@@ -191,7 +205,7 @@ def build_steps(
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh, experiment.optimizer),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(experiment)),
-        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
+        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
         attention_specs=attention_specs,
     )
 

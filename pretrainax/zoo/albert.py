@@ -2,7 +2,7 @@
 
 from pretrainax.config import LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout, activation): Lan et al. 2019, table 1; dropout and activation: the released
@@ -43,6 +43,7 @@ def albert(variant: str = "base") -> ModelConfig:
         masked_lm_head=True,
         pair_head=True,
         dropout_rate=dropout_rate,
+        attention_dropout_rate=dropout_rate,
     )
 
 
@@ -78,10 +79,6 @@ def _base() -> ModelConfig:
     return albert("xxlarge")
 
 
-def _write(config: ModelConfig) -> ConfigJson:
-    return {"attention_probs_dropout_prob": config.dropout_rate}
-
-
 FAMILIES = (
     Family(
         name="ALBERT",
@@ -104,7 +101,6 @@ FAMILIES = (
                 "tie_word_embeddings": True,
             },
             read=read_pair_head("AlbertForPreTraining", "AlbertForMaskedLM", "AlbertModel"),
-            write=_write,
             tied=lambda config: {
                 "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
                 "predictions.decoder.bias": "predictions.bias",

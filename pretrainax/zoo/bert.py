@@ -74,6 +74,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
         masked_lm_head=True,
         pair_head=True,
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,
     )
 
 
@@ -156,6 +157,7 @@ FIELDS = {  # of the config.json of BERT and of those made after it
     "intermediate_size": "d_ff",
     "hidden_act": "activation",
     "hidden_dropout_prob": "dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
     "initializer_range": "init_stddev",
     "layer_norm_eps": "norm_epsilon",
     "max_position_embeddings": "position.max_length",
@@ -176,7 +178,6 @@ HUGGINGFACE = HuggingFace(
     names=huggingface_names,
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
-    write=lambda config: {"attention_probs_dropout_prob": config.dropout_rate},
     tied=lambda config: {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -197,12 +198,12 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
         "hidden_dim": "d_ff",
         "activation": "activation",
         "dropout": "dropout_rate",
+        "attention_dropout": "attention_dropout_rate",
         "initializer_range": "init_stddev",
         "max_position_embeddings": "position.max_length",
     },
     names=distilbert_names,
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
-    write=lambda config: {"attention_dropout": config.dropout_rate},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),
 )

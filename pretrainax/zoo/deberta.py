@@ -85,6 +85,7 @@ def _base() -> ModelConfig:
         activation="gelu",
         embedding_norm=True,
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,
     )
 
 
@@ -182,7 +183,6 @@ def _write(config: ModelConfig) -> ConfigJson:
         **_REQUIRED,
         "tie_word_embeddings": True,
         "pos_att_type": ["p2c", "c2p"],
-        "attention_probs_dropout_prob": config.dropout_rate,
         "attention_head_size": config.dim_per_head,
     }
     if isinstance(config.position, DisentangledPositions):

@@ -85,7 +85,6 @@ def _write(config: ModelConfig) -> ConfigJson:
     return {
         "embedding_size": config.embedding_width,
         "tie_word_embeddings": True,
-        "attention_probs_dropout_prob": config.dropout_rate,
     }
 
 

@@ -129,6 +129,7 @@ FIELDS = {
     "intermediate_size": "d_ff",
     "hidden_act": "activation",
     "initializer_range": "init_stddev",
+    "attention_dropout": "attention_dropout_rate",
     "rms_norm_eps": "norm_epsilon",
     "max_position_embeddings": "position.max_length",
     "tie_word_embeddings": "tie_embeddings",

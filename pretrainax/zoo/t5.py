@@ -68,6 +68,7 @@ def t5(variant: str = "base") -> ModelConfig:
         scale_tied_logits=original,
         attention_scale=1.0,
         dropout_rate=0.1 if original else 0.0,  # 1.1 was pretrained without
+        attention_dropout_rate=0.1 if original else 0.0,  # Raffel et al. 2020, section 2.1
         init_stddev=None,
     )
 
@@ -174,6 +175,7 @@ def _read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None
     projection = json.get("feed_forward_proj", projection)
     if projection not in _PROJECTIONS:
         raise UserError(f"config.json has feed_forward_proj {projection!r}; known: {', '.join(_PROJECTIONS)}")
+    config.attention_dropout_rate = config.dropout_rate  # theirs has one rate for all
     theirs, config.activation = _PROJECTIONS[projection]
     config.gated = projection.startswith("gated-")
     for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):  # which overrule it, in transformers

@@ -70,6 +70,7 @@ def _of_names():
         ("plan", [TINY, "--topolgy=v5e:4"], "did you mean 'topology'"),
         ("prepare", ["--data.source=x"], "--config.data.source=x"),
         ("huggingface", ["imprt"], "import or export"),
+        ("huggingface", ["export", "--workdir=configs@best", "--step=3", "--to=x"], "both name a checkpoint"),
         ("evaluate", [], "--from is missing"),
         ("evaluate", ["--form=x"], "unknown flag --form, did you mean 'from'?"),
         ("evaluate", ["--from=x", "--workdir=x"], "leave one of them out"),

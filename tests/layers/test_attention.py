@@ -288,6 +288,13 @@ def test_auto_is_the_fastest_that_fits(platform, options, expected):
         ("tpu", {"head_dim": 80}, "64 or a multiple of 128, and it is 80"),
         ("tpu", {"has_prefix": True}, "'tpu_splash' has no bidirectional prefix, and config.objective makes one"),
         ("tpu", {"has_prefix": True, "bias": "shared"}, "'tpu_flash' has no bidirectional prefix"),
+        (
+            "gpu",
+            {"dropout_rate": 0.1},
+            "'cudnn' has no dropout of attention weights, and config.model.attention_dropout",
+        ),
+        ("tpu", {"dropout_rate": 0.1}, "'tpu_splash' has no dropout of attention weights, and config.model."),
+        ("tpu", {"dropout_rate": 0.1, "bias": "shared"}, "'tpu_flash' has no dropout of attention weights, and config"),
         ("gpu", {"has_positions": True}, "'cudnn' takes rows from their start, and this mask has positions of its own"),
         ("tpu", {"has_positions": True}, "'tpu_splash' takes rows from their start, and this mask has positions"),
     ],
@@ -314,6 +321,9 @@ def test_xla_can_be_requested_anywhere(platform):
         ("tpu_flash", "tpu", {"window": 8}, "has neither windows nor a cap"),
         ("tpu_splash", "tpu", {"bias": "shared"}, "takes no bias"),
         ("cudnn", "gpu", {"bias": "by_row"}, "has not been seen to give a bias of each row"),
+        ("cudnn", "gpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
+        ("tpu_flash", "tpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
+        ("tpu_splash", "tpu", {"dropout_rate": 0.1}, "has no dropout of attention weights"),
         ("flash", "tpu", {}, "is unknown (allowed: auto, xla, cudnn, tpu_flash, tpu_splash)"),
     ],
 )

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from pretrainax.config import to_json
@@ -86,6 +87,32 @@ SCHEDULES = (
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
     assert rates(schedule(warmup_steps=0), 2000)[0] == 1.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rates_are_those_of_the_formulas_to_float32_rounding_of_the_peak(schedule):
+    warmup, steps, peak = 1000, 20_000, 3e-4
+    step = np.arange(steps, dtype=np.float64)
+    progress = (step - warmup) / (steps - warmup)
+    falling = {
+        WarmupCosine: 0.1 + 0.9 * (0.5 + 0.5 * np.cos(np.pi * progress)),
+        WarmupLinear: 1.0 - progress,
+        WarmupInverseSquareRoot: np.sqrt(warmup / (step + 1)),
+        WarmupConstant: np.ones(steps),
+        WarmupStableDecay: 1.0 - np.sqrt(np.maximum((step - (steps - 1000)) / 1000, 0.0)),
+    }[schedule]
+    expected = peak * np.where(step < warmup, (step + 1) / warmup, falling)
+    found = jax.jit(jax.vmap(schedule(warmup_steps=warmup).build(peak, steps)))(jnp.arange(steps))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7 * peak)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5, 1.0])
+def test_with_a_start_fraction_a_cosine_is_optaxs(start):
+    # nanoT5 warms up from half of the peak
+    found = rates(WarmupCosine(4, 0.1, start_fraction=start), 12, peak=2.0)
+    theirs = optax.warmup_cosine_decay_schedule(start * 2.0, 2.0, 4, 12, end_value=0.2)
+    assert found == [float(theirs(jnp.int32(step))) for step in range(12)]
+    np.testing.assert_allclose([found[0], found[2], found[4]], [2 * start, 1 + start, 2.0], rtol=1e-6)
 
 
 def test_a_run_shorter_than_its_warmup_only_rises():
@@ -316,6 +343,13 @@ def test_a_rate_that_is_relative_fits_every_size():
 def test_an_impossible_schedule_field_is_named():
     problems = list(WarmupCosine(warmup_steps=-1, final_fraction=2.0).problems(None))
     assert [p.split(" is ")[0] for p in problems] == ["config.schedule.warmup_steps", "config.schedule.final_fraction"]
+
+
+def test_an_impossible_start_of_the_rise_is_named():
+    (problem,) = WarmupConstant(start_fraction=1.5).problems(None)
+    assert problem == "config.schedule.start_fraction is 1.5, it must be in [0, 1]"
+    (problem,) = WarmupConstant(0, start_fraction=0.5).problems(None)
+    assert problem.startswith("config.schedule.start_fraction is 0.5, and there is no rise that it starts: ")
 
 
 def test_an_impossible_decay_is_named():

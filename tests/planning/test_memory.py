@@ -171,6 +171,13 @@ def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
     assert estimated == pytest.approx(peak, rel=0.15)  # -7 to +6 % for GPT-2, BERT, T5 and LLaMA of full depth
 
 
+def test_an_attention_that_cannot_run_is_told_before_a_step():
+    experiment = tiny.get_config("bert")
+    experiment.model.attention_dropout_rate = 0.1
+    with pytest.raises(UserError, match="config.model.attention_dropout_rate is 0.1.* config.mesh.sequence=2 to 1"):
+        memory.estimate(experiment, ONE | {"sequence": 2})
+
+
 def test_a_mesh_that_does_not_divide_says_which_field_does_not():
     with pytest.raises(UserError, match="config.model.num_heads 4 is not a multiple of config.mesh.tensor 8"):
         memory.estimate(tiny.get_config("gpt"), ONE | {"tensor": 8})

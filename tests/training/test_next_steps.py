@@ -51,6 +51,15 @@ def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
     assert found["curves in TensorBoard"][-1] == f"--logdir={ODD}"
 
 
+def test_a_run_that_validates_its_moving_average_offers_that(workdir):
+    workdir("run", "gpt")
+    path = pathlib.Path("run", "config.json")
+    path.write_text(path.read_text().replace('"trained"', '"ema"'))
+    found = commands(next_steps.after_training("run", []))
+    assert found["evaluate"][-1] == "--from=run@ema"
+    assert found["export to transformers"][-2:] == ["--workdir=run@ema", "--to=run-huggingface"]
+
+
 def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
     workdir("run", "t5")
     text = next_steps.after_training("run", [])

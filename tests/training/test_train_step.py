@@ -258,7 +258,7 @@ def test_a_finite_update_counts_as_one(two_steps):
 
 
 def test_evaluation_of_a_batch_needs_no_dropout_key():
-    config = model_config("decoder", dropout_rate=0.5)
+    config = model_config("decoder", dropout_rate=0.5, attention_dropout_rate=0.5)
     run = Run(config)
     with jax.set_mesh(run.mesh):
         sums = train_step.make_eval_step(run.model, run.train, run.mesh)(run.init().params, run.batch())
