@@ -49,7 +49,7 @@ def get_config(variant: str = "2_2b") -> Experiment:
         tokenizer=Unigram(vocab_size=262_144 if variant.startswith("3_") else 256_000, num_sentinels=0),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(),
-        optimizer=AdamW(learning_rate=3e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(
             steps=round(TOKENS[variant] / BATCH_TOKENS),

@@ -53,8 +53,12 @@ def get_config(variant: str = "3_8b") -> Experiment:
         tokenizer=ByteBPE(vocab_size=128_000) if variant[0] == "3" else Unigram(vocab_size=32_000, num_sentinels=0),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(mask_documents=variant[0] == "3"),  # LLaMA 3: no attention across documents (section 3.2)
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
-        schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
+        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
+        schedule=(
+            WarmupCosine(warmup_steps=8_000, final_fraction=0.01)
+            if variant[0] == "3"
+            else WarmupCosine(warmup_steps=2_000, final_fraction=0.1)
+        ),
         train=TrainConfig(
             steps=round(tokens / BATCH_TOKENS),
             global_batch_size=BATCH_TOKENS // context,

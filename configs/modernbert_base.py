@@ -29,7 +29,7 @@ from pretrainax.zoo.variants import pick
 
 LENGTH = 1024
 # variant -> (peak learning rate, weight decay, batch, tokens of warmup)
-RECIPES = {"base": (8e-4, 1e-5, 4608, 3e9), "large": (5e-4, 1e-5, 4928, 2e9)}
+RECIPES = {"base": (8e-4, 1e-5 / 8e-4, 4608, 3e9), "large": (5e-4, 1e-5 / 5e-4, 4928, 2e9)}
 
 
 @with_small_sizes

@@ -38,7 +38,11 @@ def get_config(variant: str = "2_5_0_5b") -> Experiment:
         data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
         objective=CausalLM(),
         optimizer=AdamW(
-            learning_rate=1.5e-4 if model.num_layers >= 64 else 3e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0
+            learning_rate=1.5e-4 if model.num_layers >= 64 else 3e-4,
+            b2=0.95,
+            epsilon=1e-5,
+            weight_decay=0.1,
+            clip_norm=1.0,
         ),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(

@@ -27,7 +27,9 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=Unigram(vocab_size=32_000),  # and 100 sentinels; the model pads them to 32,128 rows
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),
-        optimizer=AdamW(learning_rate=2e-2, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True),
+        optimizer=AdamW(
+            learning_rate=2e-2, epsilon=1e-6, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True
+        ),
         schedule=WarmupCosine(warmup_steps=10_000, final_fraction=1e-5 / 2e-2),
         train=TrainConfig(steps=65_536, global_batch_size=128),
         evaluate=EvaluateConfig(every=2_000, batches=40),

@@ -38,7 +38,9 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=Unigram(vocab_size=32_000, num_sentinels=128),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=MixtureOfDenoisers(),
-        optimizer=AdamW(learning_rate=1e-2, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True),
+        optimizer=AdamW(
+            learning_rate=1e-2, epsilon=1e-6, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True
+        ),
         schedule=WarmupInverseSquareRoot(warmup_steps=10_000),
         train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),

@@ -1,4 +1,4 @@
-"""Finds the values of a config that no run can have: of another type than their field, too large, or no path."""
+"""Walks the values of a config, and finds those that no run can have: of another type than their field, too large."""
 
 import dataclasses
 import math
@@ -31,6 +31,22 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
             for i, part in enumerate(value):
                 if dataclasses.is_dataclass(part):
                     yield from fields(part, f"{where}[{i}]")
+
+
+def stated(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields path ("train.steps") and value of each field that changes the mathematics, of the innermost parts."""
+    for field in dataclasses.fields(config):
+        where, value = f"{path}.{field.name}".lstrip("."), getattr(config, field.name)
+        parts = value if isinstance(value, tuple) else ()
+        if field.metadata.get("free"):
+            continue
+        if dataclasses.is_dataclass(value):
+            yield from stated(value, where)
+        elif any(map(dataclasses.is_dataclass, parts)):
+            for i, part in enumerate(parts):
+                yield from stated(part, f"{where}[{i}]")
+        else:
+            yield where, value
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:
