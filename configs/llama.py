@@ -4,10 +4,9 @@ and for a laptop `:tiny :mini :midi` (of LLaMA 3).
     python -m pretrainax.main --config=configs/llama.py:3_8b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
-Batches of 4 M tokens, cosine decay to a tenth after 2,000 steps of warmup (Touvron et al. 2023, arXiv 2302.13971,
-table 2; arXiv 2307.09288, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, table 3 and section 3.4.1, whose
-growth of the batch to 16 M tokens is left out here). The authors' text is not public; FineWeb (Penedo et al. 2024)
-stands in for it, 15 T tokens of web text.
+Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783. Each number:
+`pretrainax recipe --config=llama:3_8b`. The authors' text is not public; FineWeb (Penedo et al. 2024) stands in for it,
+15 T tokens of web text.
 
 | variant | tokens | GPU hours of the authors | MMLU, 5-shot |
 | --- | --- | --- | --- |

@@ -4,8 +4,8 @@
         path='HuggingFaceFW/fineweb', streaming=True)"
 
 Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388. The reports give tokens and contexts: rows of
-4,096 tokens for nearly all of the run, 32,768 at its end, which is left out here. Learning rates and batches are not
-published (they come from scaling laws of the authors' own), nor is the hardware: here they are LLaMA 2's.
+4,096 tokens for nearly all of the run. Learning rates and batches are not published (they come from scaling laws of the
+authors' own), nor is the hardware: here they are LLaMA 2's. Each number: `pretrainax recipe --config=qwen:3_8b`.
 Nor is the text public, of many languages and of code; FineWeb (Penedo et al. 2024) stands in for it, English web text.
 
 | variant | tokens | MMLU, 5-shot, of the released models |

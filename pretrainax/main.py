@@ -35,7 +35,12 @@ def main() -> int:
     host.tune_malloc()
     host.start_jax(experiment)
     code = loop.train(
-        experiment, workdir, goodput.process_age(), papers_source=cli.papers_source(), extend=_EXTEND.value
+        experiment,
+        workdir,
+        goodput.process_age(),
+        papers_source=cli.papers_source(),
+        deviations=cli.deviations(),
+        extend=_EXTEND.value,
     )
     if code == 0 and cluster.distributed_state().process_id == 0:
         print(next_steps.after_training(workdir, sys.argv[1:]), file=sys.stderr)

@@ -14,11 +14,6 @@ SMALL = [(name, size) for name in ("bert_base", "gpt2", "llama", "modernbert_bas
 NO_FIELDS = (*ledger.STATUSES, "theirs", "variants", "see", "named")
 
 
-def of_preset(name: str) -> str:
-    module = zoo.PRESETS[name][0].preset.__module__.rpartition(".")[2]
-    return str(ROOT / "pretrainax" / "zoo" / f"{module}.toml")
-
-
 @functools.cache
 def compared() -> dict[str, ledger.Comparison]:
     """Each config and preset beside its ledger."""
@@ -26,7 +21,7 @@ def compared() -> dict[str, ledger.Comparison]:
         f"{name}:{variant}": ledger.compare(load(name, variant), str(ROOT / "configs" / f"{name}.toml"), variant)
         for name, variant in [*NAMES, *SMALL]
     }
-    of_presets = {name: ledger.compare(zoo.preset(name), of_preset(name), name, "model") for name in zoo.PRESETS}
+    of_presets = {name: ledger.compare(zoo.preset(name), zoo.ledger_of(name), name, "model") for name in zoo.PRESETS}
     return of_configs | of_presets
 
 

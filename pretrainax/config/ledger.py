@@ -1,6 +1,6 @@
-"""Reads the ledger of a config: for each of its numbers where it comes from, and what its source has that is not here.
+"""Holds a config against its ledger: where each number comes from, and what its source has that is not here.
 
-The ledger of `bert_base.py` is `bert_base.toml` beside it: blocks, of which the first that has a value for a field counts.
+The ledger of `bert_base.py` is `bert_base.toml` beside it. Of its blocks the first that has a value for a field counts:
 
     default = "base"                                  # the variant where none is named ...
     scaled_down = "tiny mini midi"                    # ... and those that have its values where they have none
@@ -44,7 +44,6 @@ class Fact(NamedTuple):
     value: object  # what a config holds, lists for tuples; where `in_tokens`, a number of tokens
     status: str  # one of STATUSES
     source: str  # a section of the paper, a file of the code, or the reason
-    theirs: str = ""  # what the source has and this house has not
     in_tokens: bool = False
     line: tuple[str, int, str] = ("", 0, "")  # where it stands: file, block, "train.steps" or "train.steps.base large"
 
@@ -58,11 +57,30 @@ class Row(NamedTuple):
     agrees: bool
 
 
+class Deviation(NamedTuple):
+    """Something that the source has and this house has not."""
+
+    theirs: str
+    ours: str  # what is here in its place, and why
+
+
 class Comparison(NamedTuple):
     """A config beside its ledger."""
 
     rows: list[Row]  # each number, and each other field that the ledger speaks of
-    deviations: list[Fact]  # what the source has and this house has not: one of each block
+    deviations: list[Deviation]
+
+    def one_line(self) -> str:
+        """Says in what a run is not that of its source, by its ledger and by its own fields; "": in nothing."""
+        theirs = "; ".join(deviation.theirs for deviation in self.deviations)
+        others = [row.path for row in self.rows if not row.agrees and not row.path.startswith("data.source.")]
+        said = [f"the source has {theirs}"] if theirs else []
+        return ". ".join(said + [f"Other values here: {', '.join(others)}"] * bool(others))
+
+
+def beside(config_file: str) -> str:
+    """Returns the path of the ledger of a config file, whether it is there or not."""
+    return config_file.removesuffix(".py") + ".toml"
 
 
 def read(file: str) -> dict[str, Any]:
@@ -95,13 +113,12 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
     """
     values = dict(stated(config, path))
     facts: dict[str, Fact] = {}
-    deviations: list[Fact] = []
+    deviations = []
     for block, fact_of in (*_blocks(file, _names(file, variant), values), *_blocks(_package(_DEFAULTS), [], values)):
         first = {where: fact for where, fact in fact_of.items() if where not in facts}
         facts |= first
         if "theirs" in block and (first or not _has_values(block)):
-            (status,) = block.keys() & set(STATUSES)
-            deviations.append(Fact(None, status, block[status], block["theirs"]))
+            deviations.append(Deviation(block["theirs"], _origin(block)[1]))
     rows = []
     for where, value in values.items():
         if (fact := facts.get(where)) is not None:
@@ -145,15 +162,20 @@ def _blocks(
             others = [block.get("named", "{}").format(name) for name in names]
             yield from _blocks(_package(block["see"]), others, values)
             continue
-        (status,) = block.keys() & set(STATUSES)
         facts = {}
         for in_tokens, table in ((False, _fields(block)), (True, block.get("tokens", {}))):
             for where, value in _flat(table, values):
                 key, value = _of_variant(value, names) if where in values else ("", None)
                 if value is not None:
                     line = (_short(file), i, f"{where}.{key}".rstrip("."))
-                    facts[where] = Fact(value, status, block[status], block.get("theirs", ""), in_tokens, line)
+                    facts[where] = Fact(value, *_origin(block), in_tokens, line)
         yield block, facts
+
+
+def _origin(block: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the status of a block's values, and the source or the reason."""
+    (status,) = block.keys() & set(STATUSES)
+    return status, block[status]
 
 
 def _fields(block: Mapping[str, Any]) -> dict[str, Any]:

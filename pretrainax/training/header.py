@@ -17,21 +17,23 @@ FEW_EPOCHS = 4
 Row = tuple[str, str]
 
 
-def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str = "") -> None:
+def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str = "", deviations: str = "") -> None:
     """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches.
 
     Raises:
       UserError: what was measured is not what the objective asks for.
     """
     measured = check.measure(run.train_batches)
-    writer.header([*first, *rows(run, papers_source), ("measured", check.one_line(measured))])
+    writer.header([*first, *rows(run, papers_source, deviations), ("measured", check.one_line(measured))])
     check.check(measured, run.experiment.objective)
 
 
-def rows(run: Run, papers_source: str = "") -> list[Row]:
+def rows(run: Run, papers_source: str = "", deviations: str = "") -> list[Row]:
     """Returns the names and values of a run's header, warnings last.
 
-    papers_source: the text of the paper whose config this is, as --config.data.source takes it.
+    Args:
+      papers_source: the text of the paper whose config this is, as --config.data.source takes it.
+      deviations: in what the run is not that of its paper; "": nobody knows.
     """
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
@@ -45,6 +47,7 @@ def rows(run: Run, papers_source: str = "") -> list[Row]:
         ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
         ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
         ("run", f"{steps:,} steps, {large_number(run.tokens_per_step * steps)} tokens, {times} epochs of the text"),
+        *([("deviations", deviations)] if deviations else []),
         *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_export_warnings(run))),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
