@@ -5,8 +5,8 @@ a laptop `:tiny :mini :midi`.
         path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.train.accumulate=8
 
 The first phase of the paper (section 2.2.2, table 3), of rows of 1,024. All layers turn at base 10,000 in it; the
-second phase, 250 B tokens at 8,192, sets `model.position.theta` of the global ones to the preset's 160,000. Each number,
-and what is left out: `pretrainax recipe --config=modernbert_base`.
+second phase, 250 B tokens at 8,192, sets `model.position.theta` of the global ones to the preset's 160,000. Each
+number, and what is left out: `pretrainax recipe --config=modernbert_base`.
 
 The authors' mixture of web text, papers and code is not public; FineWeb-Edu (Penedo et al. 2024) stands in for it,
 1.3 T tokens of web text.

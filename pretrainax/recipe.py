@@ -19,6 +19,8 @@ _PRESET = flags.DEFINE_string("preset", None, "An architecture of the zoo, in th
 
 
 def main() -> int:
+    if _PRESET.value and cli.CONFIG.value:
+        raise UserError("--preset and --config are two things to show: leave one of them out")
     compared = _of_preset(_PRESET.value) if _PRESET.value else _of_config()
     rows = [row for row in compared.rows if row.path.startswith(_ONLY.value)]
     if not rows:

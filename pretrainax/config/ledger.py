@@ -27,21 +27,23 @@ import fnmatch
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from pretrainax.config.config_file import CONFIGS
 from pretrainax.config.errors import UserError
+from pretrainax.config.json_files import JsonObject as Table  # what TOML holds, too
 from pretrainax.config.values import stated
 
 STATUSES = ("paper", "code", "chosen")
-_OF_A_BLOCK = (*STATUSES, "theirs", "variants", "see", "named", "tokens")  # keys that are no fields of a config
+_ORIGINS = (*STATUSES, "see")
+_WORDS = {*_ORIGINS, "theirs", "variants", "named", "default", "scaled_down"}  # keys that are no fields of a config
 _DEFAULTS = "configs/defaults.toml"
 
 
 class Fact(NamedTuple):
     """A value of a ledger, and where it comes from."""
 
-    value: object  # what a config holds, lists for tuples; where `in_tokens`, a number of tokens
+    value: object  # what a config holds: lists for tuples, "none" for None; where `in_tokens`, a number of tokens
     status: str  # one of STATUSES
     source: str  # a section of the paper, a file of the code, or the reason
     in_tokens: bool = False
@@ -83,7 +85,7 @@ def beside(config_file: str) -> str:
     return config_file.removesuffix(".py") + ".toml"
 
 
-def read(file: str) -> dict[str, Any]:
+def read(file: str) -> Table:
     """Returns the contents of a ledger; UserError where it is none."""
     try:
         with open(file, "rb") as f:
@@ -93,9 +95,17 @@ def read(file: str) -> dict[str, Any]:
     blocks = contents.get("facts")
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
         raise UserError(f"{file} is no ledger: it needs blocks that begin with [[facts]]")
-    for i, block in enumerate(blocks):
-        if len(block.keys() & {*STATUSES, "see"}) != 1:
-            raise UserError(f"{file}: block {i + 1} must say one of {', '.join(STATUSES)} or see, of its values")
+    for name, table in [(file, contents), *((f"{file}, block {i}", block) for i, block in enumerate(blocks, 1))]:
+        for key in _WORDS & table.keys():
+            if not isinstance(table[key], str):
+                raise UserError(f"{name}: {key} is {table[key]!r}, it must be text in quotes")
+    for i, block in enumerate(blocks, 1):
+        if len(block.keys() & {*_ORIGINS}) != 1:
+            raise UserError(
+                f"{file}, block {i}: it must say where its values are from, by one of {', '.join(_ORIGINS)}"
+            )
+        if not isinstance(block.get("tokens", {}), dict) or block.get("tokens", {}).keys() - {"train", "schedule"}:
+            raise UserError(f"{file}, block {i}: only fields of train and of schedule can be given in tokens")
     return contents
 
 
@@ -151,9 +161,7 @@ def _short(file: str) -> str:
     return "/".join(os.path.abspath(file).split(os.sep)[-2:])
 
 
-def _blocks(
-    file: str, names: Sequence[str], values: Mapping[str, object]
-) -> Iterator[tuple[Mapping[str, Any], dict[str, Fact]]]:
+def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> Iterator[tuple[Table, dict[str, Fact]]]:
     """Yields each block of a file that is of one of these variants, with its facts by the path of their field."""
     for i, block in enumerate(read(file)["facts"]):
         if "variants" in block and not any(_is_one(name, block["variants"]) for name in names):
@@ -172,21 +180,21 @@ def _blocks(
         yield block, facts
 
 
-def _origin(block: Mapping[str, Any]) -> tuple[str, str]:
+def _origin(block: Table) -> tuple[str, str]:
     """Returns the status of a block's values, and the source or the reason."""
     (status,) = block.keys() & set(STATUSES)
     return status, block[status]
 
 
-def _fields(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in block.items() if key not in _OF_A_BLOCK}
+def _fields(block: Table) -> Table:
+    return {key: value for key, value in block.items() if key not in _WORDS and key != "tokens"}
 
 
-def _has_values(block: Mapping[str, Any]) -> bool:
+def _has_values(block: Table) -> bool:
     return bool(_fields(block)) or "tokens" in block
 
 
-def _flat(table: Mapping[str, Any], values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(table: Table, values: Mapping[str, object], path: str = "") -> Iterator[tuple[str, object]]:
     """Yields path and value of each field of a table; a table in the place of a field has its values by variant."""
     for name, value in table.items():
         where = f"{path}.{name}".lstrip(".")
@@ -211,17 +219,13 @@ def _is_one(name: str, variants: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in variants.split())
 
 
-def _agrees(fact: Fact, path: str, values: Mapping[str, object]) -> bool:
+def _agrees(fact: Fact, path: str, values: Table) -> bool:
     value = values[path]
     if not fact.in_tokens:
-        theirs = tuple(fact.value) if isinstance(fact.value, list) else fact.value
-        return (
-            value == theirs
-            and isinstance(value, bool) == isinstance(theirs, bool)
-            or value is None
-            and theirs == "none"
-        )
+        theirs = tuple(fact.value) if isinstance(fact.value, list) else None if fact.value == "none" else fact.value
+        return value == theirs and isinstance(value, bool) == isinstance(theirs, bool)
     one = values["data.sequence_length"]  # tokens of a row
     if path != "train.global_batch_size":
         one *= values["train.global_batch_size"]  # of a step
-    return abs(value * one - fact.value) <= one / 2  # to the nearest whole number
+    numbers = isinstance(value, (int, float)) and isinstance(fact.value, (int, float))
+    return numbers and abs(value * one - fact.value) <= one / 2  # the nearest whole number

@@ -33,8 +33,9 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
                     yield from fields(part, f"{where}[{i}]")
 
 
-def stated(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def stated(config: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Yields path ("train.steps") and value of each field that changes the mathematics, of the innermost parts."""
+    assert dataclasses.is_dataclass(config)
     for field in dataclasses.fields(config):
         where, value = f"{path}.{field.name}".lstrip("."), getattr(config, field.name)
         parts = value if isinstance(value, tuple) else ()
