@@ -1,26 +1,7 @@
 """Holds a config against its ledger: where each number comes from, and what its source has that is not here.
 
-The ledger of `bert_base.py` is `bert_base.toml` beside it. Of its blocks the first that has a value for a field counts:
-
-    default = "base"                                  # the variant where none is named ...
-    scaled_down = "tiny mini midi"                    # ... and those that have its values where they have none
-
-    [[facts]]
-    paper = "Devlin et al. 2018, appendix A.2"        # or code = "its file", or chosen = "the reason"
-    train.steps = 1_000_000
-    tokens.train.global_batch_size = 131_072          # a field that the source counts in tokens
-    optimizer.learning_rate = {base = 1e-4, "large xlarge" = 5e-5}
-
-    [[facts]]
-    chosen = "masks are drawn anew in each epoch"
-    theirs = "10 masks of each text (create_pretraining_data.py)"  # makes the block a deviation, with values or without
-    variants = "base"                                 # which alone it is of
-
-    [[facts]]
-    see = "zoo/bert.toml"                             # the blocks of another file of this package ...
-    named = "bert_{}"                                 # ... which calls the variant so
-
-Variants are names, or patterns as `3_*`. What no block has is asked of `configs/defaults.toml`.
+The ledger of `bert_base.py` is `bert_base.toml` beside it: blocks of values with one source, of which the first that
+has a value for a field counts. docs/recipes.md shows one. What no block has is asked of `configs/defaults.toml`.
 """
 
 import fnmatch
@@ -56,7 +37,7 @@ class Row(NamedTuple):
     path: str  # "train.steps"
     value: object
     fact: Optional[Fact]  # None: a number of which it says nothing
-    agrees: bool
+    agrees: bool  # with it
 
 
 class Deviation(NamedTuple):
@@ -69,7 +50,7 @@ class Deviation(NamedTuple):
 class Comparison(NamedTuple):
     """A config beside its ledger."""
 
-    rows: list[Row]  # each number, and each other field that the ledger speaks of
+    rows: list[Row]  # each number, each None where a number is usual, and what else the ledger speaks of
     deviations: list[Deviation]
 
     def one_line(self) -> str:
@@ -121,7 +102,8 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
     Raises:
       UserError: the file is no ledger.
     """
-    values = dict(stated(config, path))
+    fields = list(stated(config, path))
+    values = {where: value for where, value, _ in fields}
     facts: dict[str, Fact] = {}
     deviations = []
     for block, fact_of in (*_blocks(file, _names(file, variant), values), *_blocks(_package(_DEFAULTS), [], values)):
@@ -130,10 +112,10 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
         if "theirs" in block and (first or not _has_values(block)):
             deviations.append(Deviation(block["theirs"], _origin(block)[1]))
     rows = []
-    for where, value in values.items():
+    for where, value, default in fields:
         if (fact := facts.get(where)) is not None:
             rows.append(Row(where, value, fact, _agrees(fact, where, values)))
-        elif is_number(value):
+        elif is_number(value) or value is None and is_number(default):
             rows.append(Row(where, value, None, False))
     return Comparison(rows, deviations)
 
@@ -222,8 +204,9 @@ def _is_one(name: str, variants: str) -> bool:
 def _agrees(fact: Fact, path: str, values: Table) -> bool:
     value = values[path]
     if not fact.in_tokens:
-        theirs = tuple(fact.value) if isinstance(fact.value, list) else None if fact.value == "none" else fact.value
-        return value == theirs and isinstance(value, bool) == isinstance(theirs, bool)
+        theirs = tuple(fact.value) if isinstance(fact.value, list) else fact.value
+        same = value == theirs and isinstance(value, bool) == isinstance(theirs, bool)
+        return same or value is None and theirs == "none"
     one = values["data.sequence_length"]  # tokens of a row
     if path != "train.global_batch_size":
         one *= values["train.global_batch_size"]  # of a step

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config.choice import fits, misfit
+from pretrainax.config.choice import default_of, fits, misfit
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.paths import path_problem
 
@@ -33,8 +33,8 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
                     yield from fields(part, f"{where}[{i}]")
 
 
-def stated(config: object, path: str = "") -> Iterator[tuple[str, object]]:
-    """Yields path ("train.steps") and value of each field that changes the mathematics, of the innermost parts."""
+def stated(config: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yields path ("train.steps"), value and default of each field that changes the mathematics, of innermost parts."""
     assert dataclasses.is_dataclass(config)
     for field in dataclasses.fields(config):
         where, value = f"{path}.{field.name}".lstrip("."), getattr(config, field.name)
@@ -47,7 +47,7 @@ def stated(config: object, path: str = "") -> Iterator[tuple[str, object]]:
             for i, part in enumerate(parts):
                 yield from stated(part, f"{where}[{i}]")
         else:
-            yield where, value
+            yield where, value, default_of(field)
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:

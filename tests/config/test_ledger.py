@@ -96,6 +96,18 @@ def test_one_line_says_what_the_source_has_and_which_fields_are_others(compare):
     assert ledger.Comparison([], []).one_line() == ""
 
 
+def test_no_number_where_one_is_usual_needs_a_source_too(compare):
+    config = tiny.get_config("gpt")
+    config.optimizer.clip_norm = None
+    assert of(compare(LEDGER, config=config), "optimizer.clip_norm") == ledger.Row(
+        "optimizer.clip_norm", None, None, False
+    )
+    text = LEDGER.replace(
+        "[[facts]]", '[[facts]]\n    paper = "a"\n    optimizer.clip_norm = "none"\n\n    [[facts]]', 1
+    )
+    assert of(compare(text, config=config), "optimizer.clip_norm").agrees
+
+
 def test_parts_of_tuples_none_and_words_have_their_sources(compare):
     model = ModelConfig(position=LearnedPositions("auto"), generator=None, head_dim=None)
     text = (
