@@ -8,9 +8,8 @@
         ),
         weights=(2500, 800))" --config.train.accumulate=8
 
-Masked language modelling over one to three words in a row and sentence order prediction together (section 3.1), with
-the paper's hyperparameters (section 4.1; warmup: the released code's README): 125,000 steps of 4,096 x 512 tokens, LAMB
-at 0.00176. Its vocabulary is SentencePiece's, here with capitals.
+Masked language modelling over one to three words in a row and sentence order prediction together (section 3.1). Each
+number: `pretrainax recipe --config=albert_base`.
 
 The paper's text is BERT's, Wikipedia and BooksCorpus (section 4.1); books of Project Gutenberg stand in for the latter.
 

@@ -7,9 +7,8 @@
         ),
         weights=(2500, 800))"
 
-Masked language modelling and next sentence prediction together, with the paper's hyperparameters (appendix A.2):
-1,000,000 steps of 256 x 512 tokens, AdamW, linear decay. The paper trains the first 90 % of the steps at length 128.
-RoBERTa (Liu et al. 2019) found that full length and no sentence pairs do as well; for that:
+Masked language modelling and next sentence prediction together. Each number: `pretrainax recipe --config=bert_base`.
+RoBERTa (Liu et al. 2019) found that no sentence pairs do as well; for that:
 `--config.model.pair_head=False --config.objective="MaskedLM()"`.
 
 The paper's text is English Wikipedia and BooksCorpus, 2,500 and 800 million words (section 3.1). BooksCorpus is not

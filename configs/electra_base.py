@@ -7,10 +7,9 @@
         ),
         weights=(2500, 800))" --config.mesh.fsdp=8
 
-The paper's hyperparameters (table 6): 766,000 steps of 256 x 512 tokens (base), 400,000 of 2,048 x 512 (large, which
-predicts 25 % of them); a generator a third (base) or a quarter (large) as wide, embeddings that both share. Of the
-tokens to be predicted 85 % are masked and the others left as they are, as in the released code. The model replaces
-tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of what it finds.
+A generator a third (base) or a quarter (large) as wide, embeddings that both share. The model replaces tokens itself,
+on the device, and learns to tell which; the metrics have the precision and recall of what it finds. Each number:
+`pretrainax recipe --config=electra_base`.
 
 The paper's text is BERT's, Wikipedia and BooksCorpus, and for large XLNet's, 33 B tokens. Here books of Project
 Gutenberg stand in for BooksCorpus, and large reads the same.

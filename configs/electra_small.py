@@ -7,10 +7,9 @@
         ),
         weights=(2500, 800))"
 
-The paper's hyperparameters (table 6): 1,000,000 steps of 128 x 128 tokens, a generator a quarter as wide, embeddings of
-128 that both share. Of the tokens to be predicted 85 % are masked and the others left as they are, as in the released
-code. The model replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and
-recall of what it finds.
+A generator a quarter as wide, embeddings that both share. The model replaces tokens itself, on the device, and learns
+to tell which; the metrics have the precision and recall of what it finds. Each number: `pretrainax recipe
+--config=electra_small`.
 
 The paper's text is BERT's, Wikipedia and BooksCorpus; books of Project Gutenberg stand in for the latter here.
 

@@ -4,19 +4,12 @@ a laptop `:tiny :mini :midi`.
     python -m pretrainax.main --config=configs/modernbert_base.py --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb-edu', streaming=True)" --config.train.accumulate=8
 
-The first phase of the paper (section 2.2.2, table 3): 1.7 T tokens at a length of 1,024, of which 30 % are predicted,
-at a constant rate after 3 B (base) or 2 B (large) tokens of warmup. All layers turn at base 10,000 in it; the second
-phase, 250 B tokens at 8,192, sets `model.position.theta` of the global ones to the preset's 160,000. Here the rate
-falls over the last 50 B tokens, as it does at the end of the paper's second phase.
+The first phase of the paper (section 2.2.2, table 3), of rows of 1,024. All layers turn at base 10,000 in it; the
+second phase, 250 B tokens at 8,192, sets `model.position.theta` of the global ones to the preset's 160,000. Each
+number, and what is left out: `pretrainax recipe --config=modernbert_base`.
 
 The authors' mixture of web text, papers and code is not public; FineWeb-Edu (Penedo et al. 2024) stands in for it,
 1.3 T tokens of web text.
-
-The optimizer is the release's, StableAdamW, whose decay of 1e-5 is not multiplied by the rate; here it is, and so the
-decay is 1e-5 over the peak.
-
-Left out: the growth of the batch, the fall of large's rate to a tenth after 900 B tokens, dropout of 0.1 after
-attention, base's weights as the start of large's.
 
 Hardware of the paper: 8 H100. Expected after fine-tuning: GLUE 88.4 (base), 90.4 (large) (table 1, dev set).
 """

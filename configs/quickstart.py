@@ -4,6 +4,7 @@
 
 Objective: span corruption (Raffel et al. 2020, section 3.1.4) on about 12 MB of English. The model is T5 1.1 at a
 hundredth of the size of `small`, the optimizer nanoT5's (arXiv 2309.02373): steps relative to the size of each matrix.
+Each number: `pretrainax recipe --config=quickstart`.
 Expected: validation loss about 3.65 nats a target token, where token frequencies alone give 5.43; 2 to 3 minutes of
 training on 2 cores.
 """

@@ -9,9 +9,8 @@
         ),
         weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
-The paper's hyperparameters (table 9): 500,000 steps of 8,192 x 512 tokens, masks drawn anew each time, rows filled with
-whole documents one after the other, no gradient clipping. Its tokenizer is GPT-2's; this one is learnt from the run's
-text, with RoBERTa's special pieces.
+Masks are drawn anew each time, rows filled with documents one after the other. Its tokenizer is GPT-2's; this one is
+learnt from the run's text, with RoBERTa's special pieces. Each number: `pretrainax recipe --config=roberta_base`.
 
 The paper's text is 160 GB (section 3.2): Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
 Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.

@@ -6,9 +6,9 @@ it, and for a laptop `:tiny :mini :midi` (of nano).
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
 T5's own optimizer, Adafactor, at a rate of 1/sqrt(step), for the 65,536 steps of 128 x 512 tokens by which its authors
-compared models (Shazeer 2020, arXiv 2002.05202, section 3.1); T5's own 1.1 checkpoints saw 1,000,000 of 2,048 x 512.
-`:nano` is for as many steps (Nawrot 2023, arXiv 2309.02373): AdamW with each update scaled by the root mean square of
-its parameter, cosine decay.
+compared models (Shazeer 2020, arXiv 2002.05202, section 3.1). `:nano` is for as many steps (Nawrot 2023, arXiv
+2309.02373): AdamW with each update scaled by the root mean square of its parameter, cosine decay. Each number:
+`pretrainax recipe --config=t5_base`.
 
 Expected on C4, validation loss in nats a target token: 1.942 for `:base` (Shazeer 2020, table 1), 1.995 where nanoT5
 tried it; 1.953 for `:nano`, 10.2 hours on one A100 80 GB in bfloat16 (nanoT5's README).

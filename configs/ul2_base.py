@@ -4,12 +4,11 @@
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
 `:base` is UL2's architecture at the size of T5 1.1 base, because the paper does not give that of its ablations, with
-their hyperparameters (section 4): 500,000 steps of 128 x 512 tokens of C4, Adafactor at a rate of 1/sqrt(step). `:20b`
-(section 5.1) saw 1 trillion tokens, in batches of 1,024 x 512.
+their recipe (section 4). `:20b` (section 5.1) saw 1 trillion tokens. Each number, and what is left out: `pretrainax
+recipe --config=ul2_base`.
 
-The seven denoisers take turns (table 1), each told by its mode: [NLU], [NLG] or [S2S]. Half of the text in spans of 3
-tokens makes 126 spans of 512 inputs, more than T5's 100 sentinels, below which the paper's code took ordinary pieces:
-there are 128 here, and the model keeps its 32,128 rows.
+The seven denoisers take turns (table 1), each told by its mode: [NLU], [NLG] or [S2S]. They need 128 sentinels; the
+model keeps its 32,128 rows.
 
 Hardware of the paper: 64 to 128 TPU v4 chips for the ablations, 512 for `:20b`. No loss is published to expect.
 """

@@ -1,6 +1,7 @@
 """Says what a run is about to train, before its first step: on which text, how often, and by which recipe."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.inspection import check
@@ -17,34 +18,42 @@ FEW_EPOCHS = 4
 Row = tuple[str, str]
 
 
-def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str = "") -> None:
+class Paper(NamedTuple):
+    """What is known of the paper whose config a run has."""
+
+    source: str = ""  # its text, as --config.data.source takes it
+    deviations: str = ""  # in what the run is not the paper's
+
+
+UNKNOWN = Paper()
+
+
+def show(run: Run, writer: MetricsWriter, first: list[Row], paper: Paper = UNKNOWN) -> None:
     """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches.
 
     Raises:
       UserError: what was measured is not what the objective asks for.
     """
     measured = check.measure(run.train_batches)
-    writer.header([*first, *rows(run, papers_source), ("measured", check.one_line(measured))])
+    writer.header([*first, *rows(run, paper), ("measured", check.one_line(measured))])
     check.check(measured, run.experiment.objective)
 
 
-def rows(run: Run, papers_source: str = "") -> list[Row]:
-    """Returns the names and values of a run's header, warnings last.
-
-    papers_source: the text of the paper whose config this is, as --config.data.source takes it.
-    """
+def rows(run: Run, paper: Paper = UNKNOWN) -> list[Row]:
+    """Returns the names and values of a run's header, warnings last."""
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
     epochs = run.train_batches.epochs
     times = " and ".join(map(three_digits, epochs))
     described = [
         *run.describe(),
-        ("source", _source(experiment, run.prepared, papers_source)),
+        ("source", _source(experiment, run.prepared, paper.source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
         ("objective", str(experiment.objective)),
         ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
         ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
         ("run", f"{steps:,} steps, {large_number(run.tokens_per_step * steps)} tokens, {times} epochs of the text"),
+        *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_export_warnings(run))),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")

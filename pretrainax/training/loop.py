@@ -51,7 +51,7 @@ def train(
     workdir: str,
     process_age: float = 0.0,
     observe: Optional[Observer] = None,
-    papers_source: str = "",
+    paper: header.Paper = header.UNKNOWN,
     extend: bool = False,
 ) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
@@ -59,7 +59,7 @@ def train(
     Args:
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
-      papers_source: the text of the paper whose config this is, for the header.
+      paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
     extended = ""
@@ -91,7 +91,7 @@ def train(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
         steps = [("steps", extended)] if extended else []
-        header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], papers_source)
+        header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], paper)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)

@@ -8,8 +8,8 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
 SIZES = {
-    "base": (6, 768, 12),  # Lewis et al. 2019, section 4; heads: fairseq, bart_base
-    "large": (12, 1024, 16),  # section 5.1; heads: fairseq, bart_large
+    "base": (6, 768, 12),
+    "large": (12, 1024, 16),
 }
 
 

@@ -7,15 +7,12 @@ from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide. Vocabularies: the
-# released vocab.txt
+# variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide
 SIZES = {
-    # Turc et al. 2019 (arXiv 1908.08962), table 1
     "tiny": (2, 128, 2, 30_522),
     "mini": (4, 256, 4, 30_522),
     "small": (4, 512, 8, 30_522),
     "medium": (8, 512, 8, 30_522),
-    # Devlin et al. 2018, section 3; the others: google-research/bert, README.md and multilingual.md
     "base": (12, 768, 12, 30_522),
     "large": (24, 1024, 16, 30_522),
     "base_cased": (12, 768, 12, 28_996),
@@ -25,13 +22,11 @@ SIZES = {
     "base_chinese": (12, 768, 12, 21_128),
 }
 
-# Cui et al. 2020, section 4.1: BERT's sizes, and its Chinese vocabulary
 MACBERT_SIZES = {
     "base": (12, 768, 12, 21_128),
     "large": (24, 1024, 16, 21_128),
 }
 
-# Sanh et al. 2019, section 3: every other layer of BERT base; the others: transformers' released models
 DISTILBERT_SIZES = {
     "base": (6, 768, 12, 30_522),
     "base_cased": (6, 768, 12, 28_996),

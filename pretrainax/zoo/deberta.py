@@ -20,7 +20,6 @@ from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_no
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
-# The README of github.com/microsoft/DeBERTa, and its experiments/language_model/xxlarge.json
 V2_SIZES = {
     "xlarge": (24, 1536, 24),
     "xxlarge": (48, 1536, 24),
@@ -28,12 +27,10 @@ V2_SIZES = {
 
 # variant -> (layers, width, heads, vocabulary)
 V3_SIZES = {
-    # experiments/language_model/rtd_{xsmall,small,base,large}.json
     "xsmall": (12, 384, 6, 128_100),
     "small": (6, 768, 12, 128_100),
     "base": (12, 768, 12, 128_100),
     "large": (24, 1024, 16, 128_100),
-    # README; the vocabulary is the released config.json's
     "multilingual_base": (12, 768, 12, 251_000),
 }
 

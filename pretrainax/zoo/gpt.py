@@ -9,15 +9,13 @@ from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
-GPT1_SIZES = {"117m": (12, 768, 12)}  # section 4.1
-GPT2_SIZES = {  # table 2; named by the parameters of the released files (the paper's counts are off)
+GPT1_SIZES = {"117m": (12, 768, 12)}
+GPT2_SIZES = {  # named by the parameters of the released files: the paper's counts are off
     "124m": (12, 768, 12),
     "355m": (24, 1024, 16),
     "774m": (36, 1280, 20),
     "1558m": (48, 1600, 25),
 }
-# NOTE Table 2.1 gives 1_3b 24 heads of 128 for a width of 2,048, and 13b a width of 5,140 for 40 heads of 128. Here, as
-# in GPT-Neo and others after it, they are 16 heads and a width of 5,120, which give the parameters of the table.
 GPT3_SIZES = {
     "125m": (12, 768, 12),
     "350m": (24, 1024, 16),
@@ -28,7 +26,7 @@ GPT3_SIZES = {
     "13b": (40, 5120, 40),
     "175b": (96, 12288, 96),
 }
-GPT_NEO_SIZES = {  # the released config.json
+GPT_NEO_SIZES = {
     "125m": (12, 768, 12),
     "1_3b": (24, 2048, 16),
     "2_7b": (32, 2560, 20),
@@ -48,11 +46,7 @@ def gpt2(variant: str = "124m") -> ModelConfig:
 
 
 def gpt3(variant: str = "125m") -> ModelConfig:
-    """Returns GPT-3: GPT-2 with every other layer local (section 2.1); UserError for an unknown variant.
-
-    NOTE The paper says "locally banded sparse", as in the Sparse Transformer (Child et al. 2019), and gives neither the
-    band's width nor which layers have one. Both are GPT-Neo's here: the odd layers, 256 tokens.
-    """
+    """Returns GPT-3: GPT-2 with every other layer local, as wide as GPT-Neo's; UserError for an unknown variant."""
     config = _decoder(*pick("gpt3", variant, GPT3_SIZES), context=2048)
     config.layer_pattern, config.window = ("global", "local"), 256
     config.dropout_rate = config.attention_dropout_rate = 0.0

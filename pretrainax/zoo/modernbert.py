@@ -5,7 +5,7 @@ from pretrainax.zoo import patterns
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, feed-forward, heads): Warner et al. 2024, table 4, which counts both halves of GeGLU
+# variant -> (layers, width, feed-forward, heads)
 SIZES = {
     "base": (22, 768, 1152, 12),
     "large": (28, 1024, 2624, 16),

@@ -8,11 +8,11 @@ from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_no
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
-SIZES = {  # Liu et al. 2019, table 9
+SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-XLM_SIZES = dict(SIZES)  # Conneau et al. 2019, section 3
+XLM_SIZES = dict(SIZES)
 
 
 def roberta(variant: str = "base") -> ModelConfig:
