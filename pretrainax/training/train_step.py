@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
-from pretrainax.data.batch import Batch, HostBatch
+from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.schedules import Rate
@@ -28,6 +28,7 @@ from pretrainax.training import losses
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
+_SEEDS = {"dropout": "dropout", "sample": "mask"}  # whose stream it is: ELECTRA's replacements are masks
 
 
 @flax.struct.dataclass
@@ -129,14 +130,15 @@ def make_train_step(
       optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
       schedule: gives the learning rate that is reported.
 
-    Metrics, all on the device: "sums" {name: (sum, count)}; "gradient_norm", before clipping; "learning_rate";
+    Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
+    of, where it says so; "gradient_norm", before clipping; "learning_rate";
     "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
     the first parameter whose gradient is not finite, -1 if none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
 
     def step(state, batch):
-        keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
+        keys = _folded({use: _key(train.seed_of(of), use) for use, of in _SEEDS.items()}, state.step)
         gradients, (loss, sums) = compute_gradients(state.params, batch, keys)
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))
@@ -150,7 +152,8 @@ def make_train_step(
             unchanged = state.replace(step=state.step + 1)
             new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, unchanged)
         metrics = {
-            "sums": sums,
+            "sums": {**sums, "padding_fraction": padding(batch)},
+            "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
             "gradient_norm": norm,
             "learning_rate": schedule(state.step),
             "finite": finite,
