@@ -101,7 +101,7 @@ class MetricsWriter:
         scores = {"perplexity": perplexity(baseline["loss"]), **baseline} if baseline else {}
         trained = [line["loss"] for line in read_metrics(self.path) if line["split"] == "train"]
         if trained:
-            rows.append(("training loss, since the line before", _show(trained[-1], ".4f")))
+            rows.append(("training loss, last line", _show(trained[-1], ".4f")))
         shown = _shown(metrics)
         for name in shown:
             label, form = _FORMS[name]
