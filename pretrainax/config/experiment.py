@@ -61,7 +61,11 @@ class TrainConfig:
     steps: int = 1000  # updates in all
     global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
     accumulate: int = 1  # micro-batches of one update
-    seed: int = 0  # of parameters, dropout, data order and masks
+    seed: int = 0  # of parameters, data order, dropout and masks; the next four set one of them apart
+    init_seed: Optional[int] = None  # of fresh parameters; None: seed
+    order_seed: Optional[int] = None  # of the order of the data; None: seed
+    dropout_seed: Optional[int] = None  # of dropout; None: seed
+    mask_seed: Optional[int] = None  # of all that objectives draw: masks, spans, pairs, replacements; None: seed
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
     # memory of an exponential moving average of the parameters, which is kept beside them; None: none is kept
@@ -87,6 +91,11 @@ class TrainConfig:
     def logged_every(self) -> int:
         """Returns `log_every`, or what stands for its 0: curves of any length have enough points."""
         return self.log_every or min(max(self.steps // 50, 1), 50)
+
+    def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
+        """Returns the seed of one use: its own, or that of all."""
+        own = getattr(self, f"{use}_seed")
+        return self.seed if own is None else own
 
 
 @dataclasses.dataclass

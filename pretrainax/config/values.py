@@ -15,7 +15,8 @@ _RANGES = {  # lowest and highest; of others what 64 bits hold
     "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
     "config.data.sequence_length": (-(2**31), 2**31 - 1),
-    "config.train.seed": (-(2**31), 2**32 - 1),  # JAX's keys forget what is beyond
+    # JAX's keys forget what is beyond
+    **{f"config.train.{use}seed": (-(2**31), 2**32 - 1) for use in ("", "init_", "order_", "dropout_", "mask_")},
 }
 
 

@@ -20,8 +20,8 @@ def collate(
     batch: dict[str, np.ndarray] = {}
     template = template or rows[0][0]
     for name, array in template.items():
-        if array.ndim == 0:  # of a whole row
-            batch[name] = np.array([row[0][name] for row in rows])
+        if array.ndim == 0:  # of a whole row: a label, where it is one example, or a count
+            batch[name] = np.array([sum(example[name] for example in row) for row in rows], array.dtype)
             continue
         padding = pad if name in TOKEN_FIELDS else 0
         batch[name] = filled = np.empty((len(rows), row_length(name, template, lengths)), array.dtype)

@@ -26,6 +26,7 @@ from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream
 from pretrainax.data.sources.base import WeightStages
+from pretrainax.data.text_counts import lost_text
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Vocabulary
@@ -63,8 +64,9 @@ class Batches:
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
         self.first_row = process_index * self.local_batch_size
-        self.seed = options.seed % 2**64  # NumPy takes no negative ones
-        options = dataclasses.replace(options, seed=self.seed)
+        masks = options.seed if options.mask_seed is None else options.mask_seed
+        self.mask_seed = masks % 2**64  # NumPy takes no negative ones
+        options = dataclasses.replace(options, seed=options.seed % 2**64)
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
@@ -83,10 +85,10 @@ class Batches:
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
-    def examples(self, row: int, draws: Optional[CounterRng] = None) -> tuple[Objective, list[Example]]:
+    def examples(self, row: int) -> tuple[Objective, list[Example]]:
         """Returns what row `row` of the run is made of: the examples, not padded, of one objective."""
         stream, n = self._place(row)
-        return stream.objective, stream.examples(n, self.progress(row), draws or CounterRng(self.seed))
+        return stream.objective, stream.examples(n, self.progress(row), CounterRng(self.mask_seed))
 
     def progress(self, row: int) -> float:
         """Returns how much of the training is done at a row of the run, from 0 to 1."""
@@ -116,8 +118,10 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> HostBatch:
-        first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
-        rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
+        first, draws, rows = step * self.global_batch_size + self.first_row, CounterRng(self.mask_seed), []
+        for row in range(first, first + self.local_batch_size):
+            stream, n = self._place(row)
+            rows.append(stream.counted(n, self.progress(row), draws))
         batch = collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
             raise UserError(self._explain_ids(range(first, first + self.local_batch_size), highest_id(batch)))
@@ -126,8 +130,8 @@ class Batches:
     @functools.cached_property
     def template(self) -> Example:
         """An array of each name that batches have: those of all objectives of a mixture, if a batch has some or not."""
-        draws = CounterRng(self.seed)
-        return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
+        draws = CounterRng(self.mask_seed)
+        return {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
 
     def _explain_ids(self, rows: range, highest: int) -> str:
         """Writes the error line of rows with an id that no text has: where in which corpus it is from."""
@@ -151,17 +155,20 @@ def batches_of(
     """Returns the batches of a run (`prepared`: prepare.Prepared): of "train" in an order of its seed, of "valid"
     always the same ones."""
     corpora, data = getattr(prepared, split), experiment.data
-    training = split == "train"
+    training, tokenizer = split == "train", prepared.tokenizer
     return Batches(
         corpora,
-        experiment.objective.bind(prepared.tokenizer),
-        prepared.tokenizer.vocabulary,
+        experiment.objective.bind(tokenizer),
+        tokenizer.vocabulary,
         RowOptions(
             sequence_length=data.sequence_length,
             global_batch_size=experiment.train.global_batch_size,
-            seed=experiment.train.seed if training else 0,
+            seed=experiment.train.seed_of("order") if training else 0,
+            mask_seed=experiment.train.seed_of("mask") if training else 0,
             shuffle=training,
             packing=data.packing,
+            text=tokenizer.text_table,
+            with_target_bytes=experiment.objective.is_likelihood and not lost_text(tokenizer, corpora),
         ),
         weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),
         steps=experiment.train.steps if training else None,

@@ -15,7 +15,7 @@ import jax
 from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import RunFailed
-from pretrainax.data.baseline import unigram_baseline
+from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.pipeline import batches_of
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.sharding.param_paths import PyTree
@@ -23,7 +23,7 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run
 
-_BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline counts tokens in; scored on as many targets
+_BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline takes the form of targets from; scored on as many
 
 
 def finish(
@@ -75,21 +75,27 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
 
 
 def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:
-    """Returns the scores of token frequencies, of as many batches as say enough; None where a signal came."""
+    """Returns the scores of token frequencies in all text, and of the form of the targets in as many batches as say
+    enough; None where a signal came."""
     experiment = run.experiment
     train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes
     enough = max(_TARGETS // (experiment.train.global_batch_size * run.lengths.targets), 1)
 
-    def until_a_signal(batches):
-        for batch in batches:
+    def until_a_signal(parts):
+        for part in parts:
             if preemption.requested:
                 raise _Leaving
-            yield batch
+            yield part
 
     seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, experiment.train.steps)))
     asked = until_a_signal(itertools.islice(run.validation_batches(valid), enough))
     with contextlib.suppress(_Leaving):
-        return unigram_baseline(seen, asked, experiment.model.vocab_size)
+        counts = sum(
+            times * count
+            for times, corpus in zip(run.train_batches.epochs, run.prepared.train, strict=True)
+            for count in until_a_signal(target_counts(corpus))
+        )
+        return unigram_baseline(counts, seen, asked, run.prepared.tokenizer.vocabulary)
     return None
 
 

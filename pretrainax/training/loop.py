@@ -25,7 +25,7 @@ import jax
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.data.batch import HostBatch, check_batch, padding_fraction, tokens_read
+from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -36,7 +36,7 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.training import header, loss_spikes
 from pretrainax.training.finish import finish
-from pretrainax.training.loop_state import LoopState
+from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
@@ -44,6 +44,7 @@ from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
 
 Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
+_NOT_COUNTED = "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
 def train(
@@ -90,8 +91,9 @@ def train(
             writer.note(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
-        steps = [("steps", extended)] if extended else []
-        header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], paper)
+        beside = [("steps", extended), ("counts", "" if loop_state.counts else _NOT_COUNTED)]
+        first = [("workdir", workdir + resumed), *start, *(row for row in beside if row[1])]
+        header.show(run, writer, first, paper)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
@@ -154,13 +156,17 @@ class Loop:
     def _reset(self) -> None:
         """Forgets what belongs to steps after `loop_state.step`, at the start and after a rollback."""
         self.batches = loss_spikes.Skipping(self.run.train_batches, self.loop_state.rollbacks)
-        self.paddings = collections.deque()  # the share of each batch that is made and not yet used
-        self.pending: list[tuple[int, dict[str, PyTree]]] = []  # (step, metrics on the device), not looked at yet
+        # (step, what the device has to do in it, metrics on the device), not looked at yet
+        self.pending: list[tuple[int, Counts, dict[str, PyTree]]] = []
         self.newest: Optional[dict[str, PyTree]] = None  # the last of them that was
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last one here
+        self._reset_clock()
+
+    def _reset_clock(self) -> None:
+        """Begins to measure what the speeds of the next line are of."""
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
-        self.tokens, self.flops = 0, 0.0  # in the same time
-        self.flops_done = 0.0  # of these, without what attention skips
+        self.counts = Counts()  # of the same steps
+        self.flops_done = 0.0  # of its FLOPs, without what attention skips
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
@@ -201,11 +207,10 @@ class Loop:
                     if not self.is_compiled:  # the other processes may take longer
                         jax.block_until_ready(metrics)
                 self.is_compiled = True
-                self.padding = self.paddings.popleft()
-                self.tokens += tokens_read(batch)
-                self.flops += self.run.flops_of(self.batches.index(step - 1))
-                self.flops_done += self.run.flops_done_of(self.batches.index(step - 1))
-                self.pending.append((step, metrics))
+                index = self.batches.index(step - 1)
+                flops = self.run.flops_of(index)
+                self.flops_done += self.run.flops_done_of(index)
+                self.pending.append((step, Counts(tokens=tokens_read(batch), flops=flops), metrics))
                 loop_state.step = step
                 if step in (self.first_step, self.first_step + 3):
                     self._announce_speed(step - self.first_step, steps - step)
@@ -259,19 +264,18 @@ class Loop:
         return batch
 
     def _watch_batches(self, batches: Iterator[HostBatch], first: int) -> Iterator[HostBatch]:
-        """Yields the batches of step `first` on. That one is checked in full; of the others only the padding counts."""
+        """Yields the batches of step `first` on, of which that one is checked."""
         model, made = self.run.experiment.model, self.run.train_batches
         for step, batch in enumerate(batches, first):
             if step == first:
                 check_batch(batch, model, made.lengths_of(self.batches.index(step - 1)), made.local_batch_size)
             if self.observe:
                 self.observe(step, batch)
-            self.paddings.append(padding_fraction(batch))
             yield batch
 
     def _announce_speed(self, done: int, left: int) -> None:
         """Says how long the first step took, and what the next ones say of the time the others will take."""
-        jax.block_until_ready(self.pending[-1][1])
+        jax.block_until_ready(self.pending[-1][-1])
         now = time.perf_counter()
         if done == 0:
             self.first_done = now
@@ -284,13 +288,18 @@ class Loop:
         """Waits for the device and looks at every step since it last did: none that is not finite goes unseen."""
         if not self.pending:
             return
-        steps, metrics_of_steps = zip(*jax.device_get(self.pending), strict=True)
+        steps, taken, on_device = zip(*self.pending, strict=True)
+        metrics_of_steps = jax.device_get(on_device)
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
         train, left_out = self.run.experiment.train, []
-        for step, metrics in zip(steps, metrics_of_steps, strict=True):
+        for step, counts, metrics in zip(steps, taken, metrics_of_steps, strict=True):
+            counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
+            for total in filter(None, (self.counts, self.loop_state.counts)):
+                total.add(counts)
             if metrics["finite"]:
+                self.loop_state.add_sums(metrics["sums"])
                 loss, norm = summarize(metrics["sums"])["loss"], float(metrics["gradient_norm"])
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
@@ -326,26 +335,32 @@ class Loop:
         return f"not finite at step {step} (examples {index * size} to {(index + 1) * size - 1}), {where}"
 
     def _log(self) -> None:
-        """Logs the metrics of the newest step, and the speed since the last line."""
+        """Logs the means and the speed since the last line, and what all steps have taken."""
         self._read_metrics()
         assert self.newest is not None  # of the step just made
-        loop_state = self.loop_state
-        metrics = summarize(self.newest["sums"]) | {
+        loop_state, counts = self.loop_state, self.counts
+        metrics = summarize(loop_state.sums or self.newest["sums"]) | {
             "learning_rate": float(self.newest["learning_rate"]),
             "gradient_norm": float(self.newest["gradient_norm"]),
             "skipped_updates": loop_state.skipped_updates,
             "skipped_batches": loss_spikes.skipped(loop_state.step - 1, loop_state.rollbacks),
-            "tokens_per_second": self.tokens / self.seconds,
+            "tokens_per_second": counts.text_tokens / self.seconds,
+            "padded_tokens_per_second": counts.tokens / self.seconds,
             "step_seconds": self.seconds / self.steps,
-            "mfu": self.run.mfu(self.flops, self.seconds),
+            "mfu": self.run.mfu(counts.flops, self.seconds),
             "mfu_done": self.run.mfu(self.flops_done, self.seconds),
             "data_wait_fraction": self.waited / self.seconds,
-            "padding_fraction": self.padding,
+            **self._taken(),
         }
         self.writer.log(loop_state.step, "train", metrics)
         self.goodput.save()
-        self.seconds, self.waited, self.steps, self.tokens, self.flops = 0.0, 0.0, 0, 0, 0.0
-        self.flops_done = 0.0
+        loop_state.sums = {}
+        self._reset_clock()
+
+    def _taken(self) -> dict[str, Optional[float]]:
+        """Returns what all steps so far have taken: of two runs any of it is a common axis for their losses."""
+        known = self.loop_state.counts
+        return vars(known) if known else dict.fromkeys(vars(Counts()))
 
     def _evaluate(self, state: TrainState) -> bool:
         """Logs the validation metrics; returns whether their loss is the best so far."""
@@ -353,7 +368,7 @@ class Loop:
         loop_state = self.loop_state
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(self.run.validated(state))
-            self.writer.log(loop_state.step, "valid", metrics)
+            self.writer.log(loop_state.step, "valid", metrics | self._taken())
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics
         loss, best = metrics["loss"], loop_state.best_loss

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -12,21 +12,33 @@ from pretrainax.config.atomic_files import write_atomically
 # What stands beside a number for people; the names are those of metrics.jsonl.
 MEANINGS = {
     "loss": "nats a target token",
+    "text_loss": "nats a target token that is text: no sentinel, no end, no [SEP]",
     "perplexity": "e to the loss",
     "bits_per_token": "the loss in bits",
-    "bits_per_byte": "bits of text that a byte of it takes",
+    "bits_per_byte": "bits that the targets take, by the bytes of text they have",
     "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
+    "text_accuracy": "the same of target tokens that are text",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
     "loss_tokens": "target tokens",
+    "text_tokens": "tokens of text that all steps so far were made of: no special token, no padding",
+    "text_bytes": "bytes of UTF-8 that these have",
+    "tokens": "tokens that the device has read, padding and special tokens too",
+    "flops": "FLOPs of all steps so far",
+    "learning_rate": "of the last step",
+    "gradient_norm": "of the last step, before clipping",
+    "skipped_updates": "updates left out so far, as they were not finite",
+    "skipped_batches": "batches left out so far, after spikes",
+    "tokens_per_second": "tokens of text",
+    "padded_tokens_per_second": "tokens that the device has read",
+    "step_seconds": "seconds a step, evaluations and checkpoints left out",
+    "mfu": "model FLOPs utilisation",
+    "data_wait_fraction": "share of the time in which devices waited for a batch",
+    "padding_fraction": "share of the tokens read that is padding",
 }
 
 
-def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None) -> dict[str, float]:
-    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.
-
-    Bits per byte compare models across tokenizers. They need `bytes_per_token`, the mean length in UTF-8 of a target
-    token, and a loss that is a likelihood of the text: a causal one. None for the others.
-    """
+def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
+    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}."""
     loss = float(sums["loss"][0]) / max(float(sums["loss"][1]), 1e-9)
     metrics = {
         "loss": loss,
@@ -38,8 +50,6 @@ def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None
     for name in sums:
         if name not in ("loss", "accuracy", "z_loss"):  # of further heads, and of blocks
             metrics[name] = float(sums[name][0]) / max(float(sums[name][1]), 1e-9)
-    if bytes_per_token:
-        metrics["bits_per_byte"] = metrics["bits_per_token"] / bytes_per_token
     return metrics
 
 

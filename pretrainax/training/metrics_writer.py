@@ -92,9 +92,8 @@ class MetricsWriter:
         """Prints the last lines of metrics.jsonl beside the unigram baseline of the same targets.
 
         Args:
-          metrics: of the last validation: "loss" (nats a target), "perplexity", "accuracy" (fraction), perhaps
-            "sequence_accuracy".
-          baseline: "loss", "accuracy"; None where it is not known.
+          metrics: of the last validation, by the names of MEANINGS.
+          baseline: those of them that it has; None where it is not known.
         """
         if not self.primary:
             return
@@ -102,13 +101,15 @@ class MetricsWriter:
         scores = {"perplexity": perplexity(baseline["loss"]), **baseline} if baseline else {}
         trained = [line["loss"] for line in read_metrics(self.path) if line["split"] == "train"]
         if trained:
-            rows.append(("training loss, last batch", _show(trained[-1], ".4f")))
-        shown = [name for name in _FORMS if name in metrics]
+            rows.append(("training loss, last line", _show(trained[-1], ".4f")))
+        shown = _shown(metrics)
         for name in shown:
             label, form = _FORMS[name]
             rows.append((label, format(metrics[name], form), *([format(scores[name], form)] if name in scores else [])))
-        meanings = "\n".join(f"  {_FORMS[name][0]}: {MEANINGS[name]}" for name in shown if "accuracy" in name)
-        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n\n{meanings}\n")
+        meanings = [f"{_FORMS[name][0]}: {MEANINGS[name]}" for name in shown if "accuracy" in name or "text" in name]
+        meanings += [f"unigram baseline: {_BASELINE}"] if baseline else []
+        explained = "".join(f"  {line}\n" for line in meanings)
+        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n\n{explained}")
 
     def draw(self, baseline_loss: Optional[float] = None) -> None:
         """Draws curves.png of everything logged so far."""
@@ -176,13 +177,23 @@ _FORMS = {  # of a validation, what people are shown: the label and the format o
     "loss": ("validation loss", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
     "accuracy": ("token accuracy", ".2%"),
+    "text_loss": ("loss of text", ".4f"),
+    "text_accuracy": ("accuracy of text", ".2%"),
     "sequence_accuracy": ("sequence accuracy", ".2%"),
+    "bits_per_byte": ("bits per byte", ".4f"),
 }
+_BASELINE = "knows how often each token occurs, and how targets are built: which sentinel is next, where a row ends"
 
 
-def _validation(metrics: dict[str, Optional[float]]) -> list[str]:
-    known = [(*_FORMS[name], metrics.get(name)) for name in _FORMS]
-    return [f"{label} {format(value, form)}" for label, form, value in known if value is not None]
+def _shown(metrics: Mapping[str, Optional[float]]) -> list[str]:
+    """Names what people are shown; of text, where not all targets are."""
+    loss, of_text = metrics.get("loss"), metrics.get("text_loss")
+    is_all_text = loss is not None and of_text is not None and math.isclose(loss, of_text, rel_tol=1e-6)
+    return [n for n in _FORMS if metrics.get(n) is not None and not (is_all_text and n.startswith("text_"))]
+
+
+def _validation(metrics: Mapping[str, Optional[float]]) -> list[str]:
+    return [f"{_FORMS[name][0]} {format(metrics[name], _FORMS[name][1])}" for name in _shown(metrics)]
 
 
 def _join(*parts: str) -> str:

@@ -19,6 +19,7 @@ from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import SPLITS, Prepared, prepare
+from pretrainax.data.text_counts import lost_text
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -59,10 +60,10 @@ class Run:
         return jax.process_index() == 0
 
     def fresh_state(self) -> train_step.TrainState:
-        """Returns parameters drawn from `train.seed` and moments of zero, born in their shards."""
+        """Returns parameters drawn from `train.init_seed` and moments of zero, born in their shards."""
         train = self.experiment.train
-        has_ema = train.ema_decay is not None
-        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, train.seed, has_ema)
+        seed, has_ema = train.seed_of("init"), train.ema_decay is not None
+        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
 
     def validated(self, state: train_step.TrainState) -> Params:
         """Returns the parameters that `evaluate.parameters` names."""
@@ -73,7 +74,8 @@ class Run:
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
-        return train_step.fresh_params(self.model, self.batch_shapes, self.mesh, self.experiment.train.seed, paths)
+        seed = self.experiment.train.seed_of("init")
+        return train_step.fresh_params(self.model, self.batch_shapes, self.mesh, seed, paths)
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -131,13 +133,9 @@ class Run:
 
     def validate(self, params: Params) -> dict[str, float]:
         """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once."""
-        tokens, text_bytes = (
-            sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
-        )
-        causal = self.experiment.objective.is_likelihood
         sums = [self.eval_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
         totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
-        return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
+        return summarize(totals)
 
     def describe(self) -> list[tuple[str, str]]:
         """Returns the rows of the run's header."""
@@ -151,6 +149,8 @@ class Run:
         ]
         attention = dict.fromkeys(name for name, _ in chosen)
         warnings = dict.fromkeys(warning for _, warning in chosen if warning)
+        is_likelihood = self.experiment.objective.is_likelihood
+        lost = lost_text(self.prepared.tokenizer, self.prepared.valid) if is_likelihood else ""
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             ("data", self.prepared.summary),
@@ -164,6 +164,7 @@ class Run:
                 + f"; done {self.flops_done_per_step / self.flops_per_step:.0%}: attention skips what its masks hide"
                 * (self.flops_done_per_step < self.flops_per_step),
             ),
+            *([("bits per byte", f"none, they would be of another text: {lost}")] if lost else []),
             *(("WARNING", warning) for warning in warnings),
         ]
 

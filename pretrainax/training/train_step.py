@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
-from pretrainax.data.batch import Batch, HostBatch
+from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.optimizers import Optimizer
@@ -30,6 +30,7 @@ from pretrainax.training import losses
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
+_SEEDS = {"dropout": "dropout", "sample": "mask"}  # whose stream it is: ELECTRA's replacements are masks
 
 
 @flax.struct.dataclass
@@ -146,7 +147,8 @@ def make_train_step(
       chosen: of the config, which says where gradients are taken and whether more of them are asked for; None: at the
         parameters, and no.
 
-    Metrics, all on the device: "sums" {name: (sum, count)}; "gradient_norm", before clipping; "learning_rate";
+    Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
+    of, where it says so; "gradient_norm", before clipping; "learning_rate";
     "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
     the first parameter whose gradient is not finite, -1 if none.
     """
@@ -154,7 +156,7 @@ def make_train_step(
     chosen = chosen or Optimizer()
 
     def step(state, batch):
-        keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
+        keys = _folded({use: _key(train.seed_of(of), use) for use, of in _SEEDS.items()}, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys)
         more = {"gradients_at": lambda at: compute_gradients(at, batch, keys)[0]} if chosen.asks_for_gradients else {}
@@ -170,7 +172,8 @@ def make_train_step(
             unchanged = state.replace(step=state.step + 1)
             new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, unchanged)
         metrics = {
-            "sums": sums,
+            "sums": {**sums, "padding_fraction": padding(batch)},
+            "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
             "gradient_norm": norm,
             "learning_rate": schedule(state.step),
             "finite": finite,

@@ -132,7 +132,7 @@ def test_lengths_and_tokens_of_a_batch(objective):
 
 def test_padding_is_counted_on_both_sides():
     ids = {"encoder_segment_ids": np.array([[1, 1, 1, 0]]), "segment_ids": np.array([[1, 0]])}
-    assert contract.padding_fraction(ids) == 2 / 6
+    assert contract.padding(ids) == (2, 6)
 
 
 @pytest.mark.parametrize(

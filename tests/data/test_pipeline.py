@@ -142,6 +142,25 @@ def test_processes_share_the_same_global_batch(objective, processes):
         assert same(whole[step], {name: np.concatenate([x[name] for x in locals_]) for name in locals_[0]})
 
 
+def test_masks_and_order_have_seeds_of_their_own():
+    def rows(**seeds):
+        batch = make(MaskedLM(), num_tokens=4000, **seeds)[5]
+        unmasked = batch["tokens"].copy()
+        np.put_along_axis(unmasked, batch["masked_positions"], batch["targets"], axis=1)
+        return unmasked.tolist(), batch["masked_positions"].tolist()
+
+    text, masks = rows(seed=3)
+    assert rows(seed=3, mask_seed=3) == (text, masks)
+    other = rows(seed=3, mask_seed=4)
+    assert other[0] == text and other[1] != masks
+    other = rows(seed=4, mask_seed=3)
+    assert other[0] != text and other[1] == masks  # as many tokens, of which the same places are drawn
+
+
+def test_masks_may_have_a_negative_seed():
+    assert same(make(MaskedLM(), seed=-1)[2], make(MaskedLM(), seed=-1, mask_seed=-1)[2])
+
+
 # --- ids
 
 

@@ -223,6 +223,9 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     train_lines = lines(tmp_path, "train")
     assert [line["step"] for line in train_lines] == list(range(2, 21, 2))
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
+    assert [line["tokens"] for line in train_lines] == [
+        256 * line["step"] for line in train_lines
+    ]  # of steps that stay
     assert shown.count(" s after the start") == 1
     loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]

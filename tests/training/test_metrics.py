@@ -228,6 +228,7 @@ def test_the_header_is_an_aligned_table(tmp_path, capsys):
     assert capsys.readouterr().err == "PretrainAX\n  model       decoder\n  parameters  0.8 M\n\n"
 
 
+BASELINE = f"  unigram baseline: {metrics_writer._BASELINE}"
 MEANING = "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)"
 
 
@@ -239,15 +240,27 @@ def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
     run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {"loss": 3.0, "accuracy": 0.125})
     assert capsys.readouterr().err.splitlines() == [
         "",
-        "                               model   unigram baseline",
-        "  training loss, last batch   2.5000",
-        "  validation loss             2.0000             3.0000",
-        "  perplexity                    7.39              20.09",
-        "  token accuracy              50.00%             12.50%",
+        "                              model   unigram baseline",
+        "  training loss, last line   2.5000",
+        "  validation loss            2.0000             3.0000",
+        "  perplexity                   7.39              20.09",
+        "  token accuracy             50.00%             12.50%",
         "",
         MEANING,
+        BASELINE,
         "",
     ]
+
+
+def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    run.finish({"loss": 2.0, "text_loss": 2.5, "text_accuracy": 0.25}, {"loss": 3.0, "text_loss": 4.0})
+    said = capsys.readouterr().err
+    assert "  loss of text       2.5000             4.0000\n  accuracy of text   25.00%\n" in said
+    assert "  loss of text: nats a target token that is text: no sentinel, no end, no [SEP]\n" in said
+    run.log(4, "valid", {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5})
+    assert capsys.readouterr().err == "step 4/4 · validation loss 2.0000 · bits per byte 1.5000\n"
+    run.close()
 
 
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
@@ -268,7 +281,7 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
     run.close()
     assert read_metrics(run.path)[-1]["loss"] == 3.0
     assert written[written.index("training loss") - 1] == "3.000"
-    assert "training loss, last batch   3.0000\n" in capsys.readouterr().err
+    assert "training loss, last line   3.0000\n" in capsys.readouterr().err
 
 
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():
@@ -283,7 +296,8 @@ def test_importing_it_brings_in_neither_jax_nor_matplotlib():
 
 
 def test_metrics_of_sums_and_counts():
-    metrics = summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)}, bytes_per_token=3.0)
+    sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "text_loss": [5.0, 2.0], "bits_per_byte": (9.0, 12.0)}
+    metrics = summarize(sums)
     assert metrics == pytest.approx(
         {
             "loss": 1.5,
@@ -291,7 +305,8 @@ def test_metrics_of_sums_and_counts():
             "bits_per_token": 1.5 / math.log(2),
             "accuracy": 0.25,
             "loss_tokens": 4.0,
-            "bits_per_byte": 0.5 / math.log(2),
+            "text_loss": 2.5,
+            "bits_per_byte": 0.75,
         }
     )
 

@@ -236,7 +236,7 @@ def test_the_new_state_lies_where_the_old_one_lay_and_the_step_compiles_once(two
 
 def test_metrics_name_what_the_contract_names(two_steps):
     _, _, (metrics, _) = two_steps
-    assert set(metrics) == {"sums", "gradient_norm", "learning_rate", "finite", "bad_parameter"}
+    assert set(metrics) == {"sums", "text", "gradient_norm", "learning_rate", "finite", "bad_parameter"}
 
 
 def test_metrics_are_finite_scalars_of_their_types(two_steps):
@@ -302,7 +302,7 @@ def toy_steps(toy, batches, monkeypatch, chosen=None, **train):
     with jax.set_mesh(mesh):
         optimizer = chosen.build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
         step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh, chosen)
-        state = train_step.init_state(toy, optimizer, EIGHT, mesh, seed=train.seed)
+        state = train_step.init_state(toy, optimizer, EIGHT, mesh, seed=train.seed_of("init"))
         states, metrics = [jax.device_get(state)], []
         for batch in batches:
             state, out = step(state, batch)
@@ -323,6 +323,50 @@ def test_another_seed_draws_other_dropout(monkeypatch):
     toy_steps(one, [ONES], monkeypatch, seed=0)
     toy_steps(other, [ONES], monkeypatch, seed=1)
     assert not set(one.keys) & set(other.keys)
+
+
+@pytest.mark.parametrize(
+    "seeds, init_is_another, dropout_is_another",
+    [
+        ({"init_seed": 1}, True, False),
+        ({"dropout_seed": 1}, False, True),
+        ({"order_seed": 1, "mask_seed": 1}, False, False),
+        ({"seed": 1, "init_seed": 0, "dropout_seed": 0}, False, False),
+        ({"init_seed": 0, "order_seed": 0, "dropout_seed": 0, "mask_seed": 0}, False, False),
+    ],
+)
+def test_a_seed_of_its_own_sets_one_use_apart(monkeypatch, seeds, init_is_another, dropout_is_another):
+    one, other = Toy(), Toy()
+    toy_steps(one, [ONES], monkeypatch, seed=0)
+    toy_steps(other, [ONES], monkeypatch, **{"seed": 0} | seeds)
+    assert [a != b for a, b in zip(one.keys, other.keys, strict=True)] == [init_is_another, dropout_is_another]
+
+
+def test_replacements_are_drawn_by_the_seed_of_the_masks(monkeypatch):
+    keys = [set(), set(), set()]
+    for seen, seeds in zip(keys, ({}, {"mask_seed": 1}, {"dropout_seed": 1}), strict=True):
+        toy = Toy()
+        toy.record = lambda key: None
+        toy.apply = _recording_samples(toy.apply, seen)
+        toy_steps(toy, [ONES], monkeypatch, **seeds)
+    assert len(keys[0]) == 1 and keys[0] == keys[2] != keys[1]
+
+
+def _recording_samples(apply, seen):
+    def recorded(*args, rngs, **kwargs):
+        jax.debug.callback(lambda key: seen.add(np.asarray(key).tobytes()), jax.random.key_data(rngs["sample"]))
+        return apply(*args, rngs=rngs, **kwargs)
+
+    return recorded
+
+
+def test_the_text_and_the_padding_of_a_batch_are_counted(monkeypatch):
+    rows = {"text_tokens": np.arange(8), "text_bytes": 2**24 + np.arange(8)}  # more than a float32 can count
+    segments = {"segment_ids": np.arange(32).reshape(8, 4) % 4}
+    batch = ONES | {name: jnp.asarray(x, jnp.int32) for name, x in (rows | segments).items()}
+    _, (metrics,) = toy_steps(Toy(), [batch], monkeypatch, accumulate=2)
+    assert {name: int(x) for name, x in metrics["text"].items()} == {name: x.sum() for name, x in rows.items()}
+    assert tuple(metrics["sums"]["padding_fraction"]) == (8, 32)
 
 
 def test_a_gradient_that_is_not_finite_is_named_and_changes_only_the_step(monkeypatch):
