@@ -109,8 +109,11 @@ class EvaluateConfig:
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
     average: int = free(
         0
-    )  # at the end, the mean of so many last checkpoints is validated too (Transformer: 5); 0: none
-    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
+    )  # the mean of so many last checkpoints is validated too, at the end (Transformer: 5); 0: none
+    # what the best checkpoint, `patience` and `plan --fit` go by, as "accuracy"; "": the figure that the objective has
+    select_by: str = free("")
+    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best figure
+    objective: Optional[Objective] = None  # what validation asks, if not what is trained; None: `config.objective`
     # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
     prompts: tuple[str, ...] = free(())
 
@@ -139,3 +142,13 @@ class Experiment:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
+
+    @property
+    def validation_objective(self) -> Objective:
+        """Returns what validation asks of the model."""
+        return self.objective if self.evaluate.objective is None else self.evaluate.objective
+
+    @property
+    def select_by(self) -> str:
+        """Names the figure of a validation that the best checkpoint, patience and a fit go by."""
+        return self.evaluate.select_by or self.validation_objective.select_by

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
@@ -118,13 +118,29 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> HostBatch:
-        first, draws, rows = step * self.global_batch_size + self.first_row, CounterRng(self.mask_seed), []
-        for row in range(first, first + self.local_batch_size):
-            stream, n = self._place(row)
-            rows.append(stream.counted(n, self.progress(row), draws))
-        batch = collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
+        first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.mask_seed)
+        numbers = range(first, first + self.local_batch_size)
+        places = [self._place(row) for row in numbers]
+        rows = [stream.counted(n, self.progress(row), draws) for row, (stream, n) in zip(numbers, places, strict=True)]
+        return self._collated(rows, self.lengths_of(step), places)
+
+    def of_stream(self, number: int, rows: range) -> HostBatch:
+        """Returns a batch of one stream alone, as at the end of the training: the first of `rows`, which are its own.
+
+        Where these are fewer than a batch has, the others are empty.
+        """
+        stream, draws = self.streams[number], CounterRng(self.mask_seed)
+        own = rows[self.first_row :][: self.local_batch_size]
+        examples = [stream.counted(n, 1.0, draws) for n in own]
+        empty = [[] for _ in range(self.local_batch_size - len(own))]
+        return self._collated(examples + empty, self.lengths, [(stream, n) for n in own])
+
+    def _collated(
+        self, rows: Sequence[Sequence[Example]], lengths: Lengths, places: Iterable[tuple[RowStream, int]]
+    ) -> HostBatch:
+        batch = collate(rows, lengths, self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
-            raise UserError(self._explain_ids(range(first, first + self.local_batch_size), highest_id(batch)))
+            raise UserError(self._explain_ids(places, highest_id(batch)))
         return batch
 
     @functools.cached_property
@@ -133,11 +149,11 @@ class Batches:
         draws = CounterRng(self.mask_seed)
         return {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
 
-    def _explain_ids(self, rows: range, highest: int) -> str:
+    def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
         """Writes the error line of rows with an id that no text has: where in which corpus it is from."""
         size = self.vocabulary.size
         line = f"a batch has the id {highest}, and the tokenizer {size} ids"
-        for stream, n in map(self._place, rows):
+        for stream, n in places:
             for start, length in stream.row(n)[0]:
                 bad = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
                 if len(bad):
@@ -156,9 +172,10 @@ def batches_of(
     always the same ones."""
     corpora, data = getattr(prepared, split), experiment.data
     training, tokenizer = split == "train", prepared.tokenizer
+    objective = experiment.objective if training else experiment.validation_objective
     return Batches(
         corpora,
-        experiment.objective.bind(tokenizer),
+        objective.bind(tokenizer),
         tokenizer.vocabulary,
         RowOptions(
             sequence_length=data.sequence_length,
@@ -168,7 +185,7 @@ def batches_of(
             shuffle=training,
             packing=data.packing,
             text=tokenizer.text_table,
-            with_target_bytes=experiment.objective.is_likelihood and not lost_text(tokenizer, corpora),
+            with_target_bytes=objective.is_likelihood and not lost_text(tokenizer, corpora),
         ),
         weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),
         steps=experiment.train.steps if training else None,

@@ -22,6 +22,7 @@ from typing import Optional
 
 import jax
 
+from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
@@ -63,7 +64,7 @@ def train(
       paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
-    extended = ""
+    extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
     start = describe_start(experiment, workdir)
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
@@ -80,11 +81,11 @@ def train(
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
-        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=experiment.checkpoint.keep)
+        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), experiment.checkpoint.keep, figure)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
-        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary)
+        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure)
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
@@ -167,6 +168,18 @@ class Loop:
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
         self.counts = Counts()  # of the same steps
         self.flops_done = 0.0  # of its FLOPs, without what attention skips
+        self._select_by(self.run.experiment.select_by)
+
+    def _select_by(self, figure: str) -> None:
+        """Begins anew with the best of a figure where a restored state has that of another one."""
+        state = self.loop_state
+        if state.select_by != figure and state.best_loss is not None:
+            self.writer.note(
+                f"so far the best checkpoint was chosen by validation {state.select_by}; from here on it is by "
+                f"{figure}, among those that have it"
+            )
+            state.best_loss, state.evaluations_since_best = None, 0
+        state.select_by = figure
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
@@ -196,8 +209,8 @@ class Loop:
             for step in range(first, steps + 1):
                 if self._is_out_of_patience():
                     self.writer.note(
-                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping; with a "
-                        "larger config.evaluate.patience the same command goes on"
+                        f"no better validation {experiment.select_by} in {experiment.evaluate.patience} evaluations: "
+                        "stopping; with a larger config.evaluate.patience the same command goes on"
                     )
                     break
                 batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
@@ -293,14 +306,14 @@ class Loop:
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
-        train, left_out = self.run.experiment.train, []
+        train, trained, left_out = self.run.experiment.train, self.run.experiment.objective.select_by, []
         for step, counts, metrics in zip(steps, taken, metrics_of_steps, strict=True):
             counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
             for total in filter(None, (self.counts, self.loop_state.counts)):
                 total.add(counts)
             if metrics["finite"]:
                 self.loop_state.add_sums(metrics["sums"])
-                loss, norm = summarize(metrics["sums"])["loss"], float(metrics["gradient_norm"])
+                loss, norm = summarize(metrics["sums"])[trained], float(metrics["gradient_norm"])
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))
@@ -363,17 +376,17 @@ class Loop:
         return vars(known) if known else dict.fromkeys(vars(Counts()))
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Logs the validation metrics; returns whether their loss is the best so far."""
+        """Logs the validation metrics; returns whether the run's figure of them is the best so far."""
         self._read_metrics()
-        loop_state = self.loop_state
+        loop_state, figure = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(self.run.validated(state))
             self.writer.log(loop_state.step, "valid", metrics | self._taken())
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics
-        loss, best = metrics["loss"], loop_state.best_loss
-        if math.isfinite(loss) and (best is None or loss < best):
-            loop_state.best_loss, loop_state.evaluations_since_best = loss, 0
+        value, best = metrics[figure], loop_state.best_loss
+        if math.isfinite(value) and (best is None or best_step({0: best, 1: value}, figure) == 1):
+            loop_state.best_loss, loop_state.evaluations_since_best = value, 0
             return True
         loop_state.evaluations_since_best += 1
         return False
@@ -387,7 +400,5 @@ class Loop:
         self._read_metrics()
         evaluation, self.saved = self.last_evaluation, True
         with self.goodput.on("saving"):
-            self.checkpoints.save(
-                self.loop_state.step, state, self.loop_state.to_json(), evaluation and {"loss": evaluation["loss"]}
-            )
+            self.checkpoints.save(self.loop_state.step, state, self.loop_state.to_json(), evaluation)
         self.resumed = time.perf_counter()

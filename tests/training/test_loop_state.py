@@ -17,6 +17,7 @@ def test_run_json_has_the_keys_that_it_always_had_in_their_order():
         "evaluations_since_best": 0,
         "rollbacks": [],
         "recent": [],
+        "select_by": "loss",
         "counts": {"text_tokens": 0, "text_bytes": 0, "tokens": 0, "flops": 0.0},
         "sums": {},
     }

@@ -12,7 +12,7 @@ from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
-from pretrainax.training.metrics import perplexity, read_metrics, summarize
+from pretrainax.training.metrics import MEANINGS, meaning, of_loss, read_metrics, summarize, summarize_parts
 from pretrainax.training.metrics_writer import MetricsWriter
 
 
@@ -181,7 +181,8 @@ def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
 def test_whole_sequences_that_are_right_are_shown_beside_their_tokens(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
     run.log(4, "valid", example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54})
-    run.finish(example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54}, {"loss": 3.0, "accuracy": 0.125})
+    metrics = {"loss": 2.5, "perplexity": 2.0, "accuracy": 0.897, "sequence_accuracy": 0.54}
+    run.finish(metrics, {"loss": 3.0, "accuracy": 0.125})
     run.close()
     said = capsys.readouterr().err
     assert "token accuracy 89.70% · sequence accuracy 54.00%\n" in said
@@ -263,9 +264,44 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
     run.close()
 
 
+def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
+    """Of the whole, of a source, and what only a head of another package calls so."""
+    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")}
+    parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
+    run.log(3, "train", {"loss": 2.0, "pair_loss": 0.125})
+    run.finish(figures | parts | {"loss/denoiser=R-0.15-3": 0.75}, {})
+    run.close()
+    said = capsys.readouterr().err.partition("\n\n")[2]
+    whole, by_source, by_denoiser, notes, *_ = said.split("\n\n")
+    assert len(whole.splitlines()) == 1 + 2 + len(figures)  # a header, two training losses
+    assert (
+        "  training loss, last batch        2.0000\n" in said and "  training pair loss, last batch   0.1250\n" in said
+    )
+    assert "  my loss                          0.2500" in whole and "  my accuracy                      25.00%" in whole
+    assert [line.split() for line in by_source.splitlines()] == [
+        ["by", "source", "loss", "token", "accuracy", "pair", "loss"],
+        ["web", "0.5000", "50.00%", "0.5000"],
+        ["books", "0.5000", "50.00%", "0.5000"],
+    ]
+    assert by_denoiser.splitlines() == ["  by denoiser     loss", "  R-0.15-3      0.7500"]
+    assert "  pair accuracy: pairs of segments of which the right label is said" in notes.splitlines()
+
+
+def test_a_line_of_training_and_one_of_validation_show_the_figure_that_counts(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="total_loss")
+    run.log(1, "train", {"loss": 2.0, "total_loss": 2.5})
+    run.log(1, "valid", {"loss": 2.0, "pair_loss": 0.5, "total_loss": 2.5, "loss/source=web": 3.0})
+    run.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1/4 · loss 2.000 · total loss 2.5000",
+        "step 1/4 · validation loss 2.0000 · pair loss 0.5000 · total loss 2.5000",
+    ]
+
+
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
-    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, None)
+    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {})
     run.close()
     assert capsys.readouterr().err.splitlines()[1:3] == ["                     model", "  validation loss   2.0000"]
 
@@ -276,8 +312,8 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
         run.log(step, "train", example_metrics(step) | {"loss": 3.0 + 0.25 * (step % 2)})
     written = []
     monkeypatch.setattr(figure.Figure, "text", lambda self, x, y, text, **style: written.append(text))
-    run.draw(3.0)
-    run.finish({"loss": 2.0}, None)
+    run.draw({"loss": 3.0})
+    run.finish({"loss": 2.0}, {})
     run.close()
     assert read_metrics(run.path)[-1]["loss"] == 3.0
     assert written[written.index("training loss") - 1] == "3.000"
@@ -329,4 +365,26 @@ def test_a_batch_without_targets_has_figures_of_nothing():
 
 @pytest.mark.parametrize("loss, finite", [(0.0, 1.0), (700.0, math.exp(700.0)), (1e9, math.exp(700.0))])
 def test_perplexity_is_finite_for_any_loss(loss, finite):
-    assert perplexity(loss) == finite
+    assert of_loss(loss)["perplexity"] == finite
+
+
+def test_parts_are_added_before_they_are_divided_and_a_batch_may_be_of_two():
+    sums = [{"loss": (4.0, 1.0), "accuracy": (1.0, 1.0)}, {"loss": (0.0, 3.0), "accuracy": (0.0, 3.0)}]
+    of_both = summarize_parts([("source=web", "denoiser=R"), ("source=web", "denoiser=S")], sums)
+    assert of_both == {
+        **{"loss/source=web": 1.0, "accuracy/source=web": 0.25, "loss_tokens/source=web": 4.0},
+        **{"loss/denoiser=R": 4.0, "accuracy/denoiser=R": 1.0, "loss_tokens/denoiser=R": 1.0},
+        **{"loss/denoiser=S": 0.0, "accuracy/denoiser=S": 0.0, "loss_tokens/denoiser=S": 3.0},
+    }
+    assert summarize_parts([(), ()], sums) == {}
+
+
+def test_heads_give_the_sum_that_is_trained_and_the_share_that_was_replaced():
+    tokens = {"loss": (6.0, 3.0), "accuracy": (0.0, 3.0)}
+    assert summarize(tokens | {"pair_loss": (1.0, 2.0), "pair_accuracy": (1.0, 2.0)})["total_loss"] == 2.5
+    replaced = {"replaced_loss": (1.0, 8.0), "replaced_recall": (1.0, 2.0)}
+    assert summarize(tokens | replaced)["replaced_fraction"] == 0.25
+
+
+def test_a_figure_of_a_part_means_what_the_whole_does():
+    assert meaning("loss/source=web") == "nats a target token, of source=web" and meaning("my_loss") == ""
