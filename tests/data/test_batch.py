@@ -233,3 +233,8 @@ def test_the_highest_id_is_of_what_is_read_or_predicted_and_a_negative_one_is_ve
         assert contract.highest_id(batch | {name: np.array([[0, 9]], np.int32)}) == 9
         assert contract.highest_id(batch | {name: np.array([[0, -1]], np.int32)}) == 2**32 - 1
     assert contract.highest_id(batch | {"positions": np.array([[0, 9]], np.int32)}) == 2
+
+
+def test_one_side_alone_is_counted_too():
+    one = {"tokens": np.array([[1, 9]], np.int32), "segment_ids": np.array([[1, 0]], np.int32)}
+    assert contract.highest_id(one) == 9 and contract.padding_fraction(one) == 0.5

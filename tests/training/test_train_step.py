@@ -414,3 +414,27 @@ def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
     with jax.set_mesh(run.mesh):
         step = train_step.make_eval_step(run.model, run.train, run.mesh, **options)
         assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())) == asked
+
+
+class Telling(Toy):
+    """A toy that remembers how it was applied."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = set()
+
+    def apply(self, variables, batch, deterministic, rngs):
+        self.told.add((deterministic, *sorted(rngs)))
+        return super().apply(variables, batch, deterministic, rngs)
+
+
+def test_training_has_dropout_and_keys_for_each_use(monkeypatch):
+    toy = Telling()
+    _, metrics = toy_steps(toy, [ONES] * 2, monkeypatch)
+    assert toy.told == {(False, "dropout", "sample")}
+    assert [int(m["bad_parameter"]) for m in metrics] == [-1, -1]
+
+
+def test_each_update_is_one_step(monkeypatch):
+    states, _ = toy_steps(Toy(), [ONES] * 2, monkeypatch)
+    assert [int(state.step) for state in states] == [0, 1, 2]
