@@ -12,7 +12,7 @@ from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
-from pretrainax.training.metrics import perplexity, read_metrics, summarize
+from pretrainax.training.metrics import cut_after, perplexity, read_metrics, summarize
 from pretrainax.training.metrics_writer import MetricsWriter
 
 
@@ -315,3 +315,8 @@ def test_a_batch_without_targets_has_figures_of_nothing():
 @pytest.mark.parametrize("loss, finite", [(0.0, 1.0), (700.0, math.exp(700.0)), (1e9, math.exp(700.0))])
 def test_perplexity_is_finite_for_any_loss(loss, finite):
     assert perplexity(loss) == finite
+
+
+def test_of_a_file_that_is_not_there_no_line_is_damaged(tmp_path):
+    assert cut_after(str(tmp_path / "metrics.jsonl"), step=3) == 0
+    assert not list(tmp_path.iterdir())
