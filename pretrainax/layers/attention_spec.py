@@ -41,7 +41,7 @@ class AttentionSpec:
 
 
 class Work(NamedTuple):
-    """What an implementation multiplies for one row and head: pairs of a query and a key, each PRODUCTS times."""
+    """Counts the pairs of a query and a key that are multiplied for one row and head, each PRODUCTS times."""
 
     pairs: np.ndarray  # [sequence], those of the queries of each part that the mesh cuts the length into
     again: int = 0  # products that the backward makes once more, beside PRODUCTS

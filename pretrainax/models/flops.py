@@ -18,7 +18,7 @@ from pretrainax.models.heads import heads_of
 
 
 class Attention(NamedTuple):
-    """Attentions of a model that are alike."""
+    """Describes attentions of a model that are alike."""
 
     layers: int
     queries: int  # of an example

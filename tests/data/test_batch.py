@@ -233,3 +233,16 @@ def test_the_highest_id_is_of_what_is_read_or_predicted_and_a_negative_one_is_ve
         assert contract.highest_id(batch | {name: np.array([[0, 9]], np.int32)}) == 9
         assert contract.highest_id(batch | {name: np.array([[0, -1]], np.int32)}) == 2**32 - 1
     assert contract.highest_id(batch | {"positions": np.array([[0, 9]], np.int32)}) == 2
+
+
+def test_one_side_alone_is_counted_too():
+    one = {"tokens": np.array([[1, 9]], np.int32), "segment_ids": np.array([[1, 0]], np.int32)}
+    assert contract.highest_id(one) == 9 and contract.padding_fraction(one) == 0.5
+
+
+def test_an_encoder_may_be_asked_at_each_place():
+    batch = {name: array for name, array in made(MaskedLM()).items() if name != "masked_positions"}
+    batch |= {"targets": batch["tokens"], "loss_weights": np.ones((4, 31), np.float32)}
+    check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
+    with pytest.raises(UserError, match=r"batch\['targets'\] is int32 \[4, 5\], not int32 \[4, 31\]"):
+        check_batch(batch | {"targets": batch["targets"][:, :5]}, model("encoder"), MaskedLM().lengths(31), 4)

@@ -12,7 +12,15 @@ from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
-from pretrainax.training.metrics import MEANINGS, meaning, of_loss, read_metrics, summarize, summarize_parts
+from pretrainax.training.metrics import (
+    MEANINGS,
+    cut_after,
+    meaning,
+    of_loss,
+    read_metrics,
+    summarize,
+    summarize_parts,
+)
 from pretrainax.training.metrics_writer import MetricsWriter
 
 
@@ -388,3 +396,8 @@ def test_heads_give_the_sum_that_is_trained_and_the_share_that_was_replaced():
 
 def test_a_figure_of_a_part_means_what_the_whole_does():
     assert meaning("loss/source=web") == "nats a target token, of source=web" and meaning("my_loss") == ""
+
+
+def test_of_a_file_that_is_not_there_no_line_is_damaged(tmp_path):
+    assert cut_after(str(tmp_path / "metrics.jsonl"), step=3) == 0
+    assert not list(tmp_path.iterdir())

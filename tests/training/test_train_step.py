@@ -492,3 +492,27 @@ def test_the_curvature_is_that_of_the_loss_of_all_micro_batches(monkeypatch):
     signs = optax.tree.random_like(key, start.params, jax.random.rademacher)
     signs = np.concatenate([signs["a"]["bias"], signs["b"]["bias"]])
     np.testing.assert_allclose(found, signs * (hessian @ signs), rtol=1e-4, atol=1e-6)  # float32 sums over the tokens
+
+
+class Telling(Toy):
+    """A toy that remembers how it was applied."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = set()
+
+    def apply(self, variables, batch, deterministic, rngs):
+        self.told.add((deterministic, *sorted(rngs)))
+        return super().apply(variables, batch, deterministic, rngs)
+
+
+def test_training_has_dropout_and_keys_for_each_use(monkeypatch):
+    toy = Telling()
+    _, metrics = toy_steps(toy, [ONES] * 2, monkeypatch)
+    assert toy.told == {(False, "dropout", "sample")}
+    assert [int(m["bad_parameter"]) for m in metrics] == [-1, -1]
+
+
+def test_each_update_is_one_step(monkeypatch):
+    states, _ = toy_steps(Toy(), [ONES] * 2, monkeypatch)
+    assert [int(state.step) for state in states] == [0, 1, 2]
