@@ -153,8 +153,14 @@ def compare_with_ledger() -> Optional[ledger.Comparison]:
 
 
 def deviations() -> str:
-    """Returns in what the config is not that of its source, and the command that says all; "" without a ledger."""
-    compared = compare_with_ledger()
+    """Returns in what the config is not that of its source, and the command that says all; "" without a ledger.
+
+    A file beside the config that is none may be for something else: it keeps no run from its start, and is named.
+    """
+    try:
+        compared = compare_with_ledger()
+    except UserError as e:
+        return f"nobody knows: {e}"
     if compared is None:
         return ""
     return f"{compared.one_line() or 'none'}. Each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.given}"

@@ -57,7 +57,11 @@ def _cells(row: ledger.Row) -> tuple[str, ...]:
     fact = row.fact
     if fact is None:
         return row.path, _written(row.value), "?", "the ledger does not say"
-    theirs = f"{large_number(fact.value)} tokens" if fact.in_tokens else _written(fact.value)
+    theirs = (
+        f"{large_number(fact.value)} tokens"
+        if fact.in_tokens and ledger.is_number(fact.value)
+        else _written(fact.value)
+    )
     if not row.agrees:
         return row.path, _written(row.value), "here", f"in the place of {theirs} ({fact.status}: {fact.source})"
     return row.path, _written(row.value), fact.status, f"{fact.source}: {theirs}" if fact.in_tokens else fact.source

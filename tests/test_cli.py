@@ -64,3 +64,10 @@ def test_a_workdir_is_at_home_and_utf_8():
 def test_deviations_are_those_of_the_ledger_and_of_the_flags(words, said):
     ended = run("def main():\n    return print(repr(cli.deviations()))", *words)
     assert said in ended.stdout.decode(), ended.stderr
+
+
+def test_a_file_that_is_no_ledger_is_named_and_stops_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text("from tests.support.tiny import get_config")
+    (tmp_path / "mine.toml").write_text("steps = 5")
+    ended = run("def main():\n    return print(cli.deviations())", f"--config={tmp_path}/mine.py:gpt")
+    assert ended.stdout.decode().startswith(f"nobody knows: {tmp_path}/mine.toml is no ledger: "), ended.stderr

@@ -149,7 +149,7 @@ def _blocks(file: str, names: Sequence[str], values: Mapping[str, object]) -> It
         if "variants" in block and not any(_is_one(name, block["variants"]) for name in names):
             continue
         if "see" in block:
-            others = [block.get("named", "{}").format(name) for name in names]
+            others = [block.get("named", "{}").replace("{}", name) for name in names]
             yield from _blocks(_package(block["see"]), others, values)
             continue
         facts = {}
