@@ -47,7 +47,7 @@ def draw(
 
     Args:
       lines: of metrics.jsonl, any order of splits; a value that is null leaves a gap.
-      baseline_loss: what a model of token frequencies alone scores on the validation targets.
+      baseline_loss: what token frequencies and the form of the targets score on the validation targets.
     """
     train, valid = _points(lines, "train", "loss"), _points(lines, "valid", "loss")
     with matplotlib.rc_context(STYLE):
@@ -100,7 +100,7 @@ def _draw_losses(panel, train, valid, baseline_loss: Optional[float]) -> None:
     if baseline_loss is not None:
         panel.axhline(baseline_loss, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
         panel.annotate(
-            "unigram baseline: token frequencies alone", (1, baseline_loss), xycoords=("axes fraction", "data"),
+            "unigram baseline: token frequencies and the form of the targets", (1, baseline_loss), xycoords=("axes fraction", "data"),
             xytext=(0, 4), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va="bottom", zorder=1,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip

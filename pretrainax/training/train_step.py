@@ -28,7 +28,6 @@ from pretrainax.training import losses
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
-_SEEDS = {"dropout": "dropout", "sample": "mask"}  # whose stream it is: ELECTRA's replacements are masks
 
 
 @flax.struct.dataclass
@@ -138,7 +137,8 @@ def make_train_step(
     compute_gradients = _make_gradients(model, train, mesh)
 
     def step(state, batch):
-        keys = _folded({use: _key(train.seed_of(of), use) for use, of in _SEEDS.items()}, state.step)
+        seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
+        keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
         gradients, (loss, sums) = compute_gradients(state.params, batch, keys)
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))
