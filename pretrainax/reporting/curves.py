@@ -19,7 +19,7 @@ LEFT, RIGHT = 0.055, 0.97  # of the panels, in parts of the picture's width
 HEIGHT, MORE = 7.0, 2.9  # of the picture, and of a further row of panels, in inches
 MOST_POINTS = 2000  # of a curve; a longer one is drawn by the means of neighbours
 BASELINES = {  # of a loss
-    "loss": "unigram baseline: token frequencies alone",
+    "loss": "unigram baseline: token frequencies and the form of the targets",
     "replaced_loss": "baseline: 'original' of every token",
 }
 STYLE = {

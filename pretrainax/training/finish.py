@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Optional
 
 import jax
+import numpy as np
 
 from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.steps import list_steps
@@ -91,12 +92,12 @@ def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, flo
     seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, experiment.train.steps)))
     asked = until_a_signal(itertools.islice(run.validation_batches(valid), enough))
     with contextlib.suppress(_Leaving):
-        counts = sum(
-            times * count
-            for times, corpus in zip(run.train_batches.epochs, run.prepared.train, strict=True)
-            for count in until_a_signal(target_counts(corpus))
-        )
-        return unigram_baseline(counts, seen, asked, run.prepared.tokenizer.vocabulary)
+        vocabulary = run.prepared.tokenizer.vocabulary
+        counts = np.zeros(vocabulary.size)
+        for times, corpus in zip(run.train_batches.epochs, run.prepared.train, strict=True):
+            for some in until_a_signal(target_counts(corpus)):
+                counts += times * some
+        return unigram_baseline(counts, seen, asked, vocabulary)
     return None
 
 

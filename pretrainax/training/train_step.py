@@ -30,7 +30,6 @@ from pretrainax.training import losses
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
-_SEEDS = {"dropout": "dropout", "sample": "mask"}  # whose stream it is: ELECTRA's replacements are masks
 
 
 @flax.struct.dataclass
@@ -156,7 +155,8 @@ def make_train_step(
     chosen = chosen or Optimizer()
 
     def step(state, batch):
-        keys = _folded({use: _key(train.seed_of(of), use) for use, of in _SEEDS.items()}, state.step)
+        seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
+        keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys)
         more = {"gradients_at": lambda at: compute_gradients(at, batch, keys)[0]} if chosen.asks_for_gradients else {}

@@ -72,8 +72,8 @@ class LanguageModel(Head):
         return batch["loss_weights"].sum()
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        names = ("targets", "loss_weights", "segment_ids", "text_weights")
-        sums = loss_sums(output, *map(batch.get, names), **options)
+        asked = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")
+        sums = loss_sums(output, *asked, **options)
         objective, _ = sums.pop("objective")
         if "target_bytes" in batch:
             sums["bits_per_byte"] = sums["loss"][0] / math.log(2), batch["target_bytes"].sum()
