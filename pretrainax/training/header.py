@@ -19,7 +19,7 @@ Row = tuple[str, str]
 
 
 class Paper(NamedTuple):
-    """What is known of the paper whose config a run has."""
+    """Holds what is known of the paper whose config a run has."""
 
     source: str = ""  # its text, as --config.data.source takes it
     deviations: str = ""  # in what the run is not the paper's
