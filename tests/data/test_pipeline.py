@@ -432,3 +432,29 @@ def test_rows_are_padded_with_the_id_of_the_vocabulary(tmp_path, pad, written):
     batch = Batches([corpus], CausalLM(), vocabulary, options, **others)[0]
     padding = batch["segment_ids"] == 0
     assert padding.sum() > 20 and set(batch["tokens"][padding].tolist()) == {written}
+
+
+def test_the_weights_of_a_run_are_those_of_its_source(tmp_path):
+    experiment = tiny.get_config("gpt")
+    asked = []
+    stages = SimpleNamespace(weight_stages=lambda documents: asked.append(documents) or [(0.0, (3.0, 1.0))])
+    experiment.data = SimpleNamespace(source=stages, sequence_length=15, packing=None)
+    corpora = [corpus_with(tmp_path, 0)[0]] * 2
+    prepared = SimpleNamespace(tokenizer=TOKENIZER, train=corpora)
+    batches = batches_of(experiment, prepared, "train")
+    assert [batches.schedule[row][0] for row in range(8)].count(0) == 6
+    assert asked == [[corpus.num_documents for corpus in corpora]]
+
+
+def test_seeds_that_are_far_apart_give_other_batches():
+    assert not same(make(MaskedLM(), seed=5)[0], make(MaskedLM(), seed=5 + 2**40)[0])
+
+
+def test_workers_ask_for_shared_memory_before_they_start(monkeypatch):
+    def refuse(field, count, *, alone):
+        raise UserError(f"{field} {count} {alone}")
+
+    monkeypatch.setattr("pretrainax.data.pipeline.check_shared_memory", refuse)
+    with pytest.raises(UserError, match="^workers 2 0$"):
+        next(iterate(make(), 0, 4, workers=2))
+    assert same(next(iterate(make(), 0, 4)), make()[0])

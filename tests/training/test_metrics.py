@@ -401,3 +401,10 @@ def test_a_figure_of_a_part_means_what_the_whole_does():
 def test_of_a_file_that_is_not_there_no_line_is_damaged(tmp_path):
     assert cut_after(str(tmp_path / "metrics.jsonl"), step=3) == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_last_line_without_its_end_is_dropped_and_no_damage(tmp_path):
+    path, line = tmp_path / "metrics.jsonl", b'{"step": 1, "split": "train", "loss": null}'
+    path.write_bytes(line + b"\n" + line)
+    assert read_metrics(str(path)) == [{"step": 1, "split": "train", "loss": None}]
+    assert cut_after(str(path), step=1) == 0 and path.read_bytes() == line + b"\n"

@@ -516,3 +516,8 @@ def test_training_has_dropout_and_keys_for_each_use(monkeypatch):
 def test_each_update_is_one_step(monkeypatch):
     states, _ = toy_steps(Toy(), [ONES] * 2, monkeypatch)
     assert [int(state.step) for state in states] == [0, 1, 2]
+
+
+def test_the_parameter_at_fault_is_told_by_its_number(monkeypatch):
+    _, (metrics,) = toy_steps(Toy(b=0.0), [ONES], monkeypatch)
+    assert int(metrics["bad_parameter"]) == 1  # and not -1, which names the last one too
