@@ -20,6 +20,7 @@ from pretrainax.optim.schedules import (
     WarmupLinear,
     WarmupStableDecay,
 )
+from pretrainax.sharding.param_paths import parameter_names
 from tests.support import tables, tiny
 
 
@@ -253,6 +254,14 @@ def test_moments_are_float32():
     moments = [x for x in jax.tree.leaves(state) if x.ndim]
     assert len(moments) == 2
     chex.assert_type(moments, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [AdamW(), AdamW(bias_correction="none"), AdamW(scale_by_parameter_rms=True), Lamb()]
+)
+def test_the_arrays_of_a_state_have_the_names_that_checkpoints_have_had_so_far(optimizer):
+    state = optimizer.build(lambda step: 0.1, {"kernel": shape(2)}).init({"kernel": jnp.ones(2)})
+    assert parameter_names(state) == ["1/count", "1/mu/kernel", "1/nu/kernel"]
 
 
 def test_the_rate_follows_the_step_that_is_passed():
