@@ -367,7 +367,12 @@ def test_the_batches_of_a_run_are_those_of_its_config(split, process, tmp_path):
         process_index=process,
         process_count=2,
     )
-    assert (made.rows, made.local_batch_size, made.first_row) == (12 * 8 * training, 4, 4 * process)
+    assert (made.rows, made.local_batch_size, made.first_row, made.seed) == (
+        12 * 8 * training,
+        4,
+        4 * process,
+        7 * training,
+    )
     assert all(same(made[step], expected[step]) for step in (0, 5))
     if not process:
         assert same(batches_of(experiment, prepared, split)[0], batches_of(experiment, prepared, split, 0, 1)[0])
