@@ -45,9 +45,9 @@ def get_config(variant: str = "nano") -> Experiment:
             else Adafactor(learning_rate=1e-2)
         ),
         schedule=(
-            WarmupCosine(warmup_steps=10_000, final_fraction=1e-5 / 2e-2)
+            WarmupCosine(warmup_steps=10_000, final_fraction=1e-5 / 2e-2, start_fraction=0.5)
             if is_nano
-            else WarmupInverseSquareRoot(warmup_steps=10_000)
+            else WarmupInverseSquareRoot(warmup_steps=10_000, start_fraction=1.0)
         ),
         train=TrainConfig(steps=65_536, global_batch_size=128),
         evaluate=EvaluateConfig(every=2_000, batches=40),

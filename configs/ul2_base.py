@@ -37,7 +37,7 @@ def get_config(variant: str = "base") -> Experiment:
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=MixtureOfDenoisers(),
         optimizer=Adafactor(learning_rate=1e-2),
-        schedule=WarmupInverseSquareRoot(warmup_steps=10_000),
+        schedule=WarmupInverseSquareRoot(warmup_steps=10_000, start_fraction=1.0),
         train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),

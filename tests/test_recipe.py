@@ -82,7 +82,7 @@ def test_it_shows_each_number_with_its_source_and_what_a_flag_has_changed():
 def test_it_shows_what_the_source_has_and_one_part_alone():
     said = shown("--preset=macbert_base")
     assert "model.vocab_size 21,128 paper Cui et al. 2020" in said
-    assert "theirs dropout of 0.1 of the attention weights too (modeling.py) here dropout of what" in said
+    assert "model.attention_dropout_rate 0.1 code google-research/bert, modeling.py" in said
     assert shown("--config=bert_base", "--only=optimizer.b").endswith(
-        "2 fields: 2 paper, 0 code, 0 chosen, 0 otherwise"
+        "3 fields: 2 paper, 1 code, 0 chosen, 0 otherwise"
     )

@@ -89,9 +89,7 @@ def train(
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
-            writer.note(
-                f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
-            )
+            writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         beside = [("steps", extended), ("counts", "" if loop_state.counts else _NOT_COUNTED)]
         first = [("workdir", workdir + resumed), *start, *(row for row in beside if row[1])]
         header.show(run, writer, first, paper)

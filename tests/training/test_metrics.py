@@ -274,7 +274,7 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
 
 def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
     """Of the whole, of a source, and what only a head of another package calls so."""
-    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")}
+    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")} | {"text_loss": 0.5}
     parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
     run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
     run.log(3, "train", {"loss": 2.0, "pair_loss": 0.125})
@@ -361,8 +361,8 @@ def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
 
 def test_further_sums_are_means_beside_the_loss_and_the_z_loss_is_part_of_none():
     sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "z_loss": (9.0, 4.0), "pair_loss": (3.0, 2.0)}
-    metrics = summarize(sums | {"replaced_recall": (0.0, 0.0)})
-    assert metrics["pair_loss"] == 1.5 and metrics["replaced_recall"] == 0.0
+    metrics = summarize(sums | {"my_share": (0.0, 0.0)})
+    assert metrics["pair_loss"] == 1.5 and metrics["my_share"] == 0.0
     assert "z_loss" not in metrics and metrics["loss"] == 1.5
 
 
