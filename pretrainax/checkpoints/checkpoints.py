@@ -21,6 +21,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
+from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.errors import save_errors, silence_orbax
 from pretrainax.checkpoints.params import check_readable, load_parts
 from pretrainax.checkpoints.paths import exact_path
@@ -37,10 +38,10 @@ class Checkpoints:
     processes all of them call every method; process 0 hashes, names and deletes.
     """
 
-    def __init__(self, directory: str, keep: int, best_metric: str = "loss"):
-        """Clears what a killed process left half-done. `best_metric`: lower is better."""
+    def __init__(self, directory: str, keep: int, select_by: str = "loss"):
+        """Clears what a killed process left half-done. `select_by`: the figure that tells the best one."""
         self.directory = os.fspath(exact_path(directory))
-        self.keep, self.best_metric = keep, best_metric
+        self.keep, self.select_by = keep, select_by
         self.warnings: list[str] = []  # one line for each step that `restore_newest` had to pass over
         self._distrusted: set[int] = (
             set()
@@ -57,7 +58,7 @@ class Checkpoints:
         Args:
           state: may be donated to the next update at once.
           extra: anything JSON can hold; comes back from `restore_newest`.
-          metrics: {"loss": …} of this step; without it the step cannot be the best one.
+          metrics: of the validation of this step; without them the step cannot be the best one.
 
         Raises:
           RunFailed: this save or the one before, for which it waits, could not be written.
@@ -152,14 +153,13 @@ class Checkpoints:
 
     def _delete_older(self, newest: int) -> None:
         """Keeps the newest ones, the best one, and whatever did not verify: a person may want to look at that."""
-        losses = {}
+        values = {}
         for step in list_steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since: not ours to judge here
-                    losses[step] = read_run_json(self._path(step))["metrics"].get(self.best_metric)
-        scored = [step for step in losses if losses[step] is not None]
-        wanted = {newest, *list(losses)[-self.keep :], *([min(scored, key=losses.get)] if scored else [])}
-        for step in losses.keys() - wanted:
+                    values[step] = read_run_json(self._path(step))["metrics"].get(self.select_by)
+        wanted = {newest, *list(values)[-self.keep :], best_step(values, self.select_by)}
+        for step in values.keys() - wanted:
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 
     def _clear_unfinished(self) -> None:

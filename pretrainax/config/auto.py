@@ -33,5 +33,6 @@ def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
             )
         model.vocab_size = -(-ids // _MULTIPLE) * _MULTIPLE
     if model.position.max_length == AUTO:
-        lengths = experiment.objective.lengths(experiment.data.sequence_length)
-        model.position = dataclasses.replace(model.position, max_length=max(lengths[1:]))
+        asked = (experiment.objective, experiment.validation_objective)
+        longest = max(max(objective.lengths(experiment.data.sequence_length)[1:]) for objective in asked)
+        model.position = dataclasses.replace(model.position, max_length=longest)

@@ -93,7 +93,10 @@ class EvaluateConfig:
 
     every: int = free(500)  # steps
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
-    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
+    # what the best checkpoint, `patience` and `plan --fit` go by, as "accuracy"; "": the figure that the objective names
+    select_by: str = free("")
+    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best figure
+    objective: Optional[Objective] = None  # what validation asks, if not what is trained; None: `config.objective`
     # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
     prompts: tuple[str, ...] = free(())
 
@@ -122,3 +125,13 @@ class Experiment:
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
+
+    @property
+    def validation_objective(self) -> Objective:
+        """Returns what validation asks of the model."""
+        return self.objective if self.evaluate.objective is None else self.evaluate.objective
+
+    @property
+    def select_by(self) -> str:
+        """Names the figure of a validation that the best checkpoint, patience and a fit go by."""
+        return self.evaluate.select_by or self.validation_objective.select_by

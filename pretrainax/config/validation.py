@@ -43,8 +43,8 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
-    wrong = list(type_problems(e))
-    yield from wrong or _problems_of_values(e, files)
+    wrong = list(type_problems(e)) or list(_problems_of_values(e, files))
+    yield from wrong or e.objective.validation_problems(e)
 
 
 def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
@@ -78,7 +78,8 @@ def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
 def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
     for path, choice in _choices(e):
         if files or path not in _READ:
-            yield from choice.problems(e)
+            for line in choice.problems(e):
+                yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:

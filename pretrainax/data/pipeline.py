@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Protocol
 
 import numpy as np
@@ -117,10 +117,27 @@ class Batches:
 
     def __getitem__(self, step: int) -> HostBatch:
         first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
-        rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
-        batch = collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
+        numbers = range(first, first + self.local_batch_size)
+        rows = [self.examples(row, draws)[1] for row in numbers]
+        return self._collated(rows, self.lengths_of(step), map(self._place, numbers))
+
+    def of_stream(self, number: int, rows: range) -> HostBatch:
+        """Returns a batch of one stream alone, as at the end of the training: the first of its `rows`, by its own count.
+
+        Where these are fewer than a batch has, the others are empty.
+        """
+        stream, draws = self.streams[number], CounterRng(self.seed)
+        own = rows[self.first_row :][: self.local_batch_size]
+        examples = [stream.examples(n, 1.0, draws) for n in own]
+        empty = [[] for _ in range(self.local_batch_size - len(own))]
+        return self._collated(examples + empty, self.lengths, ((stream, n) for n in own))
+
+    def _collated(
+        self, rows: Sequence[Sequence[Example]], lengths: Lengths, places: Iterable[tuple[RowStream, int]]
+    ) -> HostBatch:
+        batch = collate(rows, lengths, self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
-            raise UserError(self._explain_ids(range(first, first + self.local_batch_size), highest_id(batch)))
+            raise UserError(self._explain_ids(places, highest_id(batch)))
         return batch
 
     @functools.cached_property
@@ -129,11 +146,11 @@ class Batches:
         draws = CounterRng(self.seed)
         return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
 
-    def _explain_ids(self, rows: range, highest: int) -> str:
+    def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
         """Writes the error line of rows with an id that no text has: where in which corpus it is from."""
         size = self.vocabulary.size
         line = f"a batch has the id {highest}, and the tokenizer {size} ids"
-        for stream, n in map(self._place, rows):
+        for stream, n in places:
             for start, length in stream.row(n)[0]:
                 bad = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
                 if len(bad):
@@ -154,7 +171,7 @@ def batches_of(
     training = split == "train"
     return Batches(
         corpora,
-        experiment.objective.bind(prepared.tokenizer),
+        (experiment.objective if training else experiment.validation_objective).bind(prepared.tokenizer),
         prepared.tokenizer.vocabulary,
         RowOptions(
             sequence_length=data.sequence_length,

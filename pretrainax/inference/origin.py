@@ -2,7 +2,7 @@
 
     runs/mine            the newest checkpoint that verifies
     runs/mine@2000       that of step 2000
-    runs/mine@best       the one with the lowest validation loss of those that are kept
+    runs/mine@best       the one with the best validation of those that are kept, by the figure that the run selects by
     runs/mine@average    the mean of the parameters of all that are kept and verify
     exports/mine         a Hugging Face directory: an export, or a model of others
 
@@ -15,9 +15,10 @@ import os
 
 from absl import logging
 
+from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import faults, find_checkpoint, list_steps, not_used
-from pretrainax.config import UserError
+from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
 
@@ -84,19 +85,20 @@ def _check_run(directory: str) -> None:
 
 
 def _best(workdir: str) -> Origin:
-    directory, losses = os.path.join(workdir, "checkpoints"), {}
+    directory, metrics = os.path.join(workdir, "checkpoints"), {}
     for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its loss is not known
-            losses[step] = read_run_json(os.path.join(directory, str(step)))["metrics"].get("loss")
-    losses = {step: loss for step, loss in losses.items() if loss is not None}
-    if not losses:
-        raise UserError(
-            f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
-            "newest; config.evaluate.every says how often a run validates"
-        )
-    step = min(losses, key=losses.__getitem__)
-    description = f"{workdir}, step {step:,}, the best by validation loss: {losses[step]:.4f}"
-    return Origin(workdir, (find_checkpoint(workdir, step),), description)
+        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its figures are not known
+            metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
+    figure = load(os.path.join(workdir, "config.json")).select_by
+    for figure in (figure, "loss"):  # before version 0.5 checkpoints had no other
+        values = {step: of_step.get(figure) for step, of_step in metrics.items()}
+        if (step := best_step(values, figure)) is not None:
+            description = f"{workdir}, step {step:,}, the best by validation {figure}: {values[step]:.4f}"
+            return Origin(workdir, (find_checkpoint(workdir, step),), description)
+    raise UserError(
+        f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
+        "newest; config.evaluate.every says how often a run validates"
+    )
 
 
 def _average(workdir: str) -> Origin:

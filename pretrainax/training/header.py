@@ -21,11 +21,20 @@ def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str =
     """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches.
 
     Raises:
-      UserError: what was measured is not what the objective asks for.
+      UserError: what was measured is not what the objective asks for; or a validation would not have the figure that
+        the run selects by.
     """
+    experiment, unseen = run.experiment, _parts_without_rows(run)
+    if experiment.select_by.partition("/")[2] in unseen:
+        raise UserError(
+            f"config.evaluate.select_by is {experiment.select_by!r}, and a validation has no row of it: raise "
+            "config.evaluate.batches, or its weight"
+        )
     measured = check.measure(run.train_batches)
-    writer.header([*first, *rows(run, papers_source), ("measured", check.one_line(measured))])
-    check.check(measured, run.experiment.objective)
+    missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}; raise config.evaluate.batches, or its weight"
+    said = [("WARNING", missing)] if unseen else []
+    writer.header([*first, *rows(run, papers_source), *said, ("measured", check.one_line(measured))])
+    check.check(measured, experiment.objective)
 
 
 def rows(run: Run, papers_source: str = "") -> list[Row]:
@@ -42,6 +51,7 @@ def rows(run: Run, papers_source: str = "") -> list[Row]:
         ("source", _source(experiment, run.prepared, papers_source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
         ("objective", str(experiment.objective)),
+        *_validation(experiment),
         ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
         ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
         ("run", f"{steps:,} steps, {large_number(run.tokens_per_step * steps)} tokens, {times} epochs of the text"),
@@ -59,6 +69,22 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
     whose = "the paper's corpus" if papers_source else "your own text"
     trial = f"{source}: a trial on {size:.0f} MB of Python's documentation"
     return f'{trial}; for {whose}: --config.data.source="{other}"'
+
+
+def _validation(experiment: Experiment) -> Iterator[Row]:
+    """Yields a row about the validation where it asks something else than is trained, or another figure is selected by."""
+    asked, figure = experiment.evaluate.objective, experiment.select_by
+    by = f"the best checkpoint by {figure}" if figure != "loss" else ""
+    if asked is not None or by:
+        yield "validation", ", ".join(filter(None, ("" if asked is None else str(asked), by)))
+
+
+def _parts_without_rows(run: Run) -> list[str]:
+    """Names the sources and objectives of a mixture that a validation sees nothing of."""
+    seen = dict.fromkeys((part for parts in run.validation_parts for part in parts), 0)
+    for parts, rows in zip(run.validation_parts, run.validation_rows, strict=True):
+        seen |= {part: seen[part] + rows for part in parts}
+    return [part for part, rows in seen.items() if not rows]
 
 
 def _export_warnings(run: Run) -> Iterator[str]:

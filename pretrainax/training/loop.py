@@ -22,6 +22,7 @@ from typing import Optional
 
 import jax
 
+from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
@@ -79,19 +80,21 @@ def train(
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
-        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), keep=experiment.checkpoint.keep)
+        keep, directory = experiment.checkpoint.keep, os.path.join(workdir, "checkpoints")
+        checkpoints = Checkpoints(directory, keep, experiment.select_by)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
-        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary)
+        steps = experiment.train.steps
+        writer = MetricsWriter(workdir, steps, loop_state.step, run.is_primary, experiment.select_by)
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
             writer.note(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
-        steps = [("steps", extended)] if extended else []
-        header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], papers_source)
+        longer = [("steps", extended)] if extended else []
+        header.show(run, writer, [("workdir", workdir + resumed), *start, *longer], papers_source)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
@@ -160,6 +163,18 @@ class Loop:
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last one here
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
         self.tokens, self.flops = 0, 0.0  # in the same time
+        self._select_by(self.run.experiment.select_by)
+
+    def _select_by(self, figure: str) -> None:
+        """Begins anew with the best of a figure where a restored state has that of another one."""
+        state = self.loop_state
+        if state.select_by != figure and state.best_loss is not None:
+            self.writer.note(
+                f"the best checkpoint so far was that of the best validation {state.select_by}; from here on it is "
+                f"that of the best {figure}, whatever was before"
+            )
+            state.best_loss, state.evaluations_since_best = None, 0
+        state.select_by = figure
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
@@ -189,8 +204,8 @@ class Loop:
             for step in range(first, steps + 1):
                 if self._is_out_of_patience():
                     self.writer.note(
-                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping; with a "
-                        "larger config.evaluate.patience the same command goes on"
+                        f"no better validation {experiment.select_by} in {experiment.evaluate.patience} evaluations: "
+                        "stopping; with a larger config.evaluate.patience the same command goes on"
                     )
                     break
                 batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
@@ -286,10 +301,10 @@ class Loop:
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
-        train, left_out = self.run.experiment.train, []
+        train, trained, left_out = self.run.experiment.train, self.run.experiment.objective.select_by, []
         for step, metrics in zip(steps, metrics_of_steps, strict=True):
             if metrics["finite"]:
-                loss, norm = summarize(metrics["sums"])["loss"], float(metrics["gradient_norm"])
+                loss, norm = summarize(metrics["sums"])[trained], float(metrics["gradient_norm"])
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))
@@ -344,17 +359,17 @@ class Loop:
         self.seconds, self.waited, self.steps, self.tokens, self.flops = 0.0, 0.0, 0, 0, 0.0
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Logs the validation metrics; returns whether their loss is the best so far."""
+        """Logs the validation metrics; returns whether the run's figure of them is the best so far."""
         self._read_metrics()
-        loop_state = self.loop_state
+        loop_state, figure = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
             metrics = self.run.validate(state.params)
             self.writer.log(loop_state.step, "valid", metrics)
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics
-        loss, best = metrics["loss"], loop_state.best_loss
-        if math.isfinite(loss) and (best is None or loss < best):
-            loop_state.best_loss, loop_state.evaluations_since_best = loss, 0
+        value, best = metrics[figure], loop_state.best_loss
+        if math.isfinite(value) and (best is None or best_step({0: best, 1: value}, figure) == 1):
+            loop_state.best_loss, loop_state.evaluations_since_best = value, 0
             return True
         loop_state.evaluations_since_best += 1
         return False
@@ -368,7 +383,5 @@ class Loop:
         self._read_metrics()
         evaluation, self.saved = self.last_evaluation, True
         with self.goodput.on("saving"):
-            self.checkpoints.save(
-                self.loop_state.step, state, self.loop_state.to_json(), evaluation and {"loss": evaluation["loss"]}
-            )
+            self.checkpoints.save(self.loop_state.step, state, self.loop_state.to_json(), evaluation)
         self.resumed = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The state that a run keeps across a restart beside its `TrainState`: counters, the best loss, rollbacks."""
+"""The state that a run keeps across a restart beside its `TrainState`: counters, the best figure, rollbacks."""
 
 import dataclasses
 from typing import Optional
@@ -23,10 +23,11 @@ class LoopState:
     tokenizer: str  # fingerprint
     corpora: list[str]  # fingerprints
     skipped_updates: int = 0  # whose loss or gradient was not finite
-    best_loss: Optional[float] = None  # of all evaluations
+    best_loss: Optional[float] = None  # the best value of `select_by` of all evaluations
     evaluations_since_best: int = 0
     rollbacks: list[Rollback] = dataclasses.field(default_factory=list)  # in the order of time
     recent: list[list[float]] = dataclasses.field(default_factory=list)  # what `loss_spikes.observe_step` remembers
+    select_by: str = "loss"  # the figure of the validation that `best_loss` is of
 
     def to_json(self) -> JsonObject:
         """Returns the fields in their order, as JSON can hold them; later changes of the state do not reach them."""

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -18,7 +18,22 @@ MEANINGS = {
     "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
     "loss_tokens": "target tokens",
+    "replaced_loss": "nats a token, of the discriminator: was it replaced?",
+    "replaced_accuracy": "tokens of which the discriminator says rightly whether they were replaced",
+    "replaced_precision": "tokens that were replaced, of those that the discriminator says were",
+    "replaced_recall": "tokens that the discriminator says were replaced, of those that were",
+    "replaced_fraction": "tokens that were replaced, of all",
+    "pair_loss": "nats a pair of segments: how do they belong together?",
+    "pair_accuracy": "pairs of segments of which the right label is said",
+    "total_loss": "loss and pair_loss together, as they are trained",
 }
+_OF_LOSS = ("perplexity", "bits_per_token", "bits_per_byte")  # follow from the loss
+
+
+def meaning(name: str) -> str:
+    """Returns what a figure is, for people; empty for one of the blocks of a model."""
+    figure, _, part = name.partition("/")
+    return ", of ".join(filter(None, (MEANINGS.get(figure, ""), part)))
 
 
 def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None) -> dict[str, float]:
@@ -38,9 +53,30 @@ def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None
     for name in sums:
         if name not in ("loss", "accuracy", "z_loss"):  # of further heads, and of blocks
             metrics[name] = float(sums[name][0]) / max(float(sums[name][1]), 1e-9)
+    if "replaced_recall" in sums:
+        metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / max(float(sums["replaced_loss"][1]), 1e-9)
+    if "pair_loss" in sums:
+        metrics["total_loss"] = loss + metrics["pair_loss"]
     if bytes_per_token:
         metrics["bits_per_byte"] = metrics["bits_per_token"] / bytes_per_token
     return metrics
+
+
+def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[float, float]]:
+    """Returns the sums and counts of several batches as those of one."""
+    pairs = {name: [sums[name] for sums in several] for name in several[0]}
+    return {name: (sum(float(x) for x, _ in found), sum(float(n) for _, n in found)) for name, found in pairs.items()}
+
+
+def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str, tuple]]) -> dict[str, float]:
+    """Returns the figures of each part of a validation, {"loss/source=wiki": …}, but for what follows from its loss.
+
+    parts, sums: of each batch.
+    """
+    names = dict.fromkeys(name for of_batch in parts for name in of_batch)
+    of_part = {name: [s for of_batch, s in zip(parts, sums, strict=True) if name in of_batch] for name in names}
+    summaries = {name: summarize(add_up(several)) for name, several in of_part.items()}
+    return {f"{k}/{name}": x for name, found in summaries.items() for k, x in found.items() if k not in _OF_LOSS}
 
 
 def perplexity(loss: float) -> float:

@@ -17,6 +17,7 @@ from pretrainax import models
 from pretrainax.config import Experiment
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
+from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import SPLITS, Prepared, prepare
 from pretrainax.layers.attention import choose_implementation
@@ -30,7 +31,7 @@ from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_batch_divides, put_batch
 from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.training import train_step
-from pretrainax.training.metrics import summarize
+from pretrainax.training.metrics import add_up, summarize, summarize_parts
 from pretrainax.training.train_step import Params
 
 
@@ -108,15 +109,43 @@ class Run:
         whole = max(self.valid_batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
         return min(self.experiment.evaluate.batches or whole, whole), whole
 
+    @functools.cached_property
+    def validation_parts(self) -> list[tuple[str, ...]]:
+        """Names the parts that each stream of `valid_batches` is of, as `parts_of_streams` does."""
+        experiment = self.experiment
+        return parts_of_streams(experiment.data.source.components(), experiment.validation_objective)
+
+    @functools.cached_property
+    def validation_rows(self) -> list[int]:
+        """Counts the rows that a validation takes of each stream."""
+        rows = self.validation_sizes[0] * self.experiment.train.global_batch_size
+        return self.valid_batches.schedule.before(rows).tolist()
+
+    def validation_by_part(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
+        """Yields the rows of `validation_batches`, those of each stream in batches of their own, with its parts."""
+        if not any(self.validation_parts):
+            yield from (((), batch) for batch in self.validation_batches())
+            return
+        for number, (parts, count) in enumerate(zip(self.validation_parts, self.validation_rows, strict=True)):
+            for first in range(0, count, self.experiment.train.global_batch_size):
+                yield parts, self.valid_batches.of_stream(number, range(first, count))
+
     def validate(self, params: Params) -> dict[str, float]:
-        """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once."""
+        """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once.
+
+        Beside them, where there are several sources or objectives, those of each, {"loss/source=wiki": …}.
+        """
         tokens, text_bytes = (
             sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
         )
-        causal = self.experiment.objective.is_likelihood
-        sums = [self.eval_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
-        totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
-        return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
+        causal = self.experiment.validation_objective.is_likelihood
+        parts, sums = zip(
+            *((parts, self.eval_step(params, put_batch(batch, self.mesh))) for parts, batch in self.validation_by_part()),
+            strict=True,
+        )
+        sums = jax.device_get(sums)
+        whole = summarize(add_up(sums), bytes_per_token=text_bytes / tokens if causal else None)
+        return whole | summarize_parts(parts, sums)
 
     def describe(self) -> list[tuple[str, str]]:
         """Returns the rows of the run's header."""
