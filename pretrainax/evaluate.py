@@ -63,14 +63,14 @@ from pretrainax.scoring.spans import results_beside, score_spans, texts_of
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
-from pretrainax.training.metrics import MEANINGS
+from pretrainax.training.metrics import meaning, parts_among
 from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run, open_run
 
 # The fields of a config, or whole parts of it, that a run's own validation follows from beside the checkpoint.
 COUNT = (
     *(f"data.{name}" for name in "source sequence_length packing quality cache_dir prepare_workers".split()),
-    *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches"),
+    *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches", "evaluate.objective"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
 COUNT_BESIDE_TEXT = ("mesh", "train.dtype")  # and those that a score of other text follows from
@@ -151,6 +151,9 @@ class Evaluation:
     def _check_flags(self) -> None:
         """Raises UserError for what would change nothing."""
         count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
+        experiment = cli.CONFIG.value
+        if not self.of_text and experiment is not None and experiment.evaluate.objective is not None:
+            count = tuple(path for path in count if path != "objective")  # another one is asked here
         ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
         if ignored:
             raise UserError(
@@ -300,7 +303,7 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
     ]
-    named = [(name, f"{value:,.4f}", MEANINGS.get(name, "")) for name, value in metrics.items()]
+    named = [(name, f"{value:,.4f}", meaning(name)) for name, value in metrics.items()]
     say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
     show_samples(run, params, say)
 
@@ -309,9 +312,15 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     batches, whole = run.validation_sizes
     rows = batches * run.experiment.train.global_batch_size
     counts = {"batches": batches, "batches in all": whole, "rows": rows, "tokens": int(metrics["loss_tokens"])}
+    tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_among(metrics)}
     source = f"{run.experiment.data.source}, validation split"
-    how = f"{type(run.experiment.objective).__name__}, teacher-forced, as in the run's own validation"
-    return [Result(source, name, value, None, counts, how) for name, value in metrics.items() if name != "loss_tokens"]
+    objective = type(run.experiment.validation_objective).__name__
+    how = f"{objective}, teacher-forced, as in the run's own validation"
+    return [
+        Result(source, measure, value, None, tokens.get(part, counts), how, part)
+        for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
+        if measure != "loss_tokens"
+    ]
 
 
 if __name__ == "__main__":

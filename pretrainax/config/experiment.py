@@ -93,7 +93,7 @@ class EvaluateConfig:
 
     every: int = free(500)  # steps
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
-    # what the best checkpoint, `patience` and `plan --fit` go by, as "accuracy"; "": the figure that the objective names
+    # what the best checkpoint, `patience` and `plan --fit` go by, as "accuracy"; "": the figure that the objective has
     select_by: str = free("")
     patience: Optional[int] = free(None)  # stop after this many evaluations without a new best figure
     objective: Optional[Objective] = None  # what validation asks, if not what is trained; None: `config.objective`

@@ -122,7 +122,7 @@ class Batches:
         return self._collated(rows, self.lengths_of(step), map(self._place, numbers))
 
     def of_stream(self, number: int, rows: range) -> HostBatch:
-        """Returns a batch of one stream alone, as at the end of the training: the first of its `rows`, by its own count.
+        """Returns a batch of one stream alone, as at the end of the training: the first of `rows`, which are its own.
 
         Where these are fewer than a batch has, the others are empty.
         """

@@ -89,8 +89,8 @@ def _best(workdir: str) -> Origin:
     for step in list_steps(directory):
         with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its figures are not known
             metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
-    figure = load(os.path.join(workdir, "config.json")).select_by
-    for figure in (figure, "loss"):  # before version 0.5 checkpoints had no other
+    selected = load(os.path.join(workdir, "config.json")).select_by
+    for figure in (selected, "loss"):  # before version 0.5 checkpoints had no other
         values = {step: of_step.get(figure) for step, of_step in metrics.items()}
         if (step := best_step(values, figure)) is not None:
             description = f"{workdir}, step {step:,}, the best by validation {figure}: {values[step]:.4f}"

@@ -6,7 +6,8 @@ leaves out what takes long.
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from typing import Optional
 
 import jax
@@ -30,7 +31,7 @@ def finish(
     preemption: PreemptionHandler,
     metrics: Optional[dict[str, float]] = None,
 ) -> None:
-    """Shows the validation metrics beside the unigram baseline, the picture, and samples.
+    """Shows the validation metrics beside a baseline, the picture, and samples.
 
     Args:
       metrics: of the validation of `params`; None: it is made here, and the run fails where that does.
@@ -42,13 +43,13 @@ def finish(
     if metrics is None:
         with _or_failing("validation"):
             metrics = run.validate(params)
-    baseline = None
+    baseline = _always_original(metrics)
     with _or_without("the baseline", writer):
-        baseline = _baseline(run, preemption)
+        baseline |= _baseline(run, preemption) or {}
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
     with _or_without("curves.png", writer):
-        writer.draw(baseline["loss"] if baseline else None)
+        writer.draw(baseline)
     with _or_without("samples", writer):
         show_samples(run, params, writer.note, lambda: preemption.requested)
 
@@ -70,6 +71,15 @@ def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, flo
     with contextlib.suppress(_Leaving):
         return unigram_baseline(seen, asked, experiment.model.vocab_size)
     return None
+
+
+def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the scores of saying of each token that it is original, as surely as tokens are; of others, none."""
+    if (replaced := metrics.get("replaced_fraction")) is None:
+        return {}
+    original = 1.0 - replaced
+    entropy = -sum(p * math.log(p) for p in (replaced, original) if p > 0)
+    return {"replaced_loss": entropy, "replaced_accuracy": original, "replaced_recall": 0.0}
 
 
 class _Leaving(Exception):

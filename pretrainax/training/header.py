@@ -31,7 +31,7 @@ def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str =
             "config.evaluate.batches, or its weight"
         )
     measured = check.measure(run.train_batches)
-    missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}; raise config.evaluate.batches, or its weight"
+    missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
     said = [("WARNING", missing)] if unseen else []
     writer.header([*first, *rows(run, papers_source), *said, ("measured", check.one_line(measured))])
     check.check(measured, experiment.objective)
@@ -72,7 +72,7 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
 
 
 def _validation(experiment: Experiment) -> Iterator[Row]:
-    """Yields a row about the validation where it asks something else than is trained, or another figure is selected by."""
+    """Yields a row about a validation that asks what is not trained, or one that is judged by more than its loss."""
     asked, figure = experiment.evaluate.objective, experiment.select_by
     by = f"the best checkpoint by {figure}" if figure != "loss" else ""
     if asked is not None or by:

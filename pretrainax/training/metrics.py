@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -30,6 +30,11 @@ MEANINGS = {
 _OF_LOSS = ("perplexity", "bits_per_token", "bits_per_byte")  # follow from the loss
 
 
+def parts_among(names: Iterable[str]) -> list[str]:
+    """Returns the parts that figures of these names are of, "source=wiki" of "loss/source=wiki"."""
+    return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
+
+
 def meaning(name: str) -> str:
     """Returns what a figure is, for people; empty for one of the blocks of a model."""
     figure, _, part = name.partition("/")
@@ -45,8 +50,7 @@ def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None
     loss = float(sums["loss"][0]) / max(float(sums["loss"][1]), 1e-9)
     metrics = {
         "loss": loss,
-        "perplexity": perplexity(loss),
-        "bits_per_token": loss / math.log(2),
+        **of_loss(loss),
         "accuracy": float(sums["accuracy"][0]) / max(float(sums["accuracy"][1]), 1e-9),
         "loss_tokens": float(sums["loss"][1]),
     }
@@ -79,9 +83,10 @@ def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str
     return {f"{k}/{name}": x for name, found in summaries.items() for k, x in found.items() if k not in _OF_LOSS}
 
 
-def perplexity(loss: float) -> float:
-    """Returns e to the loss, and a finite number for any loss."""
-    return math.exp(min(loss, 700.0))  # the largest whose exponential a float64 holds is 709
+def of_loss(loss: float) -> dict[str, float]:
+    """Returns what follows from a loss in nats: finite numbers for any finite loss."""
+    largest = 700.0  # whose exponential a float64 holds: up to 709
+    return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
 
 
 # --- metrics.jsonl -------------------------------------------------------------------------------------------------

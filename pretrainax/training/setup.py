@@ -139,10 +139,10 @@ class Run:
             sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
         )
         causal = self.experiment.validation_objective.is_likelihood
-        parts, sums = zip(
-            *((parts, self.eval_step(params, put_batch(batch, self.mesh))) for parts, batch in self.validation_by_part()),
-            strict=True,
-        )
+        parts, sums = [], []
+        for of_batch, batch in self.validation_by_part():
+            parts.append(of_batch)
+            sums.append(self.eval_step(params, put_batch(batch, self.mesh)))
         sums = jax.device_get(sums)
         whole = summarize(add_up(sums), bytes_per_token=text_bytes / tokens if causal else None)
         return whole | summarize_parts(parts, sums)
