@@ -20,7 +20,7 @@ HEIGHT, MORE = 7.0, 2.9  # of the picture, and of a further row of panels, in in
 MOST_POINTS = 2000  # of a curve; a longer one is drawn by the means of neighbours
 BASELINES = {  # of a loss
     "loss": "unigram baseline: token frequencies alone",
-    "replaced_loss": "baseline: 'original' of each token, as surely as tokens are",
+    "replaced_loss": "baseline: 'original' of every token",
 }
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
@@ -65,8 +65,8 @@ def draw(
       main: the loss that the model is kept for.
     """
     train, valid = _points(lines, "train", main), _points(lines, "valid", main)
-    further = _further(lines, main)
-    rows = -(-len(further) // 2)
+    heads, parts = _further(lines, main)
+    rows = len(heads) + len(parts)
     height = HEIGHT + MORE * rows
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, height), dpi=150)
@@ -74,34 +74,38 @@ def draw(
         ratios = (2.1, *[1] * (1 + rows))
         grid = picture.add_gridspec(len(ratios), 2, height_ratios=ratios, hspace=0.38, wspace=0.13, **edges)
         loss = picture.add_subplot(grid[0, :])
-        below = [picture.add_subplot(grid[1 + i // 2, i % 2]) for i in range(2 + len(further))]
+        rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
+        further = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
         _draw_losses(loss, train, valid, baseline_loss, main)
-        _draw_rate(below[0], *_points(lines, "train", "learning_rate"))
-        _draw_norm(below[1], *_points(lines, "train", "gradient_norm"))
-        for panel, names in zip(below[2:], further, strict=True):
-            _draw_further(panel, lines, names)
+        _draw_rate(rate, *_points(lines, "train", "learning_rate"))
+        _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
-        for panel in (loss, *below):
+        for panel in (loss, rate, norm, *further):
             panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
-            bins = 8 if panel is loss else 5
+            bins = 5 if panel in (rate, norm) else 8
             panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=bins, steps=[1, 2, 2.5, 5, 10]))
             panel.grid(axis="x", visible=False)
             panel.set_xlim(0, 1.01 * last)
             panel.set_xlabel("step")
+        for panel, name in zip(further, heads, strict=False):
+            _draw_losses(panel, _points(lines, "train", name), _points(lines, "valid", name), None, name)
+        for panel, names in zip(further[len(heads) :], parts, strict=True):
+            _draw_parts(panel, lines, names)
         first, second = (1 - share * HEIGHT / height for share in (0.055, 0.1))
         picture.text(LEFT, first, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
         picture.text(LEFT, second, _shorten(subtitle, 85), color=FAINT, va="center")
-        _final_losses(picture, (first, second), train[1], valid[1], baseline_loss)
+        name = BASELINES.get(main, "baseline").partition(":")[0]
+        _final_losses(picture, (first, second), (name, baseline_loss), train[1], valid[1])
         picture.savefig(path, facecolor="white")
 
 
-def _further(lines: Sequence[dict], main: str) -> list[list[str]]:
-    """Returns the figures of validations that have a panel of their own: each other loss; the parts of one kind."""
+def _further(lines: Sequence[dict], main: str) -> tuple[list[str], list[list[str]]]:
+    """Returns what validations have beside the main loss: the other losses, and its parts, those of a kind together."""
     names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
-    heads = [[name] for name in names if name.endswith("loss") and name != main]
+    heads = [name for name in names if name.endswith("loss") and name != main]
     parts = [name for name in names if name.startswith(f"{main}/")]
     kinds = dict.fromkeys(name.partition("=")[0] for name in parts)
-    return heads + [[name for name in parts if name.startswith(f"{kind}=")] for kind in kinds]
+    return heads, [[name for name in parts if name.startswith(f"{kind}=")] for kind in kinds]
 
 
 def _shorten(text: str, length: int) -> str:
@@ -121,18 +125,15 @@ def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, n
     return steps, values
 
 
-def _draw_further(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
-    """Draws one more loss as the main one is, or the validation curves of the parts of a mixture, each named."""
+def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
+    """Draws the validation losses of the parts of a mixture, with their names on the right."""
     figure, _, part = names[0].partition("/")
-    panel.set_title(f"validation {_words(figure)} by {part.partition('=')[0]}" if part else _words(figure))
-    if not part:
-        train = _points(lines, "train", figure)
-        _line_with_trend(panel, *train, TRAINING, trend=_trend(train[1]))
-    for name, color in zip(names, itertools.cycle(PARTS)):
+    panel.set_title(f"validation {_words(figure)} by {part.partition('=')[0]}")
+    for name, color in zip(names, itertools.cycle(PARTS), strict=False):
         label = _shorten(name.partition("=")[2], 24)
         panel.plot(*_points(lines, "valid", name), "o-", color=color, linewidth=1.2, markersize=3.5, label=label)
-    if part:
-        panel.legend(loc="upper right", fontsize=7.5, frameon=False, ncols=2, labelcolor=FAINT)
+    panel.legend(loc="upper right", fontsize=8, frameon=False, labelcolor=FAINT)
+    panel.set_xlim(0, 1.2 * panel.get_xlim()[1])
 
 
 def _words(figure: str) -> str:
@@ -140,7 +141,7 @@ def _words(figure: str) -> str:
 
 
 def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
-    panel.set_title(f"{_words(main)}, nats per {'target' if main == 'loss' else 'answer'}")
+    panel.set_title("loss, nats per target" if main == "loss" else f"{_words(main)}, nats")
     _line_with_trend(panel, *train, TRAINING, trend=_trend(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
@@ -195,13 +196,15 @@ def _trend(values: np.ndarray) -> np.ndarray:
 
 
 def _final_losses(
-    picture, heights: tuple[float, float], train: np.ndarray, valid: np.ndarray, baseline_loss: Optional[float]
+    picture, heights: tuple[float, float], baseline: tuple[str, Optional[float]], train: np.ndarray, valid: np.ndarray
 ) -> None:
-    """Writes the last losses, each in the color of its curve: the legend too."""
-    baseline = np.array([] if baseline_loss is None else [baseline_loss])
+    """Writes the last losses, each in the color of its curve: the legend too.
+
+    baseline: name and loss.
+    """
     right = RIGHT
     for name, values, color in (
-        ("baseline", baseline, FAINT),
+        (baseline[0], np.array(baseline[1:], float), FAINT),
         ("training loss", train, TRAINING),
         ("validation loss", valid, VALIDATION),
     ):

@@ -106,9 +106,12 @@ class MetricsWriter:
         rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
         if "loss" in baseline:
             baseline = {**baseline, **of_loss(baseline["loss"])}
-        trained = [line["loss"] for line in read_metrics(self.path) if line["split"] == "train"]
-        if trained:
-            rows.append(("training loss, last batch", _show(trained[-1], ".4f")))
+        trained = [line for line in read_metrics(self.path) if line["split"] == "train"]
+        for name in dict.fromkeys(("loss", self.select_by)) if trained else ():
+            if name in trained[-1]:
+                label, form = _form(name)
+                label = f"training {label.removeprefix('validation ')}, last batch"
+                rows.append((label, _show(trained[-1][name], form)))
         whole = [name for name in metrics if "/" not in name]
         shown = sorted(whole, key=lambda name: [*_FORMS, *whole].index(name))
         for name in shown:
@@ -118,9 +121,10 @@ class MetricsWriter:
         tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
         notes = [f"{_form(name)[0]}: {MEANINGS[name]}" for name in shown if name in MEANINGS and name not in _PLAIN]
         if "replaced_loss" in baseline:
-            notes.append("baseline: of tokens, how often each occurs (unigram); of replaced ones, always 'original'")
+            notes.insert(0, "validation loss, perplexity, token accuracy: the generator's")
+            notes.append("baseline: of tokens, how often each occurs (unigram); of what is replaced, always 'original'")
         if self.select_by != "loss":
-            notes.append(f"the best checkpoint is that of the best {self.select_by}")
+            notes.append(f"the best checkpoint is that of the best validation {self.select_by}")
         self.note("\n" + "\n\n".join([*tables, "\n".join(f"  {note}" for note in notes)]) + "\n")
 
     def draw(self, baseline: Optional[Mapping[str, float]] = None) -> None:
@@ -196,15 +200,19 @@ _FORMS = {  # of a validation, what people are shown first: the label and the fo
     "bits_per_token": ("bits a token", ".4f"),
     "bits_per_byte": ("bits a byte", ".4f"),
     "accuracy": ("token accuracy", ".2%"),
+    "sequence_accuracy": ("sequence accuracy", ".2%"),
+    "loss_tokens": ("target tokens", ",.0f"),
+    "total_loss": ("total loss", ".4f"),
+    "pair_loss": ("pair loss", ".4f"),
+    "replaced_loss": ("replaced loss", ".4f"),
 }
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens")  # their labels say what they are
 _IN_LINE = ("loss", "perplexity", "accuracy", "sequence_accuracy", "replaced_loss", "replaced_accuracy", "pair_loss")
 
 
 def _form(name: str) -> tuple[str, str]:
-    """Returns the label and the format of a figure."""
-    if name == "loss_tokens":
-        return "target tokens", ",.0f"
+    """Returns the label and the format of a figure, of a part too."""
+    name = name.partition("/")[0]
     is_share = name.endswith(("accuracy", "precision", "recall", "fraction"))
     return _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
 
@@ -220,7 +228,7 @@ def _tables_of_parts(metrics: dict[str, float]) -> list[str]:
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
         own = [part for part in parts if part.startswith(f"{kind}=")]
         names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in own))
-        rows = [(f"by {kind}", *(_form(name)[0] for name in names))]
+        rows = [(f"by {kind}", *(_form(name)[0].removeprefix("validation ") for name in names))]
         for part in own:
             values = [(metrics.get(f"{name}/{part}"), _form(name)[1]) for name in names]
             cells = ("" if value is None else format(value, form) for value, form in values)

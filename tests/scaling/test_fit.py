@@ -102,9 +102,10 @@ def test_the_slope_is_that_of_the_prediction():
 
 def test_n_d_and_the_last_validation_loss_are_read(tmp_path):
     write_run(tmp_path / "a", width=64, steps=50, loss=4.25)
-    (run,), family, left_out = read_runs(f"{tmp_path}/*")
+    (run,), experiment, left_out = read_runs(f"{tmp_path}/*")
     assert run.parameters == 2 * (12 * 64**2 + 13 * 64) + 2 * 64  # two blocks with biases and norms, the last norm
-    assert run.tokens == 50 * 8 * 33 and run.loss == 4.25 and family == "decoder" and not left_out
+    assert run.tokens == 50 * 8 * 33 and run.loss == 4.25 and not left_out
+    assert experiment.model.family == "decoder"
 
 
 def test_an_unfinished_run_is_left_out(tmp_path):

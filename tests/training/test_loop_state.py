@@ -17,6 +17,7 @@ def test_run_json_has_the_keys_that_it_always_had_in_their_order():
         "evaluations_since_best": 0,
         "rollbacks": [],
         "recent": [],
+        "select_by": "loss",
     }
     assert json.dumps(FRESH.to_json()) == json.dumps(expected)
 

@@ -181,7 +181,8 @@ def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
 def test_whole_sequences_that_are_right_are_shown_beside_their_tokens(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
     run.log(4, "valid", example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54})
-    run.finish(example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54}, {"loss": 3.0, "accuracy": 0.125})
+    metrics = {"loss": 2.5, "perplexity": 2.0, "accuracy": 0.897, "sequence_accuracy": 0.54}
+    run.finish(metrics, {"loss": 3.0, "accuracy": 0.125})
     run.close()
     said = capsys.readouterr().err
     assert "token accuracy 89.70% · sequence accuracy 54.00%\n" in said
@@ -252,7 +253,7 @@ def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
 
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
-    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, None)
+    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {})
     run.close()
     assert capsys.readouterr().err.splitlines()[1:3] == ["                     model", "  validation loss   2.0000"]
 
@@ -263,8 +264,8 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
         run.log(step, "train", example_metrics(step) | {"loss": 3.0 + 0.25 * (step % 2)})
     written = []
     monkeypatch.setattr(figure.Figure, "text", lambda self, x, y, text, **style: written.append(text))
-    run.draw(3.0)
-    run.finish({"loss": 2.0}, None)
+    run.draw({"loss": 3.0})
+    run.finish({"loss": 2.0}, {})
     run.close()
     assert read_metrics(run.path)[-1]["loss"] == 3.0
     assert written[written.index("training loss") - 1] == "3.000"
