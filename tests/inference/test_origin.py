@@ -1,11 +1,13 @@
 """What `DIR` names: a run, one of its checkpoints, their mean, a Hugging Face directory; and what it cannot name."""
 
+import json
 import os
 import re
 import shutil
 
 import pytest
 
+from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import RUN_JSON
 from pretrainax.config import UserError
 from pretrainax.inference.origin import find_origin
@@ -102,6 +104,18 @@ def test_a_damaged_checkpoint_names_one_that_verifies_and_others_do_without_it(r
     ):
         with pytest.raises(UserError, match=message):
             find_origin(f"{run}{which}")
+
+
+def test_the_best_is_by_the_figure_of_the_run_and_by_the_loss_where_checkpoints_know_no_other(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"evaluate": config["evaluate"] | {"select_by": "accuracy"}}))
+    assert find_origin(f"{run}@best").description == f"{run}, step 20, the best by validation loss: 2.5000"
+    for step, accuracy in ((10, 0.25), (30, 0.5)):
+        file = run / "checkpoints" / str(step) / RUN_JSON
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps(known | {"metrics": known["metrics"] | {"accuracy": accuracy}}))
+        manifest.seal(str(file.parent))
+    assert find_origin(f"{run}@best").description == f"{run}, step 30, the best by validation accuracy: 0.5000"
 
 
 def test_a_run_without_validation_has_no_best(run):

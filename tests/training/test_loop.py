@@ -8,6 +8,7 @@ import chex
 import numpy as np
 import pytest
 
+from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.objectives import Statistic
@@ -15,6 +16,7 @@ from pretrainax.data.packing import OneEach
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.inference.origin import find_origin
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import loop
 from pretrainax.training.setup import Run
@@ -41,11 +43,10 @@ def steps(workdir):
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdecimal())
 
 
-def validating(monkeypatch, losses):
-    """Runs whose evaluations give these losses in turn."""
-    losses = iter(losses)
-    others = {"perplexity": 1.0, "accuracy": 0.0}
-    monkeypatch.setattr(Run, "validate", lambda run, params: {"loss": next(losses), **others})
+def validating(monkeypatch, losses, accuracies=(0.0, 0.0, 0.0, 0.0)):
+    """Runs whose evaluations give these figures in turn."""
+    figures = ({"loss": loss, "accuracy": accuracy} for loss, accuracy in zip(losses, accuracies, strict=False))
+    monkeypatch.setattr(Run, "validate", lambda run, params: next(figures))
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path, monkeypatch):
@@ -70,6 +71,32 @@ def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, t
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
     assert loop.train(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 6]
+
+
+def test_a_run_that_selects_by_accuracy_keeps_the_highest(experiment, tmp_path, monkeypatch, capsys):
+    validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.1, 0.3, 0.2, 0.25])
+    experiment.evaluate.select_by, experiment.evaluate.patience, experiment.train.steps = "accuracy", 2, 20
+    experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
+    assert loop.train(experiment, str(tmp_path)) == 0
+    assert steps(tmp_path) == [4, 8] and lines(tmp_path, "train")[-1]["step"] == 8
+    assert find_origin(f"{tmp_path}@best").description.endswith("step 4, the best by validation accuracy: 0.3000")
+    assert "no better validation accuracy in 2 evaluations: stopping" in capsys.readouterr().err
+
+
+def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_anew(
+    experiment, tmp_path, monkeypatch, capsys
+):
+    """As one of before version 0.5 does, where its objective names another figure than the loss."""
+    validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.5, 0.1, 0.2, 0.15])
+    experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.steps = 2, 1, 4
+    assert loop.train(experiment, str(tmp_path)) == 0
+    experiment.evaluate.select_by, experiment.train.steps = "accuracy", 8
+    assert loop.train(experiment, str(tmp_path), extend=True) == 0
+    assert steps(tmp_path) == [2, 8]  # whose accuracy is known too
+    said = "so far the best checkpoint was chosen by validation loss; from here on it is by accuracy, among those that"
+    assert said in capsys.readouterr().err
+    state = read_run_json(str(tmp_path / "checkpoints" / "8"))["extra"]
+    assert (state["best_loss"], state["evaluations_since_best"], state["select_by"]) == (0.2, 1, "accuracy")
 
 
 def flip(path):
@@ -176,7 +203,7 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         experiment=experiment,
         mesh=mesh,
         prepared=SimpleNamespace(valid=[SimpleNamespace(num_bytes=3, num_tokens=1)]),
-        validation_batches=lambda: iter(batches),
+        validation_by_part=lambda: (((), batch) for batch in batches),
         eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
     assert Run.validate(run, None)["loss"] == 1.0

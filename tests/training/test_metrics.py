@@ -12,7 +12,7 @@ from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
-from pretrainax.training.metrics import read_metrics, summarize
+from pretrainax.training.metrics import MEANINGS, meaning, read_metrics, summarize, summarize_parts
 from pretrainax.training.metrics_writer import MetricsWriter
 
 
@@ -251,6 +251,41 @@ def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
     ]
 
 
+def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
+    """Of the whole, of a source, and what only a head of another package calls so."""
+    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")}
+    parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
+    run.log(3, "train", {"loss": 2.0, "pair_loss": 0.125})
+    run.finish(figures | parts | {"loss/denoiser=R-0.15-3": 0.75}, {})
+    run.close()
+    said = capsys.readouterr().err.partition("\n\n")[2]
+    whole, by_source, by_denoiser, notes, *_ = said.split("\n\n")
+    assert len(whole.splitlines()) == 1 + 2 + len(figures)  # a header, two training losses
+    assert (
+        "  training loss, last batch        2.0000\n" in said and "  training pair loss, last batch   0.1250\n" in said
+    )
+    assert "  my loss                          0.2500" in whole and "  my accuracy                      25.00%" in whole
+    assert [line.split() for line in by_source.splitlines()] == [
+        ["by", "source", "loss", "token", "accuracy", "pair", "loss"],
+        ["web", "0.5000", "50.00%", "0.5000"],
+        ["books", "0.5000", "50.00%", "0.5000"],
+    ]
+    assert by_denoiser.splitlines() == ["  by denoiser     loss", "  R-0.15-3      0.7500"]
+    assert "  pair accuracy: pairs of segments of which the right label is said" in notes.splitlines()
+
+
+def test_a_line_of_training_and_one_of_validation_show_the_figure_that_counts(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="total_loss")
+    run.log(1, "train", {"loss": 2.0, "total_loss": 2.5})
+    run.log(1, "valid", {"loss": 2.0, "pair_loss": 0.5, "total_loss": 2.5, "loss/source=web": 3.0})
+    run.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1/4 · loss 2.000 · total loss 2.5000",
+        "step 1/4 · validation loss 2.0000 · pair loss 0.5000 · total loss 2.5000",
+    ]
+
+
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
     run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {})
@@ -299,3 +334,25 @@ def test_metrics_of_sums_and_counts():
 
 def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
     assert "bits_per_byte" not in summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)})
+
+
+def test_parts_are_added_before_they_are_divided_and_a_batch_may_be_of_two():
+    sums = [{"loss": (4.0, 1.0), "accuracy": (1.0, 1.0)}, {"loss": (0.0, 3.0), "accuracy": (0.0, 3.0)}]
+    of_both = summarize_parts([("source=web", "denoiser=R"), ("source=web", "denoiser=S")], sums)
+    assert of_both == {
+        **{"loss/source=web": 1.0, "accuracy/source=web": 0.25, "loss_tokens/source=web": 4.0},
+        **{"loss/denoiser=R": 4.0, "accuracy/denoiser=R": 1.0, "loss_tokens/denoiser=R": 1.0},
+        **{"loss/denoiser=S": 0.0, "accuracy/denoiser=S": 0.0, "loss_tokens/denoiser=S": 3.0},
+    }
+    assert summarize_parts([(), ()], sums) == {}
+
+
+def test_heads_give_the_sum_that_is_trained_and_the_share_that_was_replaced():
+    tokens = {"loss": (6.0, 3.0), "accuracy": (0.0, 3.0)}
+    assert summarize(tokens | {"pair_loss": (1.0, 2.0), "pair_accuracy": (1.0, 2.0)})["total_loss"] == 2.5
+    replaced = {"replaced_loss": (1.0, 8.0), "replaced_recall": (1.0, 2.0)}
+    assert summarize(tokens | replaced)["replaced_fraction"] == 0.25
+
+
+def test_a_figure_of_a_part_means_what_the_whole_does():
+    assert meaning("loss/source=web") == "nats a target token, of source=web" and meaning("my_loss") == ""
