@@ -170,8 +170,8 @@ class Loop:
         state = self.loop_state
         if state.select_by != figure and state.best_loss is not None:
             self.writer.note(
-                f"so far the best checkpoint was chosen by validation {state.select_by}; from here on it is by {figure}, "
-                "among those that have it"
+                f"so far the best checkpoint was chosen by validation {state.select_by}; from here on it is by "
+                f"{figure}, among those that have it"
             )
             state.best_loss, state.evaluations_since_best = None, 0
         state.select_by = figure
