@@ -88,7 +88,7 @@ def said(folder) -> dict[str, tuple[int, str]]:
         ],
         "another objective": [
             f"--from={folder}/run",
-            "--config.evaluate.objective=CausalLM(mask_documents=True)",
+            "--config.evaluate.objective=PrefixLM()",
             f"--output={folder}/out/objective.json",
         ],
         "source": [f"--from={folder}/run@4", source, "--split=all", f"--output={folder}/out/scores.json"],
@@ -163,7 +163,8 @@ def test_another_objective_is_asked_where_one_is_given(said, folder):
     assert said["another objective"][0] == 0, said["another objective"][1]
     found = {result["measure"]: result for result in results(folder / "out" / "objective.json")}
     line = lines(folder / "run", "valid")[-1]
-    assert found["loss"]["counts"]["tokens"] < line["loss_tokens"]  # not the first token of a document
+    assert found["loss"]["counts"]["tokens"] < line["loss_tokens"]  # nothing of the prefix
+    assert found["loss"]["how"].startswith("PrefixLM, teacher-forced")
     assert found["loss"]["value"] != pytest.approx(line["loss"], rel=1e-6)
 
 

@@ -63,7 +63,7 @@ def train(
       papers_source: the text of the paper whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
-    extended = ""
+    extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
     start = describe_start(experiment, workdir)
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
@@ -80,13 +80,11 @@ def train(
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
-        keep, directory = experiment.checkpoint.keep, os.path.join(workdir, "checkpoints")
-        checkpoints = Checkpoints(directory, keep, experiment.select_by)
+        checkpoints = Checkpoints(os.path.join(workdir, "checkpoints"), experiment.checkpoint.keep, figure)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
-        steps = experiment.train.steps
-        writer = MetricsWriter(workdir, steps, loop_state.step, run.is_primary, experiment.select_by)
+        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure)
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
