@@ -100,7 +100,8 @@ def _draw_losses(panel, train, valid, baseline_loss: Optional[float]) -> None:
     if baseline_loss is not None:
         panel.axhline(baseline_loss, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
         panel.annotate(
-            "unigram baseline: token frequencies and the form of the targets", (1, baseline_loss), xycoords=("axes fraction", "data"),
+            "unigram baseline: token frequencies and the form of the targets",
+            (1, baseline_loss), xycoords=("axes fraction", "data"),
             xytext=(0, 4), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va="bottom", zorder=1,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip

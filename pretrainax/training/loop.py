@@ -44,7 +44,6 @@ from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
 
 Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
-_NOT_COUNTED = "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
 def train(
@@ -91,9 +90,8 @@ def train(
             writer.note(
                 f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
             )
-        beside = [("steps", extended), ("counts", "" if loop_state.counts else _NOT_COUNTED)]
-        first = [("workdir", workdir + resumed), *start, *(row for row in beside if row[1])]
-        header.show(run, writer, first, papers_source)
+        beside = [row for row in (("steps", extended), ("counts", _uncounted(loop_state))) if row[1]]
+        header.show(run, writer, [("workdir", workdir + resumed), *start, *beside], papers_source)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
@@ -108,6 +106,13 @@ def train(
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
+
+
+def _uncounted(loop_state: LoopState) -> str:
+    """Returns why the counts of a run are not known; "" where they are."""
+    if loop_state.counts:
+        return ""
+    return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
 def _check_corpora(run: Run, writer: MetricsWriter) -> CorpusCheck:
