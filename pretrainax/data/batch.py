@@ -111,7 +111,7 @@ def tokens_read(batch: Mapping[str, Any]) -> int:
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
-def padding(batch: Mapping[str, Any]) -> tuple[Any, int]:
+def padding(batch: HostBatch | Batch) -> tuple[object, int]:
     """Counts which of the tokens that enter the model are padding, and all of them."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
     return sum((s == 0).sum() for s in segments), sum(s.size for s in segments)

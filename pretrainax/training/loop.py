@@ -45,7 +45,6 @@ from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
 
 Observer = Callable[[int, HostBatch], None]  # (step, this process's rows of its batch)
-_NOT_COUNTED = "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
 def train(
@@ -90,9 +89,8 @@ def train(
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        beside = [("steps", extended), ("counts", "" if loop_state.counts else _NOT_COUNTED)]
-        first = [("workdir", workdir + resumed), *start, *(row for row in beside if row[1])]
-        header.show(run, writer, first, paper)
+        beside = [row for row in (("steps", extended), ("counts", _uncounted(loop_state))) if row[1]]
+        header.show(run, writer, [("workdir", workdir + resumed), *start, *beside], paper)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
@@ -107,6 +105,13 @@ def train(
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
+
+
+def _uncounted(loop_state: LoopState) -> str:
+    """Returns why the counts of a run are not known; "" where they are."""
+    if loop_state.counts:
+        return ""
+    return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
 def _check_corpora(run: Run, writer: MetricsWriter) -> CorpusCheck:

@@ -18,7 +18,7 @@ class Rollback:
 
 @dataclasses.dataclass
 class Counts:
-    """Counts what some steps have taken, over all processes."""
+    """Holds what some steps have taken, over all processes."""
 
     text_tokens: int = 0  # that their examples were made of
     text_bytes: int = 0  # of these in UTF-8

@@ -5,7 +5,11 @@ import pytest
 from pretrainax.checkpoints.best import best_step, larger_is_better
 from pretrainax.training.metrics import MEANINGS
 
-LARGER = {"replaced_precision", "replaced_recall", *(f"{of}accuracy" for of in ("", "sequence_", "replaced_", "pair_"))}
+LARGER = {
+    "replaced_precision",
+    "replaced_recall",
+    *(f"{of}accuracy" for of in ("", "text_", "sequence_", "replaced_", "pair_")),
+}
 
 
 def test_of_all_figures_that_are_explained_shares_of_right_answers_are_the_better_the_larger():

@@ -171,7 +171,7 @@ class Objective(kinds.Objective):
                 f"config.objective {type(self).__name__} of {self.unit}: validate by one that is made of the same"
             )
         sources = experiment.data.source.components()
-        own = ("loss", "accuracy", *asked.head_figures)
+        own = ("loss", "accuracy", "text_loss", "text_accuracy", *asked.head_figures)
         if all(source.pairs for source in sources) and experiment.model.family != "encoder":
             own += ("sequence_accuracy",)
         whole = ("perplexity", "bits_per_token", *(("bits_per_byte",) if asked.is_likelihood else ()))
