@@ -83,9 +83,9 @@ def test_what_is_imported_already_needs_no_entry_point(package):
 
 
 def test_an_entry_point_that_cannot_be_imported_is_named(package):
-    install(package, "Tiger = mypackage.optim:Tiger")
-    said = run(package, LOAD, config_file(package, "mypackage.optim:Tiger"))
-    assert "entry point Tiger = mypackage.optim:Tiger cannot be imported" in said
+    install(package, "Panther = mypackage.optim:Panther")
+    said = run(package, LOAD, config_file(package, "mypackage.optim:Panther"))
+    assert "entry point Panther = mypackage.optim:Panther cannot be imported" in said
 
 
 def test_an_entry_point_that_is_no_choice_is_refused(package):

@@ -170,7 +170,7 @@ def test_the_gradient_norm_is_of_all_parameters_and_before_clipping(accumulate, 
 
 def test_labels_that_no_head_learns_from_end_the_first_step(monkeypatch):
     with pytest.raises(UserError, match="config.model.pair_head and config.objective"):
-        toy_steps(Toy(), [ONES | {"pair_labels": jnp.ones(8, jnp.int32)}], monkeypatch)
+        toy_steps(Toy(), [ONES | {"pair_labels": jnp.ones(8, jnp.int32), "segment_ids": ONES["tokens"]}], monkeypatch)
 
 
 def toy_loss(params):
