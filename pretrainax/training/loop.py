@@ -165,13 +165,13 @@ class Loop:
         self.newest: Optional[dict[str, PyTree]] = None  # the last of them that was
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last one here
         self._reset_clock()
+        self._select_by(self.run.experiment.select_by)
 
     def _reset_clock(self) -> None:
         """Begins to measure what the speeds of the next line are of."""
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
         self.counts = Counts()  # of the same steps
         self.flops_done = 0.0  # of its FLOPs, without what attention skips
-        self._select_by(self.run.experiment.select_by)
 
     def _select_by(self, figure: str) -> None:
         """Begins anew with the best of a figure where a restored state has that of another one."""
