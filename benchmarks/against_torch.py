@@ -16,12 +16,11 @@ import os
 import platform
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
 import numpy as np
+from side import Side, serve
 
 from pretrainax.config import LearnedPositions, ModelConfig, TrainConfig
 from pretrainax.zoo.bert import bert
@@ -50,7 +49,7 @@ def config_of(name: str, size: str) -> ModelConfig:
         config.num_layers, config.d_model, config.d_ff, config.num_heads, config.vocab_size = 4, 256, 1024, 4, 8192
         if isinstance(config.position, LearnedPositions):
             config.position = LearnedPositions(256)
-    config.dropout_rate = 0.0
+    config.dropout_rate = config.attention_dropout_rate = 0.0
     config.pair_head = False  # BERT's masked LM alone, as BertForMaskedLM
     return config
 
@@ -202,63 +201,50 @@ def theirs(name: str, size: str, kind: str) -> Callable[[int], float]:
     return run
 
 
-def serve(side: str, name: str, size: str, unroll: int) -> None:
-    """Serves one side: reads a number of steps from each line, answers with seconds, loss and memory."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    with contextlib.ExitStack() as stack:
-        if side.startswith("torch "):
-            run = theirs(name, size, side.removeprefix("torch "))
-        else:
-            run = ours(name, size, side.removeprefix("pretrainax "), unroll, stack)
-        for line in sys.stdin:
-            started = time.perf_counter()
-            loss = run(int(line))
-            seconds = time.perf_counter() - started
-            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-            print(json.dumps({"seconds": seconds, "loss": loss, "memory_bytes": memory}), file=answers, flush=True)
+def timed(side: str, name: str, size: str, unroll: int, stack: contextlib.ExitStack) -> Callable[[int], dict]:
+    """Returns what takes so many steps, and gives seconds, loss and memory."""
+    if side.startswith("torch "):
+        run = theirs(name, size, side.removeprefix("torch "))
+    else:
+        run = ours(name, size, side.removeprefix("pretrainax "), unroll, stack)
+
+    def take(steps: int) -> dict:
+        started = time.perf_counter()
+        loss = run(steps)
+        seconds = time.perf_counter() - started
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"seconds": seconds, "loss": loss, "memory_bytes": memory}
+
+    return take
 
 
 # --- taking turns ---------------------------------------------------------------------------------------------------
 
 
-class Side:
-    """A process of one side."""
+class Trainer(Side):
+    """A side that trains."""
 
     def __init__(self, side: str, name: str, size: str, unroll: int):
-        threads = str(len(os.sched_getaffinity(0)))
-        env = os.environ | MALLOC | {"OMP_NUM_THREADS": threads, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
-        command = [sys.executable, __file__, "--serve", side, "--models", name, "--size", size, "--unroll", str(unroll)]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        super().__init__(__file__, [side, "--models", name, "--size", size, "--unroll", str(unroll)], MALLOC)
         self.rates, self.memory_bytes = [], 0
         rows, read, length = BATCHES[size][name]
         self.tokens = rows * ((read or 0) + length)
-        self.first_loss = self._ask(1)["loss"]  # compiles
-        self._ask(2)
+        self.first_loss = self.ask(1)["loss"]  # compiles
+        self.ask(2)
 
     def turn(self, steps: int) -> float:
         """Runs, and returns seconds a step."""
-        answer = self._ask(steps)
+        answer = self.ask(steps)
         self.rates.append(self.tokens * steps / answer["seconds"])
         self.memory_bytes = answer["memory_bytes"]
         return answer["seconds"] / steps
-
-    def _ask(self, steps: int) -> dict:
-        print(steps, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(self.process.args)} ended with {self.process.wait()}")
-        return json.loads(line)
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
 
 
 def compare(name: str, args: argparse.Namespace) -> list[dict]:
     """Returns a row for each kind of torch."""
     names = [f"pretrainax {args.dtype}", *(f"torch {kind}" for kind in args.against.split(","))]
     with contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(contextlib.closing(Side(n, name, args.size, args.unroll))) for n in names]
+        sides = [stack.enter_context(contextlib.closing(Trainer(n, name, args.size, args.unroll))) for n in names]
         steps = [max(round(args.seconds / side.turn(2)), 2) for side in sides]
         for side in sides:
             side.rates.clear()
@@ -301,7 +287,8 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.serve, args.models, args.size, args.unroll)
+        with contextlib.ExitStack() as stack:
+            return serve(timed(args.serve, args.models, args.size, args.unroll, stack))
 
     rows = []
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d')}\n")

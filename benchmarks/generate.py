@@ -17,11 +17,11 @@ import os
 import pathlib
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
+
+from side import Side, serve
 
 from pretrainax.config import LearnedPositions, ModelConfig
 from pretrainax.zoo.gpt import gpt2
@@ -123,50 +123,24 @@ def theirs(name: str) -> Callable[[int, int], float]:
     return run
 
 
-def serve(side: str, name: str) -> None:
-    """Serves one side: reads how many prompts and new tokens from each line, answers with seconds."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    run = {"pretrainax": ours, "transformers": theirs}[side](name)
-    for line in sys.stdin:
-        print(run(*map(int, line.split())), file=answers, flush=True)
-
-
 # --- taking turns -----------------------------------------------------------------------------------------------------
 
 
-class Side:
-    """A process of one side."""
-
-    def __init__(self, side: str, name: str):
-        env = os.environ | {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
-        env |= {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.4"}
-        command = [sys.executable, __file__, "--serve", side, "--models", name]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-
-    def turn(self, prompts: int) -> tuple[float, float]:
-        """Returns the seconds of a prefill, and of a step."""
-        prefill = self._ask(prompts, 1)
-        return prefill, (self._ask(prompts, NEW) - prefill) / (NEW - 1)
-
-    def _ask(self, prompts: int, new: int) -> float:
-        print(prompts, new, file=self.process.stdin, flush=True)
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(self.process.args)} ended with {self.process.wait()}")
-        return float(line)
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait(timeout=60)
+def turn(side: Side, prompts: int) -> tuple[float, float]:
+    """Returns the seconds of a prefill, and of a step."""
+    prefill = side.ask(prompts, 1)
+    return prefill, (side.ask(prompts, NEW) - prefill) / (NEW - 1)
 
 
 def compare(name: str, prompts: int, rounds: int) -> list[dict]:
     """Returns a row for the prefill and one for the steps."""
     with contextlib.ExitStack() as stack:
-        sides = [stack.enter_context(contextlib.closing(Side(side, name))) for side in SIDES]
+        sides = [
+            stack.enter_context(contextlib.closing(Side(__file__, [side, "--models", name], {}))) for side in SIDES
+        ]
         for side in sides * 2:  # which compiles
-            side.turn(prompts)
-        turns = [[side.turn(prompts) for side in sides] for _ in range(rounds)]
+            turn(side, prompts)
+        turns = [[turn(side, prompts) for side in sides] for _ in range(rounds)]
     rows = []
     for i, part in enumerate(("prefill", "step")):
         here, there = ([1000 * turn[side][i] for turn in turns] for side in range(2))
@@ -186,7 +160,7 @@ def main() -> None:
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.serve, args.models)
+        return serve({"pretrainax": ours, "transformers": theirs}[args.serve](args.models))
     rows = []
     print(f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores, {time.strftime('%Y-%m-%d')}\n")
     print("| model | prompts | part | ms here | ms transformers | ratio (range) |")

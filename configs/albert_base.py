@@ -8,9 +8,8 @@
         ),
         weights=(2500, 800))" --config.train.accumulate=8
 
-Masked language modelling over one to three words in a row and sentence order prediction together (section 3.1), with
-the paper's hyperparameters (section 4.1; warmup: the released code's README): 125,000 steps of 4,096 x 512 tokens, LAMB
-at 0.00176. Its vocabulary is SentencePiece's, here with capitals.
+Masked language modelling over one to three words in a row and sentence order prediction together (section 3.1). Each
+number: `pretrainax recipe --config=albert_base`.
 
 The paper's text is BERT's, Wikipedia and BooksCorpus (section 4.1); books of Project Gutenberg stand in for the latter.
 
@@ -34,7 +33,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=SentenceOrderPrediction(
             masking=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1, mask_unit=NGrams()), short_fraction=0.1
         ),
-        optimizer=Lamb(learning_rate=1.76e-3, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=Lamb(learning_rate=1.76e-3, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=3_125),
         train=TrainConfig(steps=125_000, global_batch_size=4096),
         evaluate=EvaluateConfig(every=5_000, batches=4),

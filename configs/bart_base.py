@@ -9,10 +9,9 @@
         ),
         weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
-The paper's large (section 5.1): RoBERTa's 500,000 steps of 8,000 x 512 tokens and its 160 GB of text, 30 % of the
-tokens in spans of 3 on average, each read as one <mask>, and all sentences in another order; GPT-2's byte-level BPE
-with RoBERTa's special pieces; no dropout in the last 10 % of the steps. It gives neither learning rates, which are
-RoBERTa's for the size here, nor hardware.
+The paper's large (section 5.1): spans of tokens, each read as one <mask>, and all sentences in another order, with
+RoBERTa's steps and text. The paper gives neither learning rates nor hardware. Each number: `pretrainax recipe
+--config=bart_base`.
 
 The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
 Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
@@ -29,7 +28,7 @@ from pretrainax.tokenization import ByteBPE
 from pretrainax.zoo.bart import bart
 from pretrainax.zoo.variants import pick
 
-# variant -> (peak learning rate, steps of warmup): Liu et al. 2019, table 9
+# variant -> (peak learning rate, steps of warmup)
 RECIPES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}
 
 
@@ -41,7 +40,14 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=ByteBPE(vocab_size=50_265, special_pieces="roberta"),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=Denoising(infilling_rate=0.3, mean_span_length=3.0, permutation_rate=1.0),
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None),
+        optimizer=AdamW(
+            learning_rate=learning_rate,
+            b2=0.98,
+            epsilon=1e-6,
+            weight_decay=0.01,
+            clip_norm=None,
+            bias_correction="rate",
+        ),
         schedule=WarmupLinear(warmup_steps=warmup_steps),
         train=TrainConfig(steps=500_000, global_batch_size=8000),
         evaluate=EvaluateConfig(every=5_000, batches=4),

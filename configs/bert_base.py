@@ -7,8 +7,7 @@
         ),
         weights=(2500, 800))"
 
-Masked language modelling and next sentence prediction together, with the paper's hyperparameters (appendix A.2):
-1,000,000 steps of 256 rows, AdamW, linear decay; rows of 128 tokens for the first 90 % of the steps, then of 512.
+Masked language modelling and next sentence prediction together. Each number: `pretrainax recipe --config=bert_base`.
 RoBERTa (Liu et al. 2019) found that full length and no sentence pairs do as well; for that:
 `--config.phases="()" --config.model.pair_head=False --config.objective="MaskedLM()"`.
 
@@ -37,7 +36,7 @@ def get_config(variant: str = "base") -> Experiment:
         objective=NextSentencePrediction(
             masking=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1), short_fraction=0.1
         ),
-        optimizer=AdamW(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=1e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=1_000_000, global_batch_size=256),
         evaluate=EvaluateConfig(every=5_000, batches=40),

@@ -9,11 +9,9 @@
         ),
         weights=(12, 4, 76, 38))" --config.mesh.fsdp=8
 
-The paper's hyperparameters (its appendix): 500,000 steps of 8,192 x 512 tokens, AdamW with b2 0.98, linear decay; a
-generator as wide and half as deep, whose embeddings the discriminator uses plus a difference of its own. Tokens to be
-predicted are all masked, as in the released code. xsmall, which the paper's table does not have, is trained as small.
-The model replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of
-what it finds.
+A generator as wide and half as deep, whose embeddings the discriminator uses plus a difference of its own. The model
+replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of what it
+finds. Each number: `pretrainax recipe --config=deberta_v3_base`.
 
 The paper's text is RoBERTa's 160 GB: Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
 Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
@@ -42,7 +40,9 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=Unigram(vocab_size=128_000, num_sentinels=0, special_pieces="albert"),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=ReplacedTokenDetection(rate=0.15, mask_fraction=1.0),
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(
+            learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"
+        ),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=500_000, global_batch_size=8192),
         evaluate=EvaluateConfig(every=5_000, batches=40),

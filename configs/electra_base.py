@@ -7,10 +7,9 @@
         ),
         weights=(2500, 800))" --config.mesh.fsdp=8
 
-The paper's hyperparameters (table 6): 766,000 steps of 256 x 512 tokens (base), 400,000 of 2,048 x 512 (large, which
-predicts 25 % of them); a generator a third (base) or a quarter (large) as wide, embeddings that both share. Of the
-tokens to be predicted 85 % are masked and the others left as they are, as in the released code. The model replaces
-tokens itself, on the device, and learns to tell which; the metrics have the precision and recall of what it finds.
+A generator a third (base) or a quarter (large) as wide, embeddings that both share. The model replaces tokens itself,
+on the device, and learns to tell which; the metrics have the precision and recall of what it finds. Each number:
+`pretrainax recipe --config=electra_base`.
 
 The paper's text is BERT's, Wikipedia and BooksCorpus, and for large XLNet's, 33 B tokens. Here books of Project
 Gutenberg stand in for BooksCorpus, and large reads the same.
@@ -39,7 +38,7 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=WordPiece(vocab_size=30_522, lowercase=True),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=ReplacedTokenDetection(rate=rate, mask_fraction=0.85),
-        optimizer=AdamW(learning_rate=2e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=2e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),

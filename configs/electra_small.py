@@ -7,10 +7,9 @@
         ),
         weights=(2500, 800))"
 
-The paper's hyperparameters (table 6): 1,000,000 steps of 128 x 128 tokens, a generator a quarter as wide, embeddings of
-128 that both share. Of the tokens to be predicted 85 % are masked and the others left as they are, as in the released
-code. The model replaces tokens itself, on the device, and learns to tell which; the metrics have the precision and
-recall of what it finds.
+A generator a quarter as wide, embeddings that both share. The model replaces tokens itself, on the device, and learns
+to tell which; the metrics have the precision and recall of what it finds. Each number: `pretrainax recipe
+--config=electra_small`.
 
 The paper's text is BERT's, Wikipedia and BooksCorpus; books of Project Gutenberg stand in for the latter here.
 
@@ -35,7 +34,7 @@ def get_config(variant: str = "small") -> Experiment:
         tokenizer=WordPiece(vocab_size=30_522, lowercase=True),
         data=DataConfig(source=PythonDocs(), sequence_length=128),
         objective=ReplacedTokenDetection(rate=0.15, mask_fraction=0.85),
-        optimizer=AdamW(learning_rate=5e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=5e-4, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),
         schedule=WarmupLinear(warmup_steps=10_000),
         train=TrainConfig(steps=steps, global_batch_size=128),
         evaluate=EvaluateConfig(every=5_000, batches=40),

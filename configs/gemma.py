@@ -4,8 +4,8 @@
         path='HuggingFaceFW/fineweb', streaming=True)"
 
 Gemma team 2024, arXiv 2403.08295 and 2408.00118; 2025, arXiv 2503.19786. The reports give tokens, contexts and chips.
-Optimizer, learning rates and batches are not published: here they are LLaMA 2's. All of Gemma 3 and the small ones of
-Gemma 2 were distilled from a larger model; that objective is still to come, and this is plain next-token prediction.
+Optimizer, learning rates and batches are not published: here they are LLaMA 2's. Each number: `pretrainax recipe
+--config=gemma:3_1b`.
 From 4b on Gemma 3 has the stretched positions of the released models, whose last stage reads 128 k tokens; to train one
 from nothing on rows of 32 k, as the authors did before that, set config.model.position to one without scaling.
 The text is not public; FineWeb (Penedo et al. 2024) stands in for it, 15 T tokens of English web text.
@@ -49,7 +49,7 @@ def get_config(variant: str = "2_2b") -> Experiment:
         tokenizer=Unigram(vocab_size=262_144 if variant.startswith("3_") else 256_000, num_sentinels=0),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(),
-        optimizer=AdamW(learning_rate=3e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(
             steps=round(TOKENS[variant] / BATCH_TOKENS),

@@ -4,9 +4,9 @@
     python -m pretrainax.main --config=configs/gpt2.py:124m --config.data.source="HuggingFace(
         path='Skylion007/openwebtext')"
 
-The hyperparameters are nanoGPT's reproduction: batches of 480 x 1,024 = 491,520 tokens, 600,000 steps (295 B tokens),
-no dropout. WebText was never given out; OpenWebText was collected after its description. Expected for `:124m` on it:
-validation loss about 2.85 after 4 days on 8 A100 40 GB (nanoGPT's README).
+The recipe is nanoGPT's reproduction, 295 B tokens; each number: `pretrainax recipe --config=gpt2`. WebText was never
+given out; OpenWebText was collected after its description. Expected for `:124m` on it: validation loss about 2.85 after
+4 days on 8 A100 40 GB (nanoGPT's README).
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
@@ -21,7 +21,7 @@ from pretrainax.zoo.gpt import gpt2
 @with_small_sizes
 def get_config(variant: str = "124m") -> Experiment:
     model = gpt2(variant or "124m")
-    model.dropout_rate = 0.0  # the published 0.1 is for many epochs over little text
+    model.dropout_rate = model.attention_dropout_rate = 0.0  # the published 0.1 is for many epochs over little text
     return Experiment(
         model=model,
         tokenizer=ByteBPE(vocab_size=50_257),

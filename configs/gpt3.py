@@ -4,9 +4,7 @@
     python -m pretrainax.main --config=configs/gpt3.py:1_3b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', name='sample-350BT', streaming=True)" --config.mesh.fsdp=8
 
-Learning rates and batches are those of table 2.1, the rest of appendix B: 300 B tokens in rows of 2,048 with documents
-end to end, 375 M tokens of warmup, cosine decay to a tenth. Left out here: batches that grow over the first 4 to 12 B
-tokens, and a cosine that ends after 260 B of the 300 B tokens.
+Rows of documents end to end, without a mask between them. Each number: `pretrainax recipe --config=gpt3:1_3b`.
 
 The authors' text is not public; FineWeb (Penedo et al. 2024) stands in for it, a sample of 350 B tokens of web text.
 

@@ -4,10 +4,9 @@ and for a laptop `:tiny :mini :midi` (of LLaMA 3).
     python -m pretrainax.main --config=configs/llama.py:3_8b --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
-Batches of 4 M tokens, cosine decay to a tenth after 2,000 steps of warmup (Touvron et al. 2023, arXiv 2302.13971,
-table 2; arXiv 2307.09288, section 2.2; Grattafiori et al. 2024, arXiv 2407.21783, table 3 and section 3.4.1, whose
-growth of the batch to 16 M tokens is left out here). The authors' text is not public; FineWeb (Penedo et al. 2024)
-stands in for it, 15 T tokens of web text.
+Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Grattafiori et al. 2024, arXiv 2407.21783. Each number:
+`pretrainax recipe --config=llama:3_8b`. The authors' text is not public; FineWeb (Penedo et al. 2024) stands in for it,
+15 T tokens of web text.
 
 | variant | tokens | GPU hours of the authors | MMLU, 5-shot |
 | --- | --- | --- | --- |
@@ -53,8 +52,12 @@ def get_config(variant: str = "3_8b") -> Experiment:
         tokenizer=ByteBPE(vocab_size=128_000) if variant[0] == "3" else Unigram(vocab_size=32_000, num_sentinels=0),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(mask_documents=variant[0] == "3"),  # LLaMA 3: no attention across documents (section 3.2)
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
-        schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
+        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
+        schedule=(
+            WarmupCosine(warmup_steps=8_000, final_fraction=0.01)
+            if variant[0] == "3"
+            else WarmupCosine(warmup_steps=2_000, final_fraction=0.1)
+        ),
         train=TrainConfig(
             steps=round(tokens / BATCH_TOKENS),
             global_batch_size=BATCH_TOKENS // context,

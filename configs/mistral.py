@@ -4,9 +4,8 @@
         path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=64
 
 The authors publish the architecture and neither data, tokens, hardware nor hyperparameters. All that is not the model
-is here LLaMA 2's (Touvron et al. 2023, arXiv 2307.09288, section 2.2): 2 T tokens in batches of 4 M, cosine decay to a
-tenth after 2,000 steps of warmup. Rows are of 8,192 tokens, the context of the paper's table 1, twice the window.
-FineWeb (Penedo et al. 2024) stands in for the text, 15 T tokens of the web.
+is here LLaMA 2's; each number: `pretrainax recipe --config=mistral`. FineWeb (Penedo et al. 2024) stands in for the
+text, 15 T tokens of the web.
 
 Scores of the released `:7b` (table 2): MMLU 60.1, HellaSwag 81.3, ARC challenge 55.5, GSM8K 52.2, HumanEval 30.5. This
 recipe need not reach them.
@@ -29,7 +28,7 @@ def get_config(variant: str = "7b") -> Experiment:
         tokenizer=Unigram(vocab_size=model.vocab_size, num_sentinels=0),
         data=DataConfig(source=PythonDocs(), sequence_length=8192),
         objective=CausalLM(),
-        optimizer=AdamW(learning_rate=3e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0),
+        optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(
             steps=round(TOKENS / BATCH_TOKENS), global_batch_size=BATCH_TOKENS // 8192, log_every=10, remat="block"

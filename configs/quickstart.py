@@ -4,8 +4,10 @@
 
 Objective: span corruption (Raffel et al. 2020, section 3.1.4) on about 12 MB of English. The model is T5 1.1 at a
 hundredth of the size of `small`, the optimizer nanoT5's (arXiv 2309.02373): steps relative to the size of each matrix.
-Expected: validation loss about 3.65 nats a target token, where token frequencies alone give 5.43; 2 to 3 minutes of
-training on 2 cores.
+Each number: `pretrainax recipe --config=quickstart`.
+Expected: validation loss about 3.65 nats a target token, where token frequencies and the form of the targets give 4.68;
+2 to 3 minutes of training on 2 cores. Sentinels and ends are 28 % of the targets and soon learnt: of text alone, which
+the table shows beside it, token frequencies give 5.91.
 """
 
 from pretrainax.config import (

@@ -4,8 +4,8 @@
         path='HuggingFaceFW/fineweb', streaming=True)"
 
 Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388. The reports give tokens and contexts: rows of
-4,096 tokens for nearly all of the run, 32,768 at its end, which is left out here. Learning rates and batches are not
-published (they come from scaling laws of the authors' own), nor is the hardware: here they are LLaMA 2's.
+4,096 tokens for nearly all of the run. Learning rates and batches are not published (they come from scaling laws of the
+authors' own), nor is the hardware: here they are LLaMA 2's. Each number: `pretrainax recipe --config=qwen:3_8b`.
 Nor is the text public, of many languages and of code; FineWeb (Penedo et al. 2024) stands in for it, English web text.
 
 | variant | tokens | MMLU, 5-shot, of the released models |
@@ -38,7 +38,11 @@ def get_config(variant: str = "2_5_0_5b") -> Experiment:
         data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
         objective=CausalLM(),
         optimizer=AdamW(
-            learning_rate=1.5e-4 if model.num_layers >= 64 else 3e-4, b2=0.95, weight_decay=0.1, clip_norm=1.0
+            learning_rate=1.5e-4 if model.num_layers >= 64 else 3e-4,
+            b2=0.95,
+            epsilon=1e-5,
+            weight_decay=0.1,
+            clip_norm=1.0,
         ),
         schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
         train=TrainConfig(

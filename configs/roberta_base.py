@@ -9,9 +9,8 @@
         ),
         weights=(12, 4, 76, 38))" --config.train.accumulate=16
 
-The paper's hyperparameters (table 9): 500,000 steps of 8,192 x 512 tokens, masks drawn anew each time, rows filled with
-whole documents one after the other, no gradient clipping. Its tokenizer is GPT-2's; this one is learnt from the run's
-text, with RoBERTa's special pieces.
+Masks are drawn anew each time, rows filled with documents one after the other. Its tokenizer is GPT-2's; this one is
+learnt from the run's text, with RoBERTa's special pieces. Each number: `pretrainax recipe --config=roberta_base`.
 
 The paper's text is 160 GB (section 3.2): Wikipedia, BooksCorpus, CC-News, OpenWebText and Stories. Books of Project
 Gutenberg stand in here for BooksCorpus, the news in C4 for CC-News, and nothing for Stories; weights are gigabytes.
@@ -40,7 +39,14 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=ByteBPE(vocab_size=50_265, special_pieces="roberta"),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=MaskedLM(rate=0.15, mask_fraction=0.8, random_fraction=0.1),
-        optimizer=AdamW(learning_rate=learning_rate, b2=0.98, epsilon=1e-6, weight_decay=0.01, clip_norm=None),
+        optimizer=AdamW(
+            learning_rate=learning_rate,
+            b2=0.98,
+            epsilon=1e-6,
+            weight_decay=0.01,
+            clip_norm=None,
+            bias_correction="rate",
+        ),
         schedule=WarmupLinear(warmup_steps=warmup_steps),
         train=TrainConfig(steps=500_000, global_batch_size=8192),
         evaluate=EvaluateConfig(every=5_000, batches=4),

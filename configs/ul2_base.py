@@ -4,13 +4,11 @@
         path='allenai/c4', name='en', valid_split='validation', streaming=True)"
 
 `:base` is UL2's architecture at the size of T5 1.1 base, because the paper does not give that of its ablations, with
-their hyperparameters (section 4): 500,000 steps of 128 x 512 tokens of C4, a rate of 1/sqrt(step). The optimizer is
-nanoT5's (see t5_base) in the place of Adafactor: AdamW with each update scaled by the root mean square of its
-parameter. `:20b` (section 5.1) saw 1 trillion tokens, in batches of 1,024 x 512.
+their recipe (section 4). `:20b` (section 5.1) saw 1 trillion tokens. Each number, and what is left out: `pretrainax
+recipe --config=ul2_base`.
 
-The seven denoisers take turns (table 1), each told by its mode: [NLU], [NLG] or [S2S]. Half of the text in spans of 3
-tokens makes 126 spans of 512 inputs, more than T5's 100 sentinels, below which the paper's code took ordinary pieces:
-there are 128 here, and the model keeps its 32,128 rows.
+The seven denoisers take turns (table 1), each told by its mode: [NLU], [NLG] or [S2S]. They need 128 sentinels; the
+model keeps its 32,128 rows.
 
 Hardware of the paper: 64 to 128 TPU v4 chips for the ablations, 512 for `:20b`. No loss is published to expect.
 """
@@ -20,7 +18,7 @@ import dataclasses
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
 from pretrainax.data.objectives import MixtureOfDenoisers
 from pretrainax.data.sources import PythonDocs
-from pretrainax.optim import AdamW, WarmupInverseSquareRoot
+from pretrainax.optim import Adafactor, WarmupInverseSquareRoot
 from pretrainax.tokenization import Unigram
 from pretrainax.zoo.t5 import ul2
 from pretrainax.zoo.variants import pick
@@ -38,8 +36,8 @@ def get_config(variant: str = "base") -> Experiment:
         tokenizer=Unigram(vocab_size=32_000, num_sentinels=128),
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=MixtureOfDenoisers(),
-        optimizer=AdamW(learning_rate=1e-2, weight_decay=0.0, clip_norm=1.0, scale_by_parameter_rms=True),
-        schedule=WarmupInverseSquareRoot(warmup_steps=10_000),
+        optimizer=Adafactor(learning_rate=1e-2),
+        schedule=WarmupInverseSquareRoot(warmup_steps=10_000, start_fraction=1.0),
         train=TrainConfig(steps=steps, global_batch_size=batch_size),
         evaluate=EvaluateConfig(every=5_000, batches=40),
         checkpoint=CheckpointConfig(every=5_000),

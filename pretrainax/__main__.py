@@ -13,7 +13,9 @@ from pretrainax.reporting.tables import text_table
 # In the order in which they are wanted; with - where a module has _.
 MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
-    for name in "tokenizer prepare prepare_beam inspect plan evaluate generate huggingface verify_resume zoo".split()
+    for name in (
+        "tokenizer prepare prepare_beam inspect recipe plan evaluate generate huggingface verify_resume zoo"
+    ).split()
 }
 
 

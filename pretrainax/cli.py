@@ -16,7 +16,7 @@ from typing import Optional
 
 from absl import app, flags, logging
 
-from pretrainax.config import Experiment, RunFailed, UserError, nearest
+from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
@@ -143,6 +143,27 @@ def papers_source() -> str:
     """Returns what the docstring of the config file gives to --config.data.source: the text of the paper; else ""."""
     found = re.search(r'--config\.data\.source="([^"]+)"', docstring_of(find_config(_CONFIG_PARSER.given)[0]))
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
+
+
+def compare_with_ledger() -> Optional[ledger.Comparison]:
+    """Returns the config, as flags have made it, beside the ledger of its file; None where that has none."""
+    file, variant = find_config(_CONFIG_PARSER.given)
+    beside = ledger.beside(file)
+    return ledger.compare(CONFIG.value, beside, variant) if os.path.exists(beside) else None
+
+
+def deviations() -> str:
+    """Returns in what the config is not that of its source, and the command that says all; "" without a ledger.
+
+    A file beside the config that is none may be for something else: it keeps no run from its start, and is named.
+    """
+    try:
+        compared = compare_with_ledger()
+    except UserError as e:
+        return f"nobody knows: {e}"
+    if compared is None:
+        return ""
+    return f"{compared.one_line() or 'none'}. Each number: python -m pretrainax.recipe --config={_CONFIG_PARSER.given}"
 
 
 def complain(error: Exception) -> int:

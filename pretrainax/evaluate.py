@@ -1,7 +1,7 @@
 """Says how good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
 
-DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept), an export or a Hugging
-Face directory; `--workdir=DIR` says the same.
+DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept; DIR@average5: of the newest
+5), DIR@ema (the moving average of the parameters), an export or a Hugging Face directory; `--workdir=DIR` does as well.
 
 Without more, a run's own validation: the figures of its objective on its validation split, and samples. Flags may set
 what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
@@ -40,7 +40,7 @@ from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.params import load_steps
+from pretrainax.checkpoints.params import TRAINED, load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
@@ -63,14 +63,14 @@ from pretrainax.scoring.spans import results_beside, score_spans, texts_of
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
-from pretrainax.training.metrics import MEANINGS
+from pretrainax.training.metrics import meaning, parts_among
 from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run, open_run
 
 # The fields of a config, or whole parts of it, that a run's own validation follows from beside the checkpoint.
 COUNT = (
     *(f"data.{name}" for name in "source sequence_length packing quality cache_dir prepare_workers".split()),
-    *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches"),
+    *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches", "evaluate.objective"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
 COUNT_BESIDE_TEXT = ("mesh", "train.dtype")  # and those that a score of other text follows from
@@ -151,6 +151,9 @@ class Evaluation:
     def _check_flags(self) -> None:
         """Raises UserError for what would change nothing."""
         count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
+        experiment = cli.CONFIG.value
+        if not self.of_text and experiment is not None and experiment.evaluate.objective is not None:
+            count = tuple(path for path in count if path != "objective")  # another one is asked here
         ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
         if ignored:
             raise UserError(
@@ -239,7 +242,7 @@ class Evaluation:
         host.start_jax(experiment)
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
             for origin in self.origins:
-                params = load_steps(origin.steps, run.abstract_state.params)
+                params = load_steps(origin.steps, run.abstract_state.params, origin.folder)
                 steps = [int(os.path.basename(step)) for step in origin.steps]
                 trained_as(experiment, steps)  # which refuses the average of what computes otherwise
                 phase = run.at(max(steps) - 1)
@@ -269,9 +272,11 @@ class Evaluation:
         given["config"] = {path: str(config_lib.validation.get(cli.CONFIG.value, path)) for path in cli.overrides()}
         digest = hashlib.blake2b(json.dumps(given, sort_keys=True).encode(), digest_size=4).hexdigest()
         steps = self.origins[0].steps
-        which = "every" if self["every-checkpoint"] else "average" if len(steps) > 1 else "model"
+        which = "every" if self["every-checkpoint"] else f"average_{len(steps)}" if len(steps) > 1 else "model"
         if which == "model" and steps:
             which = f"step_{os.path.basename(steps[0])}"
+        if self.origins[0].folder != TRAINED:
+            which = f"{self.origins[0].folder}_{which}"
         return f"{'text' if self.of_text else 'validation'}-{which}-{digest}"
 
 
@@ -300,10 +305,11 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
     batches, whole = run.validation_sizes
     rows = [
         ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
+        *([("parameters", "their moving average")] if origin.folder != TRAINED else []),
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
     ]
-    named = [(name, f"{value:,.4f}", MEANINGS.get(name, "")) for name, value in metrics.items()]
+    named = [(name, f"{value:,.4f}", meaning(name)) for name, value in metrics.items()]
     say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
     show_samples(run, params, say)
 
@@ -312,9 +318,15 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     batches, whole = run.validation_sizes
     rows = batches * run.experiment.train.global_batch_size
     counts = {"batches": batches, "batches in all": whole, "rows": rows, "tokens": int(metrics["loss_tokens"])}
+    tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_among(metrics)}
     source = f"{run.experiment.data.source}, validation split"
-    how = f"{type(run.experiment.objective).__name__}, teacher-forced, as in the run's own validation"
-    return [Result(source, name, value, None, counts, how) for name, value in metrics.items() if name != "loss_tokens"]
+    objective = type(run.experiment.validation_objective).__name__
+    how = f"{objective}, teacher-forced, as in the run's own validation"
+    return [
+        Result(source, measure, value, None, tokens.get(part, counts), how, part)
+        for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
+        if measure != "loss_tokens"
+    ]
 
 
 if __name__ == "__main__":

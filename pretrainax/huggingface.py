@@ -1,7 +1,10 @@
 """Hugging Face directories, both ways, without ever holding a model in memory.
 
     python -m pretrainax.huggingface import --from=DIR --workdir=DIR
-    python -m pretrainax.huggingface export --workdir=DIR --to=DIR [--step=N] [--dtype=bfloat16] [--part=generator]
+    python -m pretrainax.huggingface export --workdir=RUN --to=DIR [--dtype=bfloat16] [--part=generator]
+
+RUN is the folder of a run, for its newest checkpoint, or RUN@2000 (as `--step=2000` says too), RUN@best, RUN@average
+(the mean of all that are kept; RUN@average5: of the newest 5) or RUN@ema (the moving average of the parameters).
 
 A directory is config.json, safetensors files (one, or several and an index) and a tokenizer. It is local: nothing is
 fetched, and nothing but safetensors, JSON and tokenizer files is opened. An import gives a workdir that evaluates,
@@ -14,6 +17,7 @@ from typing import Optional
 
 from pretrainax.config import UserError
 from pretrainax.config.paths import define_path
+from pretrainax.inference.origin import find_origin, parted
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
 
 
@@ -39,8 +43,12 @@ def main() -> None:
         if command == "import":
             print(import_directory(flag("from", source.value), workdir))
         else:
-            size = int(shard_gb.value * 1e9)
-            print(export_workdir(workdir, flag("to", target.value), step.value, dtype.value, part.value, size))
+            to, size = flag("to", target.value), int(shard_gb.value * 1e9)
+            directory, which = parted(workdir)
+            if which and step.value is not None:
+                raise UserError(f"--workdir={workdir} and --step={step.value} both name a checkpoint: leave one out")
+            origin = find_origin(workdir if step.value is None else f"{workdir}@{step.value}")
+            print(export_workdir(directory, to, origin.steps, dtype.value, part.value, size, origin.folder))
         return 0
 
     cli.run(run, commands=("import", "export"))

@@ -28,14 +28,18 @@ def main() -> int:
     # after the flags are known to be good; loader workers must not import JAX
     from pretrainax.runtime import cluster, goodput, host
     from pretrainax.runtime.signals import PREEMPTED
-    from pretrainax.training import loop, next_steps
+    from pretrainax.training import header, loop, next_steps
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
     host.tune_malloc()
     host.start_jax(experiment)
     code = loop.train(
-        experiment, workdir, goodput.process_age(), papers_source=cli.papers_source(), extend=_EXTEND.value
+        experiment,
+        workdir,
+        goodput.process_age(),
+        paper=header.Paper(cli.papers_source(), cli.deviations()),
+        extend=_EXTEND.value,
     )
     if code == 0 and cluster.distributed_state().process_id == 0:
         print(next_steps.after_training(workdir, sys.argv[1:]), file=sys.stderr)

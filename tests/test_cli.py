@@ -47,3 +47,27 @@ def test_a_workdir_is_at_home_and_utf_8():
     ended = run(program, b"--workdir=/tmp/\xff")
     assert ended.returncode == 2 and b"not UTF-8" in ended.stderr
     assert ended.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--config=gpt3"], "the source has batches that grow from 32,000 tokens"),
+        (
+            ["--config=shakespeare_char", "--config.train.steps=3"],
+            "Other values here: train.steps. Each number: python -m",
+        ),
+        (["--config=mistral"], "none. Each number: python -m pretrainax.recipe --config=mistral"),
+        (["--config=tests/support/tiny.py:gpt"], "''"),
+    ],
+)
+def test_deviations_are_those_of_the_ledger_and_of_the_flags(words, said):
+    ended = run("def main():\n    return print(repr(cli.deviations()))", *words)
+    assert said in ended.stdout.decode(), ended.stderr
+
+
+def test_a_file_that_is_no_ledger_is_named_and_stops_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text("from tests.support.tiny import get_config")
+    (tmp_path / "mine.toml").write_text("steps = 5")
+    ended = run("def main():\n    return print(cli.deviations())", f"--config={tmp_path}/mine.py:gpt")
+    assert ended.stdout.decode().startswith(f"nobody knows: {tmp_path}/mine.toml is no ledger: "), ended.stderr

@@ -36,7 +36,7 @@ VARIANTS = {
     ).split(),
     "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
-    "t5_base": [f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b")],
+    "t5_base": ["nano", *(f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b"))],
     "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),
 }

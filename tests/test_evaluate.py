@@ -52,6 +52,10 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
     assert done.returncode == 0, done.stderr
     shutil.copytree(root / "run", root / "moved")
     shutil.copytree(root / "run", root / "other")
+    shutil.copytree(root / "run", root / "asked")
+    config = json.loads((root / "asked" / "config.json").read_text())
+    config["evaluate"]["objective"] = config["objective"]
+    (root / "asked" / "config.json").write_text(json.dumps(config))
     vocabulary = root / "other" / "tokenizer" / "vocabulary.json"
     vocabulary.write_text(vocabulary.read_text().replace("<|endoftext|>", "<|end|>"))
     shutil.copytree(root / "run", root / "damaged")
@@ -81,6 +85,11 @@ def said(folder) -> dict[str, tuple[int, str]]:
         "other text": [
             *(f"--workdir={folder}/moved", f"--config.data.source={source.removeprefix('--source=')}"),
             "--config.evaluate.batches=0",
+        ],
+        "another objective": [
+            f"--from={folder}/run",
+            "--config.evaluate.objective=PrefixLM()",
+            f"--output={folder}/out/objective.json",
         ],
         "source": [f"--from={folder}/run@4", source, "--split=all", f"--output={folder}/out/scores.json"],
         "every validation": [f"--from={folder}/run", "--every-checkpoint"],
@@ -148,6 +157,15 @@ def test_another_text_is_evaluated_wherever_the_run_is_now(said, folder):
     assert f"TextFiles(path='{folder}/text'" in said["other text"][1]
     assert found["loss"][0] != f"{lines(folder / 'run', 'valid')[-1]['loss']:,.4f}"
     assert found["batches"][0] == found["batches"][2].rstrip(",")
+
+
+def test_another_objective_is_asked_where_one_is_given(said, folder):
+    assert said["another objective"][0] == 0, said["another objective"][1]
+    found = {result["measure"]: result for result in results(folder / "out" / "objective.json")}
+    line = lines(folder / "run", "valid")[-1]
+    assert found["loss"]["counts"]["tokens"] < line["loss_tokens"]  # nothing of the prefix
+    assert found["loss"]["how"].startswith("PrefixLM, teacher-forced")
+    assert found["loss"]["value"] != pytest.approx(line["loss"], rel=1e-6)
 
 
 def test_a_source_is_scored_as_python_does(said, folder):
@@ -224,6 +242,10 @@ def test_mistakes_are_one_line_each(folder):
         ([of_run, "--config.optimizer.learning_rate=1"], "learning_rate changes nothing in a validation: leave it out"),
         ([of_run, "--config.model.num_layers=1"], "--config.model.num_layers changes nothing in a validation"),
         ([of_run, "--config.tokenizer.path=x"], "--config.tokenizer.path changes nothing in a validation"),
+        (
+            [f"--from={folder}/asked", "--config.objective=CausalLM(mask_documents=True)"],
+            "--config.objective changes nothing in a validation: leave it out",
+        ),
         ([of_run, "--config.evaluate.batchs=1"], "config.evaluate has no field 'batchs', did you mean 'batches'?"),
         ([of_run, "--config.data.source.path=no/such"], "config.data.source.path is 'no/such', which does not exist"),
         ([of_run, text, "--config.evaluate.batches=1"], "--config.evaluate.batches changes nothing beside --source"),

@@ -1,5 +1,6 @@
 """`python -m pretrainax.plan`, and the page in docs/ that it writes."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -89,6 +90,15 @@ def test_what_the_compiler_says_stands_beside_the_estimates(candidate):
     slower = own.seconds - own.exposed + 2 * 5_000_000 / CHIPS["v5e"].link_rate
     (line,) = [line for line in text.splitlines() if line.startswith("  as compiled")]
     assert f"{units.short_time(slower)} at best" in line
+
+
+def test_a_run_that_would_fit_without_its_moving_average_is_told_so(candidate):
+    chip = Topology.parse("v5e:2x2").chip
+    large = dataclasses.replace(candidate.memory, ema=chip.memory_bytes)
+    words = "of config.train.ema_decay it would fit"
+    for ema, fits, said in ((large, False, True), (large, True, False), (candidate.memory, False, False)):
+        shown = dataclasses.replace(candidate, memory=ema, fits=fits)
+        assert (words in report.run_report("tiny", shown, Topology.parse("v5e:2x2"), None, "")) == said
 
 
 def test_amounts_are_in_the_units_of_data_sheets():

@@ -96,6 +96,11 @@ def test_the_zoo_is_printed():
     assert "Gemma 2" in run(zoo, ROOT)
 
 
+def test_a_recipe_is_shown_with_its_sources():
+    (recipe,) = commands("python -m pretrainax.recipe ")
+    assert "create_pretraining_data.py" in run(recipe, ROOT)
+
+
 def test_a_run_is_planned_and_a_budget_spent(tmp_path):
     run_of_a_config, budget = commands("python -m pretrainax.plan ")
     said = run([*run_of_a_config, "--nocompile"], ROOT)

@@ -27,7 +27,7 @@ PACKAGES = (
     "training planning scaling"
 ).split()
 COMMANDS = (
-    "__main__ cli main prepare prepare_beam tokenizer inspect plan evaluate generate verify_resume huggingface"
+    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan evaluate generate verify_resume huggingface"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.
@@ -84,7 +84,8 @@ def test_every_module_imports(file):
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda f: f.stem)
-def test_every_script_imports(file):
+def test_every_script_imports(file, monkeypatch):
+    monkeypatch.syspath_prepend(str(file.parent))  # as Python does for a script
     runpy.run_path(str(file), run_name="imported")
 
 

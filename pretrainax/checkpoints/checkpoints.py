@@ -1,8 +1,9 @@
 """Saves and restores a run, and knows which checkpoint can be trusted.
 
-A step of a run is the folder `checkpoints/<step>/`: what Orbax wrote (`params/`, `optimizer/`), `run.json` (shapes,
-metrics and what the loop remembers) and `manifest.sha256`, the SHA-256 of every file in the format of `sha256sum -c`.
-Orbax has no checksums of array data: a flipped bit would come back as a wrong weight, without a word.
+A step of a run is the folder `checkpoints/<step>/`: what Orbax wrote (`params/`, `optimizer/`, and `ema/` where the
+run keeps a moving average of its parameters), `run.json` (shapes, metrics and what the loop remembers) and
+`manifest.sha256`, the SHA-256 of every file in the format of `sha256sum -c`. Orbax has no checksums of array data: a
+flipped bit would come back as a wrong weight, without a word.
 A folder gets its name only once its arrays were found in it again and all is hashed and flushed to disk: a kill at any
 moment leaves whole steps.
 """
@@ -22,6 +23,7 @@ from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
+from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.errors import save_errors, silence_orbax
 from pretrainax.checkpoints.params import check_readable, load_parts
 from pretrainax.checkpoints.paths import exact_path
@@ -34,25 +36,25 @@ from pretrainax.sharding.param_paths import PyTree
 class Checkpoints:
     """Saves and restores the checkpoints of one run, and keeps the newest `keep`, the best one, and what is for good.
 
-    A checkpoint's state is a flax dataclass with a field `params`. One save is under way at a time. With several
-    processes all of them call every method; process 0 hashes, names and deletes.
+    A checkpoint's state is a flax dataclass with a field `params`, and perhaps `ema`. One save is under way at a time.
+    With several processes all of them call every method; process 0 hashes, names and deletes.
     """
 
     def __init__(
         self,
         directory: str,
         keep: int,
-        best_metric: str = "loss",
+        select_by: str = "loss",
         keeps: Callable[[int], bool] = lambda step: False,
     ):
         """Clears what a killed process left half-done.
 
         Args:
-          best_metric: lower is better.
+          select_by: the figure that tells the best one.
           keeps: tells of a step whether it is kept for good.
         """
         self.directory = os.fspath(exact_path(directory))
-        self.keep, self.best_metric, self.keeps = keep, best_metric, keeps
+        self.keep, self.select_by, self.keeps = keep, select_by, keeps
         self.warnings: list[str] = []  # one line for each step that `restore_newest` had to pass over
         self._distrusted: set[int] = (
             set()
@@ -69,7 +71,7 @@ class Checkpoints:
         Args:
           state: may be donated to the next update at once.
           extra: anything JSON can hold; comes back from `restore_newest`.
-          metrics: {"loss": …} of this step; without it the step cannot be the best one.
+          metrics: of the validation of this step; without them the step cannot be the best one.
 
         Raises:
           RunFailed: this save or the one before, for which it waits, could not be written.
@@ -139,7 +141,8 @@ class Checkpoints:
                 f"with --config.checkpoint.init_from={os.path.dirname(self.directory)}"
             )
         parts = load_parts(path, _parts(abstract_state))
-        state = abstract_state.replace(params=parts["params"], **parts["optimizer"])
+        rest = parts.pop("optimizer")
+        state = abstract_state.replace(**parts, **rest)
         return step, state, stored["extra"]
 
     def _path(self, step: int, suffix: str = "") -> str:
@@ -164,14 +167,13 @@ class Checkpoints:
 
     def _delete_older(self, newest: int) -> None:
         """Keeps the newest ones, the best one, those for good, and what did not verify: a person may look at that."""
-        losses = {}
+        values = {}
         for step in list_steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since: not ours to judge here
-                    losses[step] = read_run_json(self._path(step))["metrics"].get(self.best_metric)
-        scored = [step for step in losses if losses[step] is not None]
-        wanted = {newest, *list(losses)[-self.keep :], *([min(scored, key=losses.get)] if scored else [])}
-        for step in losses.keys() - wanted - set(filter(self.keeps, losses)):
+                    values[step] = read_run_json(self._path(step))["metrics"].get(self.select_by)
+        wanted = {newest, *list(values)[-self.keep :], best_step(values, self.select_by)}
+        for step in values.keys() - wanted - set(filter(self.keeps, values)):
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 
     def _clear_unfinished(self) -> None:
@@ -189,6 +191,7 @@ class Checkpoints:
 
 
 def _parts(state: PyTree) -> dict[str, PyTree]:
-    """Divides a state into two folders, so that parameters can be read without the optimizer's two copies of them."""
+    """Divides a state into folders, so that parameters can be read without the optimizer's copies of them."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-    return {"params": fields.pop("params"), "optimizer": fields}
+    parts = {name: fields.pop(name) for name in ("params", "ema") if name in fields}
+    return {name: part for name, part in parts.items() if part is not None} | {"optimizer": fields}

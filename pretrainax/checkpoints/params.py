@@ -26,6 +26,7 @@ from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
 Fresh = Callable[[list[str]], dict[str, jax.Array]]  # paths -> parameters as they start, in their shards
 Index = tuple[slice, ...]  # one slice an axis
+TRAINED, EMA = "params", "ema"  # folders of a checkpoint that hold parameters: as trained, and their moving average
 _BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
 _CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
@@ -53,14 +54,14 @@ def load_params(
     return jax.tree.unflatten(jax.tree.structure(abstract_params), map(params.get, parameter_names(abstract_params)))
 
 
-def load_steps(step_directories: Sequence[str], abstract_params: Params) -> Params:
-    """Returns the parameters of a checkpoint, or the mean of those of several."""
+def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
+    """Returns the parameters of a checkpoint, or the mean of those of several; folder: TRAINED or EMA."""
     if len(step_directories) > 1:
-        return average_params(step_directories, abstract_params)
-    return load_parts(step_directories[0], {"params": abstract_params})["params"]
+        return average_params(step_directories, abstract_params, folder)
+    return load_parts(step_directories[0], {folder: abstract_params})[folder]
 
 
-def average_params(step_directories: Sequence[str], abstract_params: Params) -> Params:
+def average_params(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
     """Returns the mean of the parameters of checkpoints, added up in float64; each device reads its own shards.
 
     Args:
@@ -70,20 +71,24 @@ def average_params(step_directories: Sequence[str], abstract_params: Params) -> 
       UserError: as `load_parts`, of any of them.
     """
     for step_directory in step_directories:
-        _check_arrays(step_directory, signatures({"params": abstract_params}))
+        _check_arrays(step_directory, signatures({folder: abstract_params}))
 
-    def mean(path: str, x: jax.ShapeDtypeStruct, index: Index) -> np.ndarray:
-        total = np.float64(0)
-        for step_directory in step_directories:
-            array = ts.open(_array(_store(step_directory), path), open=True).result()
-            total = total + array[index].read().result().astype(np.float64)
-        return np.asarray(total / len(step_directories), x.dtype)
+    def read(path: str, index: Index) -> np.ndarray:
+        return _mean([_open(_store(step_directory, folder), path) for step_directory in step_directories], index)
 
     means = {
-        path: jax.make_array_from_callback(x.shape, x.sharding, functools.partial(mean, path, x))
+        path: jax.make_array_from_callback(x.shape, x.sharding, functools.partial(read, path))
         for path, x in _by_path(abstract_params).items()
     }
     return jax.tree.unflatten(jax.tree.structure(abstract_params), means.values())
+
+
+def _mean(arrays: Sequence[ts.TensorStore], index: Index) -> np.ndarray:
+    """Reads a block of arrays of one shape and dtype, and returns their mean; one array as it is."""
+    blocks = (array[index].read().result() for array in arrays)
+    if len(arrays) == 1:
+        return next(blocks)
+    return np.asarray(sum(block.astype(np.float64) for block in blocks) / len(arrays), arrays[0].dtype.numpy_dtype)
 
 
 def lacking_parameters(step_directory: str, abstract_params: Params, heads: Collection[str]) -> list[str]:
@@ -180,16 +185,17 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def read_params(step_directory: str) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Yields (path, start, block) of each parameter of a step: blocks along its first axis, as small as its chunks."""
-    store = _store(step_directory)
-    for name in read_run_json(step_directory)["arrays"]:
+def read_params(*step_directories: str, folder: str = TRAINED) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Yields (path, start, block) of each parameter of a step, or of the mean of several steps of a run: blocks along
+    its first axis, as small as its chunks."""
+    stores = [_store(step_directory, folder) for step_directory in step_directories]
+    for name in read_run_json(step_directories[0])["arrays"]:
         part, _, path = name.partition("/")
-        if part == "params":
-            array = ts.open(_array(store, path), open=True).result()
-            rows = array.chunk_layout.read_chunk.shape[0]
-            for start in range(0, array.shape[0], rows):
-                yield path, start, array[start : min(start + rows, array.shape[0])].read().result()
+        if part == folder:
+            arrays = [_open(store, path) for store in stores]
+            rows = arrays[0].chunk_layout.read_chunk.shape[0]
+            for start in range(0, arrays[0].shape[0], rows):
+                yield path, start, _mean(arrays, (slice(start, min(start + rows, arrays[0].shape[0])),))
 
 
 def check_readable(step_directory: str) -> None:
@@ -197,14 +203,18 @@ def check_readable(step_directory: str) -> None:
     for name, signature in read_run_json(step_directory)["arrays"].items():
         part, _, path = name.partition("/")
         try:
-            array = ts.open(_array(_store(step_directory, part), path), open=True).result()
+            array = _open(_store(step_directory, part), path)
         except ValueError as e:  # TensorStore's for whatever is missing
             raise OSError(errno.EIO, f"{name} cannot be read back ({' '.join(str(e).split())[:200]})") from e
         if (found := signature_of(array.shape, array.dtype.numpy_dtype)) != signature:
             raise OSError(errno.EIO, f"{name} was written as {signature} and reads as {found}")
 
 
-def _store(step_directory: str, part: str = "params") -> dict:
+def _open(store: dict, path: str) -> ts.TensorStore:
+    return ts.open(_array(store, path), open=True).result()
+
+
+def _store(step_directory: str, part: str = TRAINED) -> dict:
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{exact_path(step_directory)}/{part}/"}}
 
 

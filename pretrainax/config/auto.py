@@ -35,5 +35,8 @@ def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
         model.vocab_size = -(-ids // _MULTIPLE) * _MULTIPLE
     if model.position.max_length == AUTO:
         rows = [experiment, *(phase.experiment for phase in phases_of(experiment))]
-        lengths = [e.objective.lengths(e.data.sequence_length) for e in rows]
-        model.position = dataclasses.replace(model.position, max_length=max(max(of_rows[1:]) for of_rows in lengths))
+        asked = [
+            (objective, e.data.sequence_length) for e in rows for objective in (e.objective, e.validation_objective)
+        ]
+        longest = max(max(objective.lengths(length)[1:]) for objective, length in asked)
+        model.position = dataclasses.replace(model.position, max_length=longest)

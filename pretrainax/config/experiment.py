@@ -63,9 +63,15 @@ class TrainConfig:
     steps: int = 1000  # updates in all
     global_batch_size: int = 32  # examples of one update, over all devices and micro-batches
     accumulate: int = 1  # micro-batches of one update
-    seed: int = 0  # of parameters, dropout, data order and masks
+    seed: int = 0  # of parameters, data order, dropout and masks; the next four set one of them apart
+    init_seed: Optional[int] = None  # of fresh parameters; None: seed
+    order_seed: Optional[int] = None  # of the order of the data; None: seed
+    dropout_seed: Optional[int] = None  # of dropout; None: seed
+    mask_seed: Optional[int] = None  # of all that objectives draw: masks, spans, pairs, replacements; None: seed
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of activations; auto: bfloat16 on TPU and GPU
     z_loss: float = 0.0  # weight of log(Z)^2 (PaLM: 1e-4)
+    # memory of an exponential moving average of the parameters, which is kept beside them; None: none is kept
+    ema_decay: Optional[float] = None
     label_smoothing: float = 0.0  # share of the probability that all other tokens are to have (Transformer: 0.1)
     on_nonfinite: Literal["stop", "skip"] = free("stop")  # at a loss or gradient not finite; skip that update, count it
     # rollback: the run goes back, also where on_nonfinite would stop it
@@ -88,14 +94,28 @@ class TrainConfig:
         """Returns `log_every`, or what stands for its 0: curves of any length have enough points."""
         return self.log_every or min(max(self.steps // 50, 1), 50)
 
+    def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
+        """Returns the seed of one use: its own, or that of all."""
+        own = getattr(self, f"{use}_seed")
+        return self.seed if own is None else own
+
 
 @dataclasses.dataclass
 class EvaluateConfig:
     """Says when a run is measured, and on how much of the validation text."""
 
     every: int = free(500)  # steps
+    parameters: Literal["trained", "ema"] = (
+        "trained"  # what is validated, and kept as the best; ema: the moving average
+    )
     batches: int = free(20)  # of the validation split, always the same ones; 0: all
-    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best loss
+    average: int = free(
+        0
+    )  # the mean of so many last checkpoints is validated too, at the end (Transformer: 5); 0: none
+    # what the best checkpoint, `patience` and `plan --fit` go by, as "accuracy"; "": the figure that the objective has
+    select_by: str = free("")
+    patience: Optional[int] = free(None)  # stop after this many evaluations without a new best figure
+    objective: Optional[Objective] = None  # what validation asks, if not what is trained; None: `config.objective`
     # texts that the samples at the end go on with or, where they have a [MASK] or <extra_id_0>, fill in; (): validation
     prompts: tuple[str, ...] = free(())
 
@@ -131,3 +151,13 @@ class Experiment:
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
     phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one
+
+    @property
+    def validation_objective(self) -> Objective:
+        """Returns what validation asks of the model."""
+        return self.objective if self.evaluate.objective is None else self.evaluate.objective
+
+    @property
+    def select_by(self) -> str:
+        """Names the figure of a validation that the best checkpoint, patience and a fit go by."""
+        return self.evaluate.select_by or self.validation_objective.select_by

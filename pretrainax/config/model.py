@@ -82,7 +82,8 @@ class ModelConfig:
     replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
     replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
     generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
-    dropout_rate: float = 0.0  # set to zero in training, of what each half of a block adds; of no attention weights
+    dropout_rate: float = 0.0  # set to zero in training, of what each half of a block adds
+    attention_dropout_rate: float = 0.0  # the same, of the weights of attention (BERT: 0.1); runs with attention 'xla'
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in
     scale_residual_init: bool = False  # matrices that write to the residual stream start at 1/sqrt(2 L) of it (GPT-2)
 

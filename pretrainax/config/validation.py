@@ -21,7 +21,7 @@ _POSITIVE = (
 ).split()
 _NOT_NEGATIVE = (
     "data.workers data.prepare_workers train.z_loss train.scan_unroll train.loss_chunk train.rollback_steps "
-    "train.max_rollbacks train.log_every evaluate.batches"
+    "train.max_rollbacks train.log_every evaluate.batches evaluate.average"
 ).split()
 
 
@@ -44,7 +44,7 @@ def validate(experiment: Experiment, files: bool = True) -> None:
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
-    found = list(type_problems(e)) or list(_problems_of_values(e, files))
+    found = list(type_problems(e)) or list(_problems_of_values(e, files)) or list(e.objective.validation_problems(e))
     yield from found or _phase_problems(e, files)
 
 
@@ -52,6 +52,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from range_problems(e)
     yield from _word_problems(e)
     yield from _number_problems(e)
+    yield from _average_problems(e)
     yield from _attention_problems(e.model)
     yield from _stack_problems(e.model)
     yield from _head_problems(e.model)
@@ -88,7 +89,8 @@ def _choices(config: Any, path: str = "") -> Iterator[tuple[str, Choice]]:
 def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
     for path, choice in _choices(e):
         if files or path not in _READ:
-            yield from choice.problems(e)
+            for line in choice.problems(e):
+                yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:
@@ -100,8 +102,9 @@ def _number_problems(e: Experiment) -> Iterator[str]:
             yield f"config.{path} is {get(e, path)}, it must be at least 0"
     if not e.data.cache_dir:
         yield "config.data.cache_dir is empty, it must name a folder"
-    if not 0 <= e.model.dropout_rate < 1:
-        yield f"config.model.dropout_rate is {e.model.dropout_rate}, it must be in [0, 1)"
+    for name in ("dropout_rate", "attention_dropout_rate"):
+        if not 0 <= getattr(e.model, name) < 1:
+            yield f"config.model.{name} is {getattr(e.model, name)}, it must be in [0, 1)"
     if e.train.accumulate > 0 and e.train.global_batch_size % e.train.accumulate:
         yield (
             f"config.train.global_batch_size {e.train.global_batch_size} is not a multiple of "
@@ -116,6 +119,19 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         )
     if e.checkpoint.fresh_heads and not e.checkpoint.init_from:
         yield "config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks, which is not set"
+
+
+def _average_problems(e: Experiment) -> Iterator[str]:
+    decay = e.train.ema_decay
+    if decay is not None and not 0 < decay < 1:
+        yield f"config.train.ema_decay is {decay}, it must be in (0, 1), as 0.999; None: no average is kept"
+    if e.evaluate.parameters == "ema" and decay is None:
+        yield "config.evaluate.parameters is 'ema', and config.train.ema_decay is None: set it, as 0.999"
+    if e.evaluate.average > e.checkpoint.keep:
+        yield (
+            f"config.evaluate.average is {e.evaluate.average}, and config.checkpoint.keep {e.checkpoint.keep} keeps "
+            "fewer checkpoints: raise config.checkpoint.keep"
+        )
 
 
 def _attention_problems(m: ModelConfig) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Finds the values of a config that no run can have: of another type than their field, too large, or no path."""
+"""Walks the values of a config, and finds those that no run can have: of another type than their field, too large."""
 
 import dataclasses
 import math
@@ -6,7 +6,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from pretrainax.config.choice import fits, misfit
+from pretrainax.config.choice import default_of, fits, misfit
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.paths import path_problem
 
@@ -15,7 +15,8 @@ _RANGES = {  # lowest and highest; of others what 64 bits hold
     "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
     "config.data.sequence_length": (-(2**31), 2**31 - 1),
-    "config.train.seed": (-(2**31), 2**32 - 1),  # JAX's keys forget what is beyond
+    # JAX's keys forget what is beyond
+    **{f"config.train.{use}seed": (-(2**31), 2**32 - 1) for use in ("", "init_", "order_", "dropout_", "mask_")},
 }
 
 
@@ -31,6 +32,23 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
             for i, part in enumerate(value):
                 if dataclasses.is_dataclass(part):
                     yield from fields(part, f"{where}[{i}]")
+
+
+def stated(config: object, path: str = "") -> Iterator[tuple[str, object, object]]:
+    """Yields path ("train.steps"), value and default of each field that changes the mathematics, of innermost parts."""
+    assert dataclasses.is_dataclass(config)
+    for field in dataclasses.fields(config):
+        where, value = f"{path}.{field.name}".lstrip("."), getattr(config, field.name)
+        parts = value if isinstance(value, tuple) else ()
+        if field.metadata.get("free"):
+            continue
+        if dataclasses.is_dataclass(value):
+            yield from stated(value, where)
+        elif any(map(dataclasses.is_dataclass, parts)):
+            for i, part in enumerate(parts):
+                yield from stated(part, f"{where}[{i}]")
+        else:
+            yield where, value, default_of(field)
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:

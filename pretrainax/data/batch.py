@@ -53,6 +53,10 @@ FIELDS = (
     Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
     Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
     Field("loss_weights", "BN", _ALL, "how much a prediction counts; 0: it is not asked for", np.float32),
+    Field("text_weights", "BN", _ALL, "the same, and 0 where the target is no text", np.float32, optional=True),
+    Field("text_tokens", "B", _ALL, "tokens of text that a row is made of", optional=True),
+    Field("text_bytes", "B", _ALL, "bytes of UTF-8 that these have", optional=True),
+    Field("target_bytes", "B", _DECODER, "bytes that the targets have, by their weights", np.float32, optional=True),
     Field("token_types", "BT", _ENCODER, "which segment of a pair a token is of, 0 or 1", below="num_token_types"),
     Field("masked_positions", "BN", _ENCODER, "where in the row a prediction is made", optional=True, below="T"),
     Field("pair_labels", "B", _ENCODER, "what is to be said of the pair of segments", optional=True, below="labels"),
@@ -107,10 +111,10 @@ def tokens_read(batch: Mapping[str, Any]) -> int:
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
 
 
-def padding_fraction(batch: HostBatch) -> float:
-    """Returns the share of the tokens that enter the model which is padding."""
+def padding(batch: HostBatch | Batch) -> tuple[object, int]:
+    """Counts which of the tokens that enter the model are padding, and all of them."""
     segments = [batch[name] for name in SEGMENT_FIELDS if name in batch]
-    return sum(int((s == 0).sum()) for s in segments) / sum(s.size for s in segments)
+    return sum((s == 0).sum() for s in segments), sum(s.size for s in segments)
 
 
 def highest_id(batch: HostBatch) -> int:

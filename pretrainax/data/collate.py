@@ -11,7 +11,7 @@ from pretrainax.data.batch import SEGMENT_FIELDS, TOKEN_FIELDS, Example, Lengths
 def collate(
     rows: Sequence[Sequence[Example]], lengths: Lengths, pad: int, template: Optional[Example] = None
 ) -> dict[str, np.ndarray]:
-    """Makes a batch [b, ...] of rows, each of one or more examples, padded to `lengths`.
+    """Makes a batch [b, ...] of rows, each of some examples, padded to `lengths`; one of none is all padding.
 
     `template` has an array of each name that the batch is to have; None: the first example.
     Segments of an example are numbered after those of the one before it; its `masked_positions` count from the row's
@@ -20,8 +20,8 @@ def collate(
     batch: dict[str, np.ndarray] = {}
     template = template or rows[0][0]
     for name, array in template.items():
-        if array.ndim == 0:  # of a whole row
-            batch[name] = np.array([row[0][name] for row in rows])
+        if array.ndim == 0:  # of a whole row: a label, where it is one example, or a count
+            batch[name] = np.array([sum(example[name] for example in row) for row in rows], array.dtype)
             continue
         padding = pad if name in TOKEN_FIELDS else 0
         batch[name] = filled = np.empty((len(rows), row_length(name, template, lengths)), array.dtype)

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol
 
 import numpy as np
@@ -26,6 +26,7 @@ from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream
 from pretrainax.data.sources.base import WeightStages
+from pretrainax.data.text_counts import lost_text
 
 if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
@@ -76,8 +77,9 @@ class Batches:
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
         self.first_row = process_index * self.local_batch_size
-        self.seed = options.seed % 2**64  # NumPy takes no negative ones
-        options = dataclasses.replace(options, seed=self.seed)
+        masks = options.seed if options.mask_seed is None else options.mask_seed
+        self.mask_seed = masks % 2**64  # NumPy takes no negative ones
+        options = dataclasses.replace(options, seed=options.seed % 2**64)
         self.streams, of_corpus = [], []  # the corpus and the weight of each stream
         for corpus_number, corpus in enumerate(corpora):
             for weight, component in objective.components(corpus.parts == "pairs"):
@@ -99,10 +101,10 @@ class Batches:
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
 
-    def examples(self, row: int, draws: Optional[CounterRng] = None) -> tuple[Objective, list[Example]]:
+    def examples(self, row: int) -> tuple[Objective, list[Example]]:
         """Returns what row `row` of the run is made of: the examples, not padded, of one objective."""
         stream, n = self._place(row)
-        return stream.objective, stream.examples(n, self.progress(row), draws or CounterRng(self.seed))
+        return stream.objective, stream.examples(n, self.progress(row), CounterRng(self.mask_seed))
 
     def progress(self, row: int) -> float:
         """Returns how much of the training is done at a row of the run, from 0 to 1."""
@@ -155,24 +157,42 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> HostBatch:
-        first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.seed)
-        rows = [self.examples(row, draws)[1] for row in range(first, first + self.local_batch_size)]
-        batch = collate(rows, self.lengths_of(step), self.vocabulary.pad or 0, self.template)
+        first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.mask_seed)
+        numbers = range(first, first + self.local_batch_size)
+        places = [self._place(row) for row in numbers]
+        rows = [stream.counted(n, self.progress(row), draws) for row, (stream, n) in zip(numbers, places, strict=True)]
+        return self._collated(rows, self.lengths_of(step), places)
+
+    def of_stream(self, number: int, rows: range) -> HostBatch:
+        """Returns a batch of one stream alone, as at the end of the training: the first of `rows`, which are its own.
+
+        Where these are fewer than a batch has, the others are empty.
+        """
+        stream, draws = self.streams[number], CounterRng(self.mask_seed)
+        own = rows[self.first_row :][: self.local_batch_size]
+        examples = [stream.counted(n, 1.0, draws) for n in own]
+        empty = [[] for _ in range(self.local_batch_size - len(own))]
+        return self._collated(examples + empty, self.lengths, [(stream, n) for n in own])
+
+    def _collated(
+        self, rows: Sequence[Sequence[Example]], lengths: Lengths, places: Iterable[tuple[RowStream, int]]
+    ) -> HostBatch:
+        batch = collate(rows, lengths, self.vocabulary.pad or 0, self.template)
         if highest_id(batch) >= self.vocabulary.size:
-            raise UserError(self._explain_ids(range(first, first + self.local_batch_size), highest_id(batch)))
+            raise UserError(self._explain_ids(places, highest_id(batch)))
         return batch
 
     @functools.cached_property
     def template(self) -> Example:
         """An array of each name that batches have: those of all objectives of a mixture, if a batch has some or not."""
-        draws = CounterRng(self.seed)
-        return {name: array for s in self.streams for name, array in s.examples(0, 0.0, draws)[0].items()}
+        draws = CounterRng(self.mask_seed)
+        return {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
 
-    def _explain_ids(self, rows: range, highest: int) -> str:
+    def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
         """Writes the error line of rows with an id that no text has: where in which corpus it is from."""
         size = self.vocabulary.size
         line = f"a batch has the id {highest}, and the tokenizer {size} ids"
-        for stream, n in map(self._place, rows):
+        for stream, n in places:
             for start, length in stream.row(n)[0]:
                 bad = np.flatnonzero(stream.corpus.tokens(start, length).view(np.uint32) >= size)
                 if len(bad):
@@ -209,17 +229,21 @@ def batches_of(
       split: "train", in an order of the seed, or "valid", always the same ones.
     """
     corpora, data = getattr(prepared, split), experiment.data
-    training = split == "train"
+    training, tokenizer = split == "train", prepared.tokenizer
+    objective = experiment.objective if training else experiment.validation_objective
     return Batches(
         corpora,
-        experiment.objective.bind(prepared.tokenizer),
-        prepared.tokenizer.vocabulary,
+        objective.bind(tokenizer),
+        tokenizer.vocabulary,
         RowOptions(
             sequence_length=data.sequence_length,
             global_batch_size=experiment.train.global_batch_size,
-            seed=experiment.train.seed if training else 0,
+            seed=experiment.train.seed_of("order") if training else 0,
+            mask_seed=experiment.train.seed_of("mask") if training else 0,
             shuffle=training,
             packing=data.packing,
+            text=tokenizer.text_table,
+            with_target_bytes=objective.is_likelihood and not lost_text(tokenizer, corpora),
         ),
         weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),
         steps=experiment.train.steps if training else None,

@@ -1,6 +1,7 @@
 """The rows of one objective over one corpus."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Optional
 
 import numpy as np
@@ -13,7 +14,8 @@ from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
-from pretrainax.tokenization.base import Vocabulary
+from pretrainax.data.text_counts import TextCounter
+from pretrainax.tokenization.base import TextTable, Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +24,12 @@ class RowOptions:
 
     sequence_length: int
     global_batch_size: int  # rows of a batch over all processes
-    seed: int
+    seed: int  # of the order, and of the masks where these have none of their own
+    mask_seed: Optional[int] = None
     shuffle: bool = True  # each epoch in an order of its own; False: in order
     packing: Optional[Packing] = None  # None: what fits the objective
+    text: Optional[TextTable] = None  # by which text is counted; None: it is not
+    with_target_bytes: bool = False  # that of the targets too: the loss is a likelihood of it
 
 
 def default_packing(objective: Objective) -> Packing:
@@ -58,6 +63,9 @@ class RowStream:
         # What the weights of a mixture count: pairs, however many share a row; of text, rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
+        self._counter = options.text and TextCounter(
+            options.text, corpus, vocabulary.separator, options.with_target_bytes
+        )
         batch = options.global_batch_size if len(self.lengths) > 1 else None  # of which each is of one bucket
         raw = tuple(lengths.raw for lengths in self.lengths)
         self.plan_key = (corpus, objective.unit, str(packing), raw, batch)  # streams with the same have the same rows
@@ -82,14 +90,22 @@ class RowStream:
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Makes the examples of row n, not padded. progress: of the training at this row, from 0 to 1."""
+        return [example for example, _ in self._made(n, progress, draws)]
+
+    def counted(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
+        """Makes the same with the arrays beside them that count text, where `options.text` says what is text."""
+        made = self._made(n, progress, draws)
+        return [self._counter.counted(*each) for each in made] if self._counter else [example for example, _ in made]
+
+    def _made(self, n: int, progress: float, draws: CounterRng) -> Iterator[tuple[Example, np.ndarray]]:
+        """Yields each example of row n, and the tokens of its text."""
         pieces, _ = self.row(n)
         rng = draws.at(2 * self.number, n)
-        found = []
         for start, length in pieces:
             if self.objective.static:
                 rng = draws.at(2 * self.number + 1, start)
-            found.append(self.objective.example(self._text(start, length, progress), rng, self.vocabulary))
-        return found
+            text = self._text(start, length, progress)
+            yield self.objective.example(text, rng, self.vocabulary), text.tokens
 
     def _text(self, start: int, length: int, progress: float) -> Text:
         corpus, unit = self.corpus, self.objective.unit

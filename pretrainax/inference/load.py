@@ -38,8 +38,8 @@ def load(
 
     Args:
       directory: a run ("runs/mine": its newest checkpoint that verifies; "runs/mine@2000": that of a step;
-        "runs/mine@best": by validation loss; "runs/mine@average": the mean of all that are kept), an export, or a
-        Hugging Face directory.
+        "runs/mine@best": by validation loss; "runs/mine@average": the mean of all that are kept; "runs/mine@ema": the
+        moving average of the parameters), an export, or a Hugging Face directory.
       dtype: of activations and matrix products; None: the run's own, which is float32 on a CPU and bfloat16 elsewhere
         unless its config says otherwise. Parameters are float32.
       mesh: the devices that share the parameters, as `sharding.mesh.make_mesh` makes it; None: see `default_mesh`.
@@ -81,7 +81,7 @@ def _of_run(
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
     abstract, mesh = _placed(experiment.model, mesh)
-    return experiment, tokenizer, load_steps(origin.steps, abstract), mesh
+    return experiment, tokenizer, load_steps(origin.steps, abstract, origin.folder), mesh
 
 
 def _of_huggingface(

@@ -2,8 +2,11 @@
 
     runs/mine            the newest checkpoint that verifies
     runs/mine@2000       that of step 2000
-    runs/mine@best       the one with the lowest validation loss of those that are kept
+    runs/mine@best       the one with the best validation of those that are kept, by the figure that the run selects by
     runs/mine@average    the mean of the parameters of all that are kept and verify
+    runs/mine@average5   that of the newest 5 of them
+    runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay)
+    runs/mine@ema2000    that of step 2000
     exports/mine         a Hugging Face directory: an export, or a model of others
 
 A folder whose own name has an @ is taken by its whole name.
@@ -12,16 +15,21 @@ A folder whose own name has an @ is taken by its whole name.
 import contextlib
 import dataclasses
 import os
+import re
+from typing import Optional
 
 from absl import logging
 
+from pretrainax.checkpoints.best import best_step
+from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import faults, find_checkpoint, list_steps, not_used
-from pretrainax.config import UserError
+from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
 
 BEST, AVERAGE = "best", "average"
+_WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA})?([0-9]*)")  # what may stand after an @, or nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +39,7 @@ class Origin:
     directory: str  # of a run, or in the layout of Hugging Face
     steps: tuple[str, ...]  # the folder of a checkpoint of the run, or of those that are averaged; () for Hugging Face
     description: str  # for people: "runs/mine, step 2,000"
+    folder: str = TRAINED  # of each checkpoint: the parameters as they were trained, or their moving average
 
 
 def find_origin(name: str) -> Origin:
@@ -48,12 +57,16 @@ def find_origin(name: str) -> Origin:
             raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{which}")
         return Origin(directory, (), directory)
     _check_run(directory)
-    if which == AVERAGE:
-        return _average(directory)
     if which == BEST:
         return _best(directory)
-    checkpoint = find_checkpoint(directory, int(which) if which else None)
-    return Origin(directory, (checkpoint,), f"{directory}, step {int(os.path.basename(checkpoint)):,}")
+    match = _WHICH.fullmatch(which)
+    assert match is not None  # `parted` has refused others
+    kind, number = match[1], int(match[2]) if match[2] else None
+    if kind == AVERAGE:
+        return _average(directory, number)
+    checkpoint = find_checkpoint(directory, number)
+    description = f"{directory}, step {int(os.path.basename(checkpoint)):,}"
+    return Origin(directory, (checkpoint,), description) if kind is None else _ema(directory, checkpoint, description)
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -61,8 +74,11 @@ def parted(name: str) -> tuple[str, str]:
     directory, at, which = name.rstrip(os.sep).rpartition("@")
     if os.path.isdir(name) or not (at and os.path.isdir(directory)):
         return name, ""
-    if which not in (BEST, AVERAGE) and not (which.isascii() and which.isdecimal()):
-        raise UserError(f"{name}: after @ comes a step, {BEST} or {AVERAGE}, as {directory}@{BEST}; got {which!r}")
+    if not which or not _WHICH.fullmatch(which):
+        raise UserError(
+            f"{name}: after @ comes a step, {BEST}, {AVERAGE} (of all, or {AVERAGE}5: of 5) or {EMA}, as "
+            f"{directory}@{BEST}; got {which!r}"
+        )
     return directory, which
 
 
@@ -84,27 +100,46 @@ def _check_run(directory: str) -> None:
 
 
 def _best(workdir: str) -> Origin:
-    directory, losses = os.path.join(workdir, "checkpoints"), {}
+    directory, metrics = os.path.join(workdir, "checkpoints"), {}
     for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its loss is not known
-            losses[step] = read_run_json(os.path.join(directory, str(step)))["metrics"].get("loss")
-    losses = {step: loss for step, loss in losses.items() if loss is not None}
-    if not losses:
+        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its figures are not known
+            metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
+    experiment = load(os.path.join(workdir, "config.json"))
+    for figure in (experiment.select_by, "loss"):  # before version 0.5 checkpoints had no other
+        values = {step: of_step.get(figure) for step, of_step in metrics.items()}
+        if (step := best_step(values, figure)) is not None:
+            description = f"{workdir}, step {step:,}, the best by validation {figure}: {values[step]:.4f}"
+            checkpoint = find_checkpoint(workdir, step)
+            if experiment.evaluate.parameters == EMA:  # which that figure is of
+                return _ema(workdir, checkpoint, description)
+            return Origin(workdir, (checkpoint,), description)
+    raise UserError(
+        f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
+        "newest; config.evaluate.every says how often a run validates"
+    )
+
+
+def _ema(workdir: str, checkpoint: str, description: str) -> Origin:
+    if not any(name.startswith(f"{EMA}/") for name in read_run_json(checkpoint)["arrays"]):
         raise UserError(
-            f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
-            "newest; config.evaluate.every says how often a run validates"
+            f"{workdir}@{EMA}: the run keeps no moving average of its parameters, for which config.train.ema_decay is "
+            f"set before it starts; {workdir}@{AVERAGE} is the mean of its checkpoints"
         )
-    step = min(losses, key=losses.__getitem__)
-    description = f"{workdir}, step {step:,}, the best by validation loss: {losses[step]:.4f}"
-    return Origin(workdir, (find_checkpoint(workdir, step),), description)
+    return Origin(workdir, (checkpoint,), f"{description}, moving average of the parameters", EMA)
 
 
-def _average(workdir: str) -> Origin:
+def _average(workdir: str, newest: Optional[int] = None) -> Origin:
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     found = {step: faults(directory, step) for step in list_steps(directory)}
     steps = [step for step, problems in found.items() if not problems]
     if not steps:
         find_checkpoint(workdir)  # which says why there is none
+    if newest is not None and not 0 < newest <= len(steps):
+        raise UserError(
+            f"{workdir}@{AVERAGE}{newest} is of {newest} checkpoints, and of those there {len(steps)} verify: give a "
+            f"number up to that; config.checkpoint.keep says how many a run keeps"
+        )
+    steps = steps[-newest:] if newest else steps
     for line in not_used(directory, {step: ", ".join(problems) for step, problems in found.items() if problems}):
         logging.warning("%s: %s", workdir, line)
     named = f"steps {', '.join(f'{step:,}' for step in steps)}" if len(steps) > 1 else f"the one step {steps[0]:,}"

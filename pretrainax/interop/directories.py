@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 
 from pretrainax import config, models
 from pretrainax.checkpoints import manifest
-from pretrainax.checkpoints.params import read_params, write_params
+from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
@@ -95,18 +95,20 @@ def _import_directory(directory: str, workdir: str) -> str:
 def export_workdir(
     workdir: str,
     to: str,
-    step: Optional[int] = None,
+    steps: Sequence[str] = (),
     dtype: Optional[str] = None,
     part: str = "discriminator",
     shard_bytes: int = 5 * 10**9,
+    folder: str = TRAINED,
 ) -> str:
-    """Writes a checkpoint as a Hugging Face directory; returns a line about it.
+    """Writes a checkpoint, or the mean of several, as a Hugging Face directory; returns a line about it.
 
     Args:
-      step: None: the newest that verifies.
+      steps: folders of checkpoints of the run; (): the newest that verifies.
       dtype: of the tensors; None: as they were imported, else float32.
       part: of a model with a generator, which transformers has no class for: discriminator | generator.
       shard_bytes: of a file, at most.
+      folder: of the checkpoints: TRAINED or EMA.
     """
     started = time.perf_counter()
     run = os.path.join(workdir, "config.json")
@@ -115,10 +117,11 @@ def export_workdir(
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
     experiment = config.load(run)
-    tokenizer, step_directory = load_tokenizer(os.path.join(workdir, "tokenizer")), find_checkpoint(workdir, step)
-    experiment = config.trained_as(experiment, [int(os.path.basename(step_directory))])
+    tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
+    experiment = config.trained_as(experiment, [int(os.path.basename(step)) for step in steps])
     model = experiment.model
-    check_tokenizer(step_directory, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
+    for step in steps:
+        check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
     check_rows(workdir, tokenizer.vocabulary, model)
     exported_part = None if model.generator is None else part
     imported = _imported(workdir, "config.json")
@@ -133,7 +136,7 @@ def export_workdir(
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, step_directory, exported_part)
+        _fill(files, rows, steps, folder, exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # which generates nothing
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
@@ -183,16 +186,16 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
     return tensors
 
 
-def _fill(files: Writer, rows: Rows, step_directory: str, part: Optional[str]) -> None:
+def _fill(files: Writer, rows: Rows, steps: Sequence[str], folder: str, part: Optional[str]) -> None:
     """Copies each parameter to its places. Biases that only theirs has stay the zeros that they are.
 
     Args:
       part: of a model with a generator, whose paths are as `models.electra` says; else None.
     """
-    stored = [name.removeprefix("params/") for name in read_run_json(step_directory)["arrays"]]
+    stored = [name.removeprefix(f"{folder}/") for name in read_run_json(steps[0])["arrays"]]
     generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
     disentangled = {path.removeprefix(_DIFFERENCE) for path in stored if path.startswith(_DIFFERENCE)}
-    for path, start, block in read_params(step_directory):
+    for path, start, block in read_params(*steps, folder=folder):
         if part == "generator" and (path in generated or path.startswith(_DIFFERENCE)):
             continue  # the discriminator's own
         path = path.removeprefix("generator/" if part == "generator" else _DIFFERENCE)

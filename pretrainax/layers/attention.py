@@ -6,6 +6,7 @@ mesh splits the length, `xla` is ring attention and the kernels of TPUs gather k
 """
 
 import functools
+from collections.abc import Callable
 from typing import Optional
 
 import chex
@@ -14,8 +15,9 @@ import jax.numpy as jnp
 
 from pretrainax.config import UserError
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, weighted_sum
-from pretrainax.layers.attention_spec import AttentionSpec, Backend
-from pretrainax.layers.gpu_attention import GPUS, cudnn, cudnn_obstacle
+from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
+from pretrainax.layers.attention_work import all_pairs
+from pretrainax.layers.gpu_attention import GPUS, cudnn, cudnn_obstacle, cudnn_work
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import (
     LANES,
@@ -23,6 +25,7 @@ from pretrainax.layers.tpu_attention import (
     tpu_flash_obstacle,
     tpu_splash,
     tpu_splash_obstacle,
+    tpu_work,
 )
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -62,6 +65,26 @@ def attention(
     # A fused kernel is made for one mask: there are two, and a layer runs one of them.
     near, everywhere = mask.replace(windowed=None), mask.replace(windowed=None, window=None)
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
+
+
+def attention_with_dropout(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    *,
+    drop: Callable[[jax.Array], jax.Array],
+    mask: Mask,
+    bias: Optional[jax.Array] = None,
+    scale: float,
+    logit_cap: Optional[float] = None,
+) -> jax.Array:
+    """Computes `attention` as `xla` does, with weights that are dropped after the softmax (as in BERT's code).
+
+    Args:
+      drop: gives the weights [B, G, R, T, S], R = H / G, that are left; their sum may be another.
+    """
+    _check_shapes(q, k, v, mask, bias)
+    return _xla(q, k, v, mask, bias, scale, logit_cap, drop)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
@@ -117,22 +140,30 @@ def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale, logit_cap):
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None):
     if axis_size(LENGTH_AXIS) > 1:
+        assert drop is None  # sharding.arrays.check_mesh
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
     # The softmax divides after the product with v, where there are K and not S numbers a row.
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
-    return heads_last(weighted_sum(weights, v) / weights.sum(-1)[..., None]).astype(q.dtype)
+    left = weights if drop is None else drop(weights)
+    return heads_last(weighted_sum(left, v) / weights.sum(-1)[..., None]).astype(q.dtype)
 
 
 def _no_obstacle(spec: AttentionSpec, platform: str) -> None:
     return None
 
 
+def _xla_work(spec: AttentionSpec) -> Work:
+    """Returns all pairs: those that are masked are multiplied too, and thrown away. A ring's backward makes the logits
+    again."""
+    return Work(all_pairs(spec), again=int(spec.sequence > 1))
+
+
 BACKENDS = {
-    "xla": Backend(_xla, _no_obstacle),
-    "cudnn": Backend(cudnn, cudnn_obstacle),
-    "tpu_flash": Backend(tpu_flash, tpu_flash_obstacle),
-    "tpu_splash": Backend(tpu_splash, tpu_splash_obstacle),
+    "xla": Backend(_xla, _no_obstacle, _xla_work),
+    "cudnn": Backend(cudnn, cudnn_obstacle, cudnn_work),
+    "tpu_flash": Backend(tpu_flash, tpu_flash_obstacle, tpu_work),
+    "tpu_splash": Backend(tpu_splash, tpu_splash_obstacle, tpu_work),
 }

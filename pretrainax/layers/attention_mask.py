@@ -1,6 +1,5 @@
 """Masks: descriptions of which keys a query may see, made into arrays only where needed; and the logits they leave."""
 
-import functools
 from typing import Optional
 
 import chex
@@ -132,8 +131,7 @@ def heads_last(x: jax.Array) -> jax.Array:
     return x.transpose(0, 3, 1, 2, 4).reshape(b, t, g * r, d)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _copies(x: jax.Array, count: int) -> jax.Array:
+def _repeat(x: jax.Array, count: int) -> jax.Array:
     """Repeats the only row: [1, …] -> [count, …]."""
     return jnp.broadcast_to(x, (count, *x.shape[1:]))
 
@@ -144,7 +142,9 @@ def _copies_backward(count, _, gradient):
     return (jnp.einsum("B,B...->...", ones, gradient, precision=jax.lax.Precision.HIGHEST)[None],)
 
 
-_copies.defvjp(lambda x, count: (_copies(x, count), None), _copies_backward)
+_copies = jax.custom_vjp(_repeat, nondiff_argnums=(1,))
+# not _copies, of which a gradient could not be differentiated again
+_copies.defvjp(lambda x, count: (_repeat(x, count), None), _copies_backward)
 
 
 def padded_segments(mask: Mask, q: jax.Array, k: jax.Array, multiple: int) -> Optional[tuple[jax.Array, jax.Array]]:

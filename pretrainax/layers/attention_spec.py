@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Optional
 
 import jax
+import numpy as np
 
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.sharding.axes import LENGTH_AXIS
@@ -27,15 +28,39 @@ class AttentionSpec:
     dtype: str  # of queries, keys and values
     causal: bool
     bias: Literal["none", "shared", "by_row"]  # on the logits: the same one for all rows, or another one for each
-    has_window: bool
+    window: Optional[int]  # of `Mask`; in a scan over layers, some may do without
     has_prefix: bool  # a part of each segment is seen by the whole segment, though the mask is causal
     has_positions: bool  # queries or keys are not those of a row from its start, as with a cache of keys
     logit_cap: Optional[float]
     sequence: int  # parts that the mesh cuts the length into
+    dropout_rate: float = 0.0  # of the weights, in training
 
     @property
     def lengths(self) -> tuple[int, int]:
         return self.query_length, self.key_length
+
+
+class Work(NamedTuple):
+    """Counts the pairs of a query and a key that are multiplied for one row and head, each PRODUCTS times."""
+
+    pairs: np.ndarray  # [sequence], those of the queries of each part that the mesh cuts the length into
+    again: int = 0  # products that the backward makes once more, beside PRODUCTS
+
+
+PRODUCTS = 6  # logits and the sum of values, and two for the backward of each
+
+
+def dropout_obstacle(spec: AttentionSpec) -> Optional[str]:
+    """Says why a kernel that never holds the weights cannot compute an attention that drops some; None if it does not.
+
+    NOTE Kernels with dropout exist (flash-attn, and cuDNN's by itself); those that JAX calls here take none.
+    """
+    if spec.dropout_rate:
+        return (
+            f"has no dropout of attention weights, and config.model.attention_dropout_rate is {spec.dropout_rate} "
+            "(0 turns it off)"
+        )
+    return None
 
 
 class Backend(NamedTuple):
@@ -44,6 +69,7 @@ class Backend(NamedTuple):
     kernel: Callable[..., jax.Array]  # (q, k, v, mask, bias=, scale=, logit_cap=) -> [B, T, H, K]
     # (spec, platform) -> why it cannot run, as the end of a sentence that begins with its name; None if it can
     obstacle: Callable[[AttentionSpec, str], Optional[str]]
+    work: Callable[[AttentionSpec], Work]
 
 
 def spec_of(
@@ -54,12 +80,14 @@ def spec_of(
     *,
     bias_by_row: bool,
     logit_cap: Optional[float],
+    dropout_rate: float = 0.0,
 ) -> AttentionSpec:
     """Returns the spec of an attention under the mesh of `jax.set_mesh`.
 
     Args:
       q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
       bias_by_row: the bias is made from q and k. Its shape does not say so in a batch of one row.
+      dropout_rate: of the weights.
     """
     return AttentionSpec(
         head_dim=q.shape[3],
@@ -68,11 +96,12 @@ def spec_of(
         dtype=q.dtype.name,
         causal=mask.causal,
         bias="none" if bias is None else "by_row" if bias_by_row else "shared",
-        has_window=mask.window is not None,
+        window=mask.window,
         has_prefix=mask.prefix is not None,
         has_positions=mask.has_positions,
         logit_cap=logit_cap,
         sequence=axis_size(LENGTH_AXIS),
+        dropout_rate=dropout_rate,
     )
 
 

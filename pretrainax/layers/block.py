@@ -101,7 +101,7 @@ class Block(nn.Module):
         positions = context.positions.in_block(config, layer.is_local, context.deterministic)
         x = constrain(x)
         memory = BlockMemory() if state is None else state
-        attend = MultiHeadAttention(config, self.compute, name="self_attention")
+        attend = MultiHeadAttention(config, self.compute, context.deterministic, name="self_attention")
         ring = None if context.index is None else memory.own
         x, own = sublayer(
             "self_attention",
@@ -110,7 +110,7 @@ class Block(nn.Module):
         )
         read = None
         if context.cross_mask is not None:
-            cross = MultiHeadAttention(config, self.compute, name="cross_attention")
+            cross = MultiHeadAttention(config, self.compute, context.deterministic, name="cross_attention")
             encoded = context.encoded if memory.read is None else memory.read
             x, read = sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))
         x, sums = sublayer("mlp", x, feed_forward_of(config)(config, name="mlp"))

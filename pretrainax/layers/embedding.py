@@ -1,7 +1,5 @@
 """A table of vectors, looked up by an id."""
 
-import functools
-
 import chex
 import flax.linen as nn
 import jax
@@ -33,8 +31,7 @@ class Embedding(nn.Module):
         return _look_up(self.axes, self.rows, self.embedding, ids)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _look_up(axes: tuple[str, str], rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
+def _take(axes: tuple[str, str], rows: int, table: jax.Array, ids: jax.Array) -> jax.Array:
     # With fsdp a device holds a part of each vector: the table is gathered, so that the ids need not be.
     return jnp.take(constrain(table, logical_spec(axes[0], None)), ids, axis=0, mode="clip")
 
@@ -59,4 +56,6 @@ def _look_up_backward(axes, rows, ids, gradient):
     return run(ids, gradient), None
 
 
-_look_up.defvjp(lambda *arguments: (_look_up(*arguments), arguments[-1]), _look_up_backward)
+_look_up = jax.custom_vjp(_take, nondiff_argnums=(0, 1))
+# not _look_up, of which a gradient could not be differentiated again
+_look_up.defvjp(lambda *arguments: (_take(*arguments), arguments[-1]), _look_up_backward)

@@ -5,7 +5,8 @@ from typing import Optional
 import jax
 
 from pretrainax.layers.attention_mask import Mask
-from pretrainax.layers.attention_spec import AttentionSpec
+from pretrainax.layers.attention_spec import AttentionSpec, Work, dropout_obstacle
+from pretrainax.layers.attention_work import all_pairs, seen_pairs
 from pretrainax.sharding.axes import LENGTH_AXIS
 
 GPUS = ("gpu", "cuda")  # what JAX calls the platform of an NVIDIA GPU
@@ -15,6 +16,8 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     """Says why cuDNN cannot compute an attention; None if it can."""
     if platform not in GPUS:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
+    if obstacle := dropout_obstacle(spec):
+        return obstacle
     if spec.dtype not in ("bfloat16", "float16"):
         return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"
     if spec.head_dim % 8 or spec.head_dim > 128:
@@ -26,7 +29,7 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     if spec.bias == "by_row":
         # JAX's tests once said that the gradient of a bias of several rows is zeros, without a warning.
         return "has not been seen to give a bias of each row its gradient, and this model's positions need one"
-    if spec.has_window and not spec.causal:
+    if spec.window is not None and not spec.causal:
         return "has causal windows only, and this model has local layers that see both sides"
     if spec.has_positions:
         return "takes rows from their start, and this mask has positions of its own"
@@ -35,6 +38,12 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     if spec.sequence > 1:
         return f"needs whole lengths, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
     return None
+
+
+def cudnn_work(spec: AttentionSpec) -> Work:
+    """Returns the pairs that the mask leaves, as cuDNN does not say in which tiles it works; all of them with a prefix,
+    which hides its causal mask from it. The backward makes the logits again (Dao et al. 2022, arXiv 2205.14135)."""
+    return Work(all_pairs(spec) if spec.has_prefix else seen_pairs(spec), again=1)
 
 
 def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):

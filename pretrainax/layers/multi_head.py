@@ -1,5 +1,6 @@
 """Multi-head attention with its four projections: self- and cross-attention, grouped keys, rotary positions."""
 
+import dataclasses
 from typing import Optional
 
 import chex
@@ -7,7 +8,7 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import Mask, attention, choose_implementation
+from pretrainax.layers.attention import Mask, attention, attention_with_dropout, choose_implementation
 from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.cache import KeysAndValues
 from pretrainax.layers.compute import Compute
@@ -20,11 +21,13 @@ from pretrainax.sharding.mesh import platform
 class MultiHeadAttention(nn.Module):
     """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023).
 
-    NOTE There is no dropout of attention weights, which BERT, T5 and GPT-2 had: fused kernels never hold them.
+    NOTE Dropout of attention weights, which BERT, T5 1.0 and GPT-2 had, is of `xla` alone: it takes the place of a
+    faster kernel in training, and that is said.
     """
 
     config: ModelConfig
     compute: Compute
+    deterministic: bool = True  # no weight is dropped
 
     @nn.compact
     def __call__(
@@ -71,13 +74,18 @@ class MultiHeadAttention(nn.Module):
             kept = ring.written(k, v, index)
             k, v = kept.heads_last()
             mask, bias = kept.seen_from(index, mask, bias)
-        cap = config.attention_logit_cap
-        spec = spec_of(q, k, mask, bias, bias_by_row=positions.has_row_bias, logit_cap=cap)
-        report_attention(spec)
+        logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
+        spec = spec_of(q, k, **logits, bias_by_row=positions.has_row_bias, dropout_rate=config.attention_dropout_rate)
+        report_attention(spec)  # that of training, whichever this call is
+        spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The warning is for the run's header, which chooses by the same spec. Few queries gain nothing from a kernel.
         requested = "xla" if is_made or ring is not None else self.compute.attention
         implementation, _ = choose_implementation(requested, platform(), spec)
-        y = attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=cap, implementation=implementation)
+        if spec.dropout_rate:
+            drop = nn.Dropout(spec.dropout_rate, deterministic=False)
+            y = attention_with_dropout(q, k, v, drop=drop, scale=scale, **logits)
+        else:
+            y = attention(q, k, v, scale=scale, implementation=implementation, **logits)
         init = normal_init(config, config.num_heads * head_dim, residual=True)
         # [B, T, H, K] -> [B, T, D]
         out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")

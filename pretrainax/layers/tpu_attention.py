@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
-from pretrainax.layers.attention_spec import AttentionSpec
+from pretrainax.layers.attention_spec import AttentionSpec, Work, dropout_obstacle
+from pretrainax.layers.attention_work import seen_pairs
 from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -34,7 +35,7 @@ def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     obstacle = _obstacle_of_both(spec, platform)
     if obstacle is not None:
         return obstacle
-    if spec.has_window or spec.logit_cap is not None:
+    if spec.window is not None or spec.logit_cap is not None:
         return "has neither windows nor a cap of attention logits ('tpu_splash' has both)"
     if spec.causal and spec.sequence > 1:
         return f"has no causal mask of a part of a row, and config.mesh.{LENGTH_AXIS} is {spec.sequence}"
@@ -44,6 +45,8 @@ def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
     if platform != "tpu":
         return f"needs a TPU, and this is a {platform.upper()}"
+    if obstacle := dropout_obstacle(spec):
+        return obstacle
     if spec.head_dim != 64 and spec.head_dim % 128:
         return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {spec.head_dim}"
     if spec.has_prefix:
@@ -57,6 +60,13 @@ def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
             f"they are {spec.query_length} and {spec.key_length} (config.data.sequence_length)"
         )
     return None
+
+
+def tpu_work(spec: AttentionSpec) -> Work:
+    """Returns the pairs in the tiles that both kernels do not skip. Each has a kernel for the gradient of queries and
+    one for those of keys and values: both make the logits again, and the gradient of the weights is made twice."""
+    local, whole = (length + -length % LANES for length in (spec.query_length // spec.sequence, spec.key_length))
+    return Work(seen_pairs(spec, (_block(local), _block(whole))), again=3)
 
 
 @on_each_device

@@ -3,54 +3,138 @@
 XLA's own count is of no use for this: it counts the body of the scan over layers once.
 """
 
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Optional
+
 from pretrainax.config import ModelConfig
+from pretrainax.layers.attention import BACKENDS, choose_implementation
+from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
 from pretrainax.layers.feed_forward import feed_forward_of
 from pretrainax.layers.positions import positions_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import heads_of
 
 
+class Attention(NamedTuple):
+    """Describes attentions of a model that are alike."""
+
+    layers: int
+    queries: int  # of an example
+    keys: int
+    heads: int
+    head_dim: int
+    causal: bool
+    window: Optional[int]
+
+
+WorkOf = Callable[[Attention], Work]
+
+
 def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: int) -> float:
     """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
-    What is counted: 2 a multiplication and its addition; attention in full, also where a causal mask throws half of it
+    What is counted, by the convention of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), which published
+    MFUs follow: 2 a multiplication and its addition; attention in full, also where a causal mask throws half of it
     away, or a window more; a masked LM's head on its `lengths.targets` positions only; padding as if it were text;
     generator and discriminator.
-    What is not: norms, activations, softmax, embeddings, the optimizer, what rematerialisation does again, and the
-    logits that a generator's replacements are drawn from.
+    What is not: norms, activations, softmax, embeddings, the optimizer, what is made again (by rematerialisation, or by
+    the backward of a fused attention), and the logits that a generator's replacements are drawn from.
 
     Args:
       batch_size: examples of one update.
       inputs, targets: tokens of an example. An encoder reads `inputs` tokens and predicts `targets` of them, an
         encoder-decoder reads `inputs` and writes `targets`, a decoder has as many of both.
     """
+    in_full = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
+    return batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_full)
+
+
+def flops_done(config: ModelConfig, batch_size: int, inputs: int, targets: int, work: WorkOf) -> float:
+    """Counts those of `flops_per_step` that are done: `work` says which pairs of a query and a key are multiplied."""
+    in_part = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
+    return batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_part)
+
+
+def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
+    """Counts the FLOPs between queries, keys and values of one example; products: pairs × products of one head."""
+    found = _attentions(config, inputs, targets)
+    return sum(2.0 * one.layers * one.heads * one.head_dim * float(products(one)) for one in found)
+
+
+def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
+    """Counts the other FLOPs of one example's forward: those of the blocks, and those before and after them."""
     if config.generator is not None:
-        parts = discriminator_config(config), generator_config(config)
-        return sum(flops_per_step(part, batch_size, inputs, targets) for part in parts)
-    total = config.num_layers * _block(config, inputs)
+        parts = (other_flops(part, inputs, targets) for part in _both(config))
+        blocks, around = map(sum, zip(*parts, strict=True))
+        return blocks, around
+    applied = config.num_layers + (1 if config.enhanced_mask_decoder else 0)  # the last block runs twice
+    blocks = applied * _block(config, inputs)
     if config.family == "encoder_decoder":
-        total += config.decoder_layers * (_block(config, targets) + _attention(config, targets, inputs))
-    if config.enhanced_mask_decoder:
-        total += _block(config, inputs)  # the last one runs twice
+        blocks += config.decoder_layers * (_block(config, targets) + _projections(config, targets, inputs))
+    around = sum(head.flops(config, inputs, targets) for head in heads_of(config))
     if config.input_convolution is not None:
-        total += 2 * inputs * config.input_convolution * config.d_model**2
+        around += 2 * inputs * config.input_convolution * config.d_model**2
     if config.embedding_dim:
-        total += 2 * inputs * config.embedding_dim * config.d_model
-    total += sum(head.flops(config, inputs, targets) for head in heads_of(config))
-    return 3.0 * batch_size * total
+        around += 2 * inputs * config.embedding_dim * config.d_model
+    return blocks, around
+
+
+def _both(config: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
+    return discriminator_config(config), generator_config(config)
 
 
 def _block(config: ModelConfig, length: int) -> int:
-    """Counts self-attention and feed-forward of one example."""
+    """Counts feed-forward, positions, and the projections of self-attention, of one example's forward."""
     feed_forward = feed_forward_of(config).flops(config, length)
-    positions = positions_of(config).flops(length, length)
-    return _attention(config, length, length) + positions + feed_forward
+    return _projections(config, length, length) + positions_of(config).flops(length, length) + feed_forward
 
 
-def _attention(config: ModelConfig, length: int, read: int) -> int:
-    """Counts `length` queries on `read` keys, with the four projections."""
+def _projections(config: ModelConfig, length: int, read: int) -> int:
+    """Counts the four projections of `length` queries and `read` keys."""
     width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
     query_and_out = 2 * 2 * length * config.d_model * width
     key_and_value = 2 * 2 * read * config.d_model * kv_width
-    logits_and_sum = 2 * 2 * length * read * width
-    return query_and_out + key_and_value + logits_and_sum
+    return query_and_out + key_and_value
+
+
+# --- which pairs of a query and a key ------------------------------------------------------------------------------
+
+
+def _attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
+    """Yields all attentions of a model."""
+    if config.generator is not None:
+        for part in _both(config):
+            yield from _attentions(part, inputs, targets)
+        return
+    size = config.num_heads, config.dim_per_head
+    stacks = [(config.num_layers, inputs, config.family == "decoder")]
+    if config.family == "encoder_decoder":
+        stacks.append((config.decoder_layers, targets, True))
+        yield Attention(config.decoder_layers, targets, inputs, *size, causal=False, window=None)
+    for layers, length, causal in stacks:
+        kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(layers)]
+        kinds += kinds[-1:] if config.enhanced_mask_decoder else []
+        for kind, count in collections.Counter(kinds).items():
+            yield Attention(count, length, length, *size, causal, config.window if kind == "local" else None)
+
+
+def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
+    """Returns what says of each attention of a model how much the implementation multiplies that runs it.
+
+    Args:
+      specs: those that a trace of the model has collected; of a batch of other lengths too.
+      requested, platform: as of `choose_implementation`.
+    """
+
+    def work(one: Attention) -> Work:
+        alike = [s for s in specs if (s.causal, s.head_dim) == (one.causal, one.head_dim)]
+        lengths = one.queries, one.keys
+        # Where lengths are others, cross-attention finds the encoder's own: no kernel skips anything of either.
+        traced = next((spec for spec in alike if spec.lengths == lengths), alike[0])
+        traced = dataclasses.replace(traced, query_length=one.queries, key_length=one.keys)
+        name, _ = choose_implementation(requested, platform, traced)  # of a stack: one, for all of its layers
+        return BACKENDS[name].work(dataclasses.replace(traced, window=one.window))
+
+    return work

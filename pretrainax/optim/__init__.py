@@ -1,6 +1,9 @@
 """Optimizers and learning-rate schedules, as configs name them."""
 
-from pretrainax.optim.optimizers import AdamW, Lamb, Optimizer
+from pretrainax.optim.factored import SM3, Adafactor
+from pretrainax.optim.muon import Muon
+from pretrainax.optim.optimizers import AdamW, AdEMAMix, Lamb, Lion, Optimizer, StableAdamW
+from pretrainax.optim.schedule_free import ScheduleFreeAdamW
 from pretrainax.optim.schedules import (
     Schedule,
     WarmupConstant,
@@ -9,6 +12,7 @@ from pretrainax.optim.schedules import (
     WarmupLinear,
     WarmupStableDecay,
 )
+from pretrainax.optim.sophia import Sophia
 
 __all__ = [
     "Schedule",
@@ -20,4 +24,12 @@ __all__ = [
     "Optimizer",
     "AdamW",
     "Lamb",
+    "StableAdamW",
+    "AdEMAMix",
+    "Lion",
+    "Adafactor",
+    "SM3",
+    "Muon",
+    "Sophia",
+    "ScheduleFreeAdamW",
 ]

@@ -26,7 +26,7 @@ from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.sharding.arrays import check_batch_divides
+from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
@@ -94,10 +94,12 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
       UserError: a mesh that does not divide the batch or the model.
     """
     mesh = abstract_mesh(mesh_sizes, "cpu")
-    check_batch_divides(experiment, mesh)
+    check_mesh(experiment, mesh)
     program = _program(_key(experiment))
     state = program.abstract_state
-    return with_shardings(state, train_step.state_shardings(mesh, program.optimizer, state.params))
+    return with_shardings(
+        state, train_step.state_shardings(mesh, program.optimizer, state.params, state.ema is not None)
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -143,6 +145,13 @@ def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
         return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
+
+
+def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
+    """Returns the specs of an experiment's attentions on a mesh."""
+    train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
+    specs = _attention_specs(_key(dataclasses.replace(experiment, train=train)), platform)
+    return [dataclasses.replace(spec, sequence=mesh_sizes[LENGTH_AXIS]) for spec in specs]
 
 
 @functools.lru_cache(maxsize=64)

@@ -40,18 +40,19 @@ class Memory:
 
     parameters: int
     optimizer: int
+    ema: int  # the moving average of the parameters
     batch: int
     gradients: int
-    activations: int  # kept from the forward to the backward, of one micro-batch
+    activations: int  # kept from the forward to the backward, of one micro-batch; with a gradient of it, three times
     logits: int  # of a chunk, with their gradient and the output matrix
     workspace: int  # of the backward of one layer, with its gathered parameters
-    copies: int  # of the layers' parameters, in the dtype of the products
+    copies: int  # of the layers' parameters, in the dtype of the products; of all, where gradients are taken elsewhere
     largest: list[tuple[str, int]] = dataclasses.field(compare=False)  # (module and kind, bytes), descending
 
     @property
     def total(self) -> int:
         """Counts the worse of two moments: logits are gone when the layers' gradients come."""
-        lasting = self.parameters + self.optimizer + self.batch + self.activations + self.copies
+        lasting = self.parameters + self.optimizer + self.ema + self.batch + self.activations + self.copies
         return lasting + max(self.logits, self.gradients + self.workspace)
 
     def fits(self, chip: Chip) -> bool:
@@ -59,7 +60,7 @@ class Memory:
 
     def parts(self) -> list[tuple[str, int]]:
         names = [field.name for field in dataclasses.fields(self) if field.name != "largest"]
-        return [(name, getattr(self, name)) for name in names]
+        return [(name, getattr(self, name)) for name in names if self.ema or name != "ema"]
 
 
 def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
@@ -83,16 +84,20 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     parameters = sum(items.values())
     copies = sum(_stacked(state.params).values()) // 2 if width == 2 else 0
     fsdp = mesh.shape[FSDP_AXIS]
+    optimizer = experiment.optimizer
+    # A gradient of gradients: signs and a product beside them, and tangents of what is kept, measured on a CPU.
+    twice = optimizer.asks_for_gradients
     whole = copies * fsdp / experiment.model.num_layers if fsdp > 1 else 0  # of one layer
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
+        ema=sum(map(_bytes, jax.tree.leaves(state.ema))),
         batch=sum(part_bytes(x, batch_sharding(mesh, x.shape)) for x in shapes.values()),
-        gradients=parameters * (2 if train.accumulate > 1 else 1),
-        activations=round(sum(x.bytes for x in arrays)),
+        gradients=parameters * ((2 if train.accumulate > 1 else 1) + 2 * twice),
+        activations=round(sum(x.bytes for x in arrays)) * (3 if twice else 1),
         logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width),
         workspace=round(_layer(experiment, mesh_sizes, platform) + whole),
-        copies=copies,
+        copies=copies + parameters * optimizer.moves_the_gradient,
         largest=sorted(_named(items, state.opt_state, arrays), key=lambda item: -item[1]),
     )
 
@@ -134,12 +139,12 @@ def _stacked(params: PyTree) -> dict[str, int]:
 
 
 def _named(items: dict[str, int], opt_state: PyTree, arrays: list[SavedResidual]) -> Iterator[tuple[str, int]]:
-    moments = len([x for x in jax.tree.leaves(opt_state) if x.ndim]) // max(len(items), 1)
+    kept = dict.fromkeys(items, 0)  # by the optimizer
+    for path, x in zip(parameter_names(opt_state), jax.tree.leaves(opt_state), strict=True):
+        if of := [name for name in items if f"/{name}/" in f"/{path}/"]:
+            kept[max(of, key=len)] += _bytes(x)
     for name, size in items.items():
-        yield (
-            f"{re.sub('/(kernel|embedding)$', '', name)}: parameters, gradients, {moments} moments",
-            (2 + moments) * size,
-        )
+        yield f"{re.sub('/(kernel|embedding)$', '', name)}: parameters, gradients, optimizer", 2 * size + kept[name]
     modules: dict[str, float] = {}
     for array in arrays:
         modules[array.module] = modules.get(array.module, 0) + array.bytes

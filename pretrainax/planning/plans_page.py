@@ -12,7 +12,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.reporting import tables
 from pretrainax.reporting.units import byte_size, short_time
 
-COLUMNS = "config topology fits flags memory step MFU hours USD".split()
+COLUMNS = "config topology fits flags memory step MFU done hours USD".split()
 TOPOLOGIES = ("v5e:8x8", "v5p:4x4x4", "v6e:8x8", "h100:8", "h200:8")
 LEGEND = """\
 Written by `python -m pretrainax.plan --table > docs/plans.md`: each config, with its default variant, on 64 chips of
@@ -21,7 +21,9 @@ found that makes it fit, each to be given as `--config.…`, and the figures are
 stands there. *memory* is of one device at the worst moment; a step fits that fills 85 % or less. *step*, *MFU*, *hours*
 and *USD* of the whole run are a roofline's, which few runs reach: small models, whose kernels are too short to keep a
 chip busy, are much slower. Its assumptions are in `pretrainax/planning/roofline.py`; chips, prices on demand and their
-sources in `pretrainax/runtime/chips.py`. Prices are recalled of 2025: look them up before you pay them.
+sources in `pretrainax/runtime/chips.py`. Prices are recalled of 2025: look them up before you pay them. *MFU* counts
+attention in full, as published figures do; *done* is of the FLOPs that are done, without what a kernel of attention
+skips because a causal mask or a window hides it.
 
 On TPU slices whose wires wrap around, libtpu makes all-reduces over the whole torus of gathers and scatters that all
 chips take part in (v5p with `mesh.fsdp=64` here). These cannot be hidden behind compute as gathers can, so such a run
@@ -51,6 +53,7 @@ def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...
         byte_size(found.memory.total),
         short_time(time.seconds),
         f"{time.mfu:.0%}",
+        f"{time.mfu_done:.0%}",
         f"{time.hours:,.1f}",
         "" if time.price is None else f"{time.price:,.0f}",
     )

@@ -44,6 +44,8 @@ def _summary(
         f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "
         f"{byte_size(chip.memory_bytes)} a device",
     )
+    if not fits and candidate.memory.ema and needed - candidate.memory.ema <= MARGIN * chip.memory_bytes:
+        yield "", f"without the {byte_size(candidate.memory.ema)} of config.train.ema_decay it would fit"
     if compiled:
         verdict = "FITS" if compiled.fits else "DOES NOT FIT"
         off = needed / compiled.needed - 1
@@ -55,6 +57,8 @@ def _summary(
         yield phase.name, _phase(phase, one)
     of_which = next((f" of {phase.name}" for phase, one in candidate.phases if one is candidate.largest), "")
     yield "FLOPs", f"{time.flops:.3g} a step{of_which} of the model's own, {flops:.3g} in all"
+    if time.done < time.flops:
+        yield "", f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
     # Between slices the compiled text has one all-reduce, of which nothing says which part goes over the slow network.
@@ -76,15 +80,21 @@ def _phase(phase: RunPhase, one: Candidate) -> str:
 
 def _step(time: Roofline) -> str:
     return (
-        f"{short_time(time.seconds)} at best, {time.mfu:.0%} MFU: products {short_time(time.compute)}, memory "
+        f"{short_time(time.seconds)} at best, {_mfu(time)}: products {short_time(time.compute)}, memory "
         f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
         f"{short_time(time.hidden)}"
     )
 
 
+def _mfu(time: Roofline) -> str:
+    return f"{time.mfu:.0%} MFU" + (f" ({time.mfu_done:.0%} of what is done)" if time.done < time.flops else "")
+
+
 def _run(time: Roofline, experiment: Experiment, chip: Chip) -> str:
-    price = f", {time.price:,.0f} USD at {chip.price:.2f} a device and hour (pretrainax/runtime/chips.py)"
-    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps" + (price if chip.price else "")
+    price = f"no price of a {chip.name} is known"
+    if chip.price is not None:
+        price = f"{time.price:,.0f} USD at {chip.price:.2f} a device and hour"
+    return f"{time.hours:,.1f} hours for {experiment.train.steps:,} steps, {price} (pretrainax/runtime/chips.py)"
 
 
 def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
@@ -93,7 +103,7 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
     yield "", "estimate", *(("compiled",) if said else ())
     for name, size in memory.parts():
         yield name, byte_size(size)
-    arguments = memory.parameters + memory.optimizer + memory.batch
+    arguments = memory.parameters + memory.optimizer + memory.ema + memory.batch
     yield "arguments of the step", byte_size(arguments), *((byte_size(said.arguments),) if said else ())
     yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
 

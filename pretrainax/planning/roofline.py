@@ -2,7 +2,9 @@
 
 The assumptions, all in one place:
 
-- Matrix products reach ATTAINABLE of the peak. What rematerialisation does again takes time and is no useful FLOP.
+- Matrix products reach ATTAINABLE of the peak. What attention skips because its mask hides it takes no time: a fused
+  kernel skips, "xla" does not. What is made again (by rematerialisation, by a fused attention's backward) takes time
+  and is in no MFU. `mfu` is by PaLM's convention, with attention in full; `mfu_done` is of what is done.
 - Between them the memory is read and written, one after the other: saved residuals once each way, and each array of a
   layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
@@ -12,7 +14,7 @@ The assumptions, all in one place:
   crosses hosts goes through one port a device.
 
 Against a published run: of Llama 3.1 8B, rows of 8,192, on 256 v6e, MaxText's documentation has 7,207 tokens a second
-and chip; this expects 8,450 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
+and chip; this expects 8,920 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
 """
 
 import dataclasses
@@ -21,8 +23,17 @@ from typing import Optional
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
-from pretrainax.models.flops import flops_per_step
-from pretrainax.planning.activations import micro_rows, saved_residuals, shapes_of
+from pretrainax.layers.attention_spec import PRODUCTS
+from pretrainax.models.flops import (
+    Attention,
+    WorkOf,
+    attention_flops,
+    flops_done,
+    flops_per_step,
+    other_flops,
+    work_of,
+)
+from pretrainax.planning.activations import attention_specs, micro_rows, saved_residuals, shapes_of
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
@@ -36,12 +47,14 @@ LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products
 class Roofline:
     """Seconds of one step, and what follows from them."""
 
-    flops: float  # useful ones of a step, over all devices
+    flops: float  # of a step, over all devices, by PaLM's convention
+    done: float  # those of them that are done: attention skips what its mask hides, as far as its kernel can
     compute: float  # seconds, as are the next three
     memory: float
     hidden: float  # of links, behind compute and memory
     exposed: float  # of links, waited for
-    mfu: float
+    mfu: float  # of `flops`
+    mfu_done: float  # of `done`
     hours: float  # of the run
     price: Optional[float]  # USD of the run; None where the chip's price is not public
 
@@ -60,10 +73,12 @@ def expect(
 ) -> Roofline:
     """Returns the time of a step of `experiment` whose memory and collectives are known, and of `steps`: None: all."""
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
-    lengths = lengths_of(shapes_of(experiment))
-    flops = flops_per_step(experiment.model, train.global_batch_size, lengths.inputs, lengths.targets)
-    compute = flops * _repeated(experiment) / (devices * chip.peak_flops * ATTAINABLE)
-    moved = _moved(experiment, mesh_sizes, "tpu" if chip.is_tpu else "gpu", memory) / chip.memory_rate
+    lengths, platform = lengths_of(shapes_of(experiment)), "tpu" if chip.is_tpu else "gpu"
+    work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
+    step = experiment.model, train.global_batch_size, lengths.inputs, lengths.targets
+    flops, done = flops_per_step(*step), flops_done(*step, work)
+    compute = _made(experiment, work) / (devices * chip.peak_flops * ATTAINABLE)
+    moved = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
     links = {True: 0.0, False: 0.0}
     for one in sent:
         is_hidden = one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter")
@@ -72,25 +87,35 @@ def expect(
     hours = seconds * (train.steps if steps is None else steps) / 3600
     return Roofline(
         flops=flops,
+        done=done,
         compute=compute,
         memory=moved,
         hidden=links[True],
         exposed=links[False],
         mfu=flops / (seconds * devices * chip.peak_flops),
+        mfu_done=done / (seconds * devices * chip.peak_flops),
         hours=hours,
         price=chip.price and hours * devices * chip.price,
     )
 
 
-def _repeated(experiment: Experiment) -> float:
-    """Returns FLOPs done over useful ones: "block" does every layer's forward twice, "dots" makes no product again."""
-    if experiment.train.remat != "block":
-        return 1.0
-    without_layers = dataclasses.replace(experiment.model, num_layers=0, num_decoder_layers=None, generator=None)
-    lengths = lengths_of(shapes_of(experiment))
-    model = dataclasses.replace(experiment.model, generator=None)
-    head, both = (flops_per_step(part, 1, lengths.inputs, lengths.targets) for part in (without_layers, model))
-    return 1 + (both - head) / both / 3
+def _made(experiment: Experiment, work: WorkOf) -> float:
+    """Counts the FLOPs of a step's products, with those that are made again.
+
+    "block" makes each layer's forward twice, "dots" of it the products of attention alone. Where the mesh splits the
+    length, all wait for the device whose queries have the most keys.
+    """
+    train, lengths = experiment.train, lengths_of(shapes_of(experiment))
+    forwards = 1 if train.remat == "none" else 2
+
+    def products(one: Attention) -> float:
+        pairs, again = work(one)
+        return (PRODUCTS + again + 2 * (forwards - 1)) * pairs.max() * len(pairs)
+
+    model = experiment.model, lengths.inputs, lengths.targets
+    blocks, around = other_flops(*model)
+    again = blocks if train.remat == "block" else 0.0
+    return train.global_batch_size * (3 * (blocks + around) + again + attention_flops(*model, products))
 
 
 def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
@@ -101,7 +126,7 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
     logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
-    state = 2 * (memory.parameters + memory.optimizer + memory.gradients)
+    state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     return state + train.accumulate * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
 
 

@@ -59,10 +59,21 @@ _AMPERE = {
     "shared_core": 167936,
     "cache": 40 * 2**20,
 }
+_BLACKWELL = {
+    "capability": "major: 10 minor: 0 feature_extension: ACCELERATED_FEATURES",
+    "cores": 148,
+    "units": 128,
+    "clock": 1.965,
+    "shared": 232448,
+    "shared_core": 233472,
+    "cache": 126 * 2**20,
+}
 _GPUS = {
     "a100": {"name": "NVIDIA A100-SXM4-80GB", **_AMPERE},
     "h100": {"name": "NVIDIA H100 80GB HBM3", **_HOPPER},
     "h200": {"name": "NVIDIA H200", **_HOPPER},
+    "b200": {"name": "NVIDIA B200", **_BLACKWELL},
+    "gb200": {"name": "NVIDIA GB200", **_BLACKWELL},
 }
 
 
@@ -70,8 +81,8 @@ _GPUS = {
 class Topology:
     """Devices of one kind and how they are joined.
 
-    `shape` is of one slice: the torus of a TPU, or (hosts, devices of a host) of GPUs. Between `slices`, which are
-    alike, there is the slow network alone.
+    `shape` is of one slice: the torus of a TPU's chips, or (hosts, devices of a host) of GPUs. Between `slices`, which
+    are alike, there is the slow network alone.
     """
 
     chip: Chip
@@ -111,7 +122,7 @@ class Topology:
 
     @property
     def num_devices(self) -> int:
-        return self.slices * math.prod(self.shape)
+        return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
 
     def flops_at(self, mfu: float) -> float:
         """Returns the FLOP/s of all devices at a share of their peak."""
@@ -121,7 +132,7 @@ class Topology:
     def hosts(self) -> int:
         if not self.chip.is_tpu:
             return self.slices * self.shape[0]
-        return self.slices * max(1, math.prod(self.shape) // self.chip.devices_per_host)
+        return self.slices * max(1, self.num_devices // self.slices // self.chip.devices_per_host)
 
     def doubled(self) -> "Topology":
         """Returns twice the devices: longer where a TPU's slice is shortest, else on one host or on more of them."""

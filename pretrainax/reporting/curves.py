@@ -1,5 +1,6 @@
 """curves.png: the picture of a run, drawn from the lines of its metrics.jsonl."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Optional
@@ -13,8 +14,14 @@ from matplotlib import figure, ticker  # noqa: E402
 
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 TRAINING, VALIDATION, RATE, NORM = "#3e7cb1", "#d1603d", "#5b8c5a", "#8a6fae"
+PARTS = (VALIDATION, TRAINING, RATE, NORM, "#c9a13b", "#3f9c9c", "#9c5a3c", "#5c6b7a")  # of a mixture, in turn
 LEFT, RIGHT = 0.055, 0.97  # of the panels, in parts of the picture's width
+HEIGHT, MORE = 7.0, 2.9  # of the picture, and of a further row of panels, in inches
 MOST_POINTS = 2000  # of a curve; a longer one is drawn by the means of neighbours
+BASELINES = {  # of a loss
+    "loss": "unigram baseline: token frequencies and the form of the targets",
+    "replaced_loss": "baseline: 'original' of every token",
+}
 STYLE = {
     "font.family": ["DejaVu Sans"],  # comes with matplotlib: the same picture on every machine
     "font.size": 10,
@@ -41,38 +48,64 @@ STYLE = {
 
 
 def draw(
-    path: str, lines: Sequence[dict], title: str, subtitle: str = "", baseline_loss: Optional[float] = None
+    path: str,
+    lines: Sequence[dict],
+    title: str,
+    subtitle: str = "",
+    baseline_loss: Optional[float] = None,
+    main: str = "loss",
 ) -> None:
-    """Draws losses in nats above, learning rate and gradient norm below, over the steps.
+    """Draws the main loss in nats above, learning rate and gradient norm below, over the steps.
+
+    Below these a panel for each further loss that a validation has, and one for each kind of its parts.
 
     Args:
       lines: of metrics.jsonl, any order of splits; a value that is null leaves a gap.
-      baseline_loss: what a model of token frequencies alone scores on the validation targets.
+      baseline_loss: the main loss of a model that knows nothing of the text around a target.
+      main: the loss that the model is kept for.
     """
-    train, valid = _points(lines, "train", "loss"), _points(lines, "valid", "loss")
+    train, valid = _points(lines, "train", main), _points(lines, "valid", main)
+    heads, parts = _further(lines, main)
+    rows = len(heads) + len(parts)
+    height = HEIGHT + MORE * rows
     with matplotlib.rc_context(STYLE):
-        picture = figure.Figure(figsize=(12, 7), dpi=150)
-        grid = picture.add_gridspec(
-            2, 2, height_ratios=(2.1, 1), left=LEFT, right=RIGHT, top=0.82, bottom=0.08, hspace=0.38, wspace=0.13
-        )
+        picture = figure.Figure(figsize=(12, height), dpi=150)
+        edges = dict(left=LEFT, right=RIGHT, top=1 - 0.18 * HEIGHT / height, bottom=0.08 * HEIGHT / height)
+        ratios = (2.1, *[1] * (1 + rows))
+        grid = picture.add_gridspec(len(ratios), 2, height_ratios=ratios, hspace=0.38, wspace=0.13, **edges)
         loss = picture.add_subplot(grid[0, :])
-        rate = picture.add_subplot(grid[1, 0])
-        norm = picture.add_subplot(grid[1, 1])
-        _draw_losses(loss, train, valid, baseline_loss)
+        rate, norm = picture.add_subplot(grid[1, 0]), picture.add_subplot(grid[1, 1])
+        further = [picture.add_subplot(grid[2 + i, :]) for i in range(rows)]
+        _draw_losses(loss, train, valid, baseline_loss, main)
         _draw_rate(rate, *_points(lines, "train", "learning_rate"))
         _draw_norm(norm, *_points(lines, "train", "gradient_norm"))
         last = max((line["step"] for line in lines), default=1)
-        for panel in (loss, rate, norm):
+        for panel in (loss, rate, norm, *further):
             panel.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
-            bins = 8 if panel is loss else 5
+            bins = 5 if panel in (rate, norm) else 8
             panel.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, nbins=bins, steps=[1, 2, 2.5, 5, 10]))
             panel.grid(axis="x", visible=False)
             panel.set_xlim(0, 1.01 * last)
             panel.set_xlabel("step")
-        picture.text(LEFT, 0.945, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
-        picture.text(LEFT, 0.9, _shorten(subtitle, 85), color=FAINT, va="center")
-        _final_losses(picture, train[1], valid[1], baseline_loss)
+        for panel, name in zip(further, heads, strict=False):
+            _draw_losses(panel, _points(lines, "train", name), _points(lines, "valid", name), None, name)
+        for panel, names in zip(further[len(heads) :], parts, strict=True):
+            _draw_parts(panel, lines, names)
+        first, second = (1 - share * HEIGHT / height for share in (0.055, 0.1))
+        picture.text(LEFT, first, _shorten(title, 48), fontsize=16, fontweight="bold", va="center", parse_math=False)
+        picture.text(LEFT, second, _shorten(subtitle, 85), color=FAINT, va="center")
+        name = BASELINES.get(main, "baseline").partition(":")[0]
+        _final_losses(picture, (first, second), (name, baseline_loss), train[1], valid[1])
         picture.savefig(path, facecolor="white")
+
+
+def _further(lines: Sequence[dict], main: str) -> tuple[list[str], list[list[str]]]:
+    """Returns what validations have beside the main loss: the other losses, and its parts, those of a kind together."""
+    names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
+    heads = [name for name in names if name.endswith("loss") and name != main]
+    parts = [name for name in names if name.startswith(f"{main}/")]
+    kinds = dict.fromkeys(name.partition("=")[0] for name in parts)
+    return heads, [[name for name in parts if name.startswith(f"{kind}=")] for kind in kinds]
 
 
 def _shorten(text: str, length: int) -> str:
@@ -92,15 +125,30 @@ def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, n
     return steps, values
 
 
-def _draw_losses(panel, train, valid, baseline_loss: Optional[float]) -> None:
-    panel.set_title("loss, nats per target")
+def _draw_parts(panel, lines: Sequence[dict], names: Sequence[str]) -> None:
+    """Draws the validation losses of the parts of a mixture, with their names on the right."""
+    figure, _, part = names[0].partition("/")
+    panel.set_title(f"validation {_words(figure)} by {part.partition('=')[0]}")
+    for name, color in zip(names, itertools.cycle(PARTS), strict=False):
+        label = _shorten(name.partition("=")[2], 24)
+        panel.plot(*_points(lines, "valid", name), "o-", color=color, linewidth=1.2, markersize=3.5, label=label)
+    panel.legend(loc="upper right", fontsize=8, frameon=False, labelcolor=FAINT)
+    panel.set_xlim(0, 1.2 * panel.get_xlim()[1])
+
+
+def _words(figure: str) -> str:
+    return figure.replace("_", " ")
+
+
+def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
+    panel.set_title("loss, nats per target" if main == "loss" else f"{_words(main)}, nats")
     _line_with_trend(panel, *train, TRAINING, trend=_trend(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
     if baseline_loss is not None:
         panel.axhline(baseline_loss, color=INK, linewidth=1.2, linestyle=(0, (4, 3)), alpha=0.55)
         panel.annotate(
-            "unigram baseline: token frequencies alone", (1, baseline_loss), xycoords=("axes fraction", "data"),
+            BASELINES.get(main, "baseline"), (1, baseline_loss), xycoords=("axes fraction", "data"),
             xytext=(0, 4), textcoords="offset points", color=FAINT, fontsize=9, ha="right", va="bottom", zorder=1,
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
@@ -147,18 +195,22 @@ def _trend(values: np.ndarray) -> np.ndarray:
     return np.where(total > 1e-9, weights @ np.nan_to_num(values) / np.maximum(total, 1e-9), np.nan)
 
 
-def _final_losses(picture, train: np.ndarray, valid: np.ndarray, baseline_loss: Optional[float]) -> None:
-    """Writes the last losses, each in the color of its curve: the legend too."""
-    baseline = np.array([] if baseline_loss is None else [baseline_loss])
+def _final_losses(
+    picture, heights: tuple[float, float], baseline: tuple[str, Optional[float]], train: np.ndarray, valid: np.ndarray
+) -> None:
+    """Writes the last losses, each in the color of its curve: the legend too.
+
+    baseline: name and loss.
+    """
     right = RIGHT
     for name, values, color in (
-        ("unigram baseline", baseline, FAINT),
+        (baseline[0], np.array(baseline[1:], float), FAINT),
         ("training loss", train, TRAINING),
         ("validation loss", valid, VALIDATION),
     ):
         if np.isfinite(values[-1:]).any():
             picture.text(
-                right, 0.945, f"{values[-1]:.3f}", fontsize=16, color=color, weight="bold", ha="right", va="center"
+                right, heights[0], f"{values[-1]:.3f}", fontsize=16, color=color, weight="bold", ha="right", va="center"
             )
-            picture.text(right, 0.9, name, color=FAINT, ha="right", va="center")
+            picture.text(right, heights[1], name, color=FAINT, ha="right", va="center")
             right -= 0.125

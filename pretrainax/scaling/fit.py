@@ -3,8 +3,8 @@
 Hoffmann et al. 2022 (approach 3, appendix D.2): the Huber loss of log L, with a delta of 1e-3, is minimised from a grid
 of starts. Of each run only the last validation loss counts, and only of a run that is finished: halfway through its
 schedule the learning rate is still high, and the loss is higher than that of a run made for so few tokens (section 3.1
-there). N is without embeddings, D the tokens of text that the config's steps read: what is read twice counts twice,
-padding as text.
+there). The loss is the one that a run's model is kept for, as the discriminator's of ELECTRA. N is without embeddings,
+D the tokens of text that the config's steps read: what is read twice counts twice, padding as text.
 
 NOTE The paper minimises by L-BFGS; here it is Gauss-Newton in a trust region, on the same cost with the same minimum.
 L-BFGS took more evaluations where both were tried, and may stop too early where the cost is not scaled, as the paper's
@@ -23,6 +23,7 @@ import numpy as np
 from scipy import optimize
 
 from pretrainax import config as config_lib
+from pretrainax.checkpoints.best import larger_is_better
 from pretrainax.config import Experiment, UserError, phases_of
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.units import large_number
@@ -37,14 +38,14 @@ COVERED = 0.95  # by an interval
 CONSTANTS = ("E", "A", "alpha", "B", "beta")
 LEAST = 6  # runs: one more than constants
 # Fields in which runs must agree for their losses to be of the same thing.
-_SAME = ("data.", "tokenizer", "objective", "model.family")
+_SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective")
 
 
 class Run(NamedTuple):
     workdir: str
     parameters: int  # without embeddings
     tokens: float
-    loss: float  # of the last validation, nats a target
+    loss: float  # of the last validation, nats a target; that of `Fit.figure`
 
 
 class Fit(NamedTuple):
@@ -52,13 +53,14 @@ class Fit(NamedTuple):
     resampled: list[LossLaw]  # of the bootstrap
     runs: list[Run]
     left_out: list[str]  # why, a line each
+    figure: str = "loss"  # the one that the runs select by
 
 
 # --- runs ----------------------------------------------------------------------------------------------------------
 
 
-def read_runs(pattern: str) -> tuple[list[Run], str, list[str]]:
-    """Returns (the finished runs, their family, why others are left out) of the workdirs that `pattern` matches.
+def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
+    """Returns (the finished runs, the first's config, why others are left out) of the workdirs that `pattern` matches.
 
     Raises:
       UserError: no workdirs, or runs whose losses do not compare.
@@ -71,16 +73,24 @@ def read_runs(pattern: str) -> tuple[list[Run], str, list[str]]:
         if first is None:
             first = workdir, experiment
         changed = [line for line in config_lib.differences(first[1], experiment) if line.startswith(_SAME)]
+        if first[1].select_by != experiment.select_by:
+            changed.append(f"evaluate.select_by: {first[1].select_by!r} -> {experiment.select_by!r}")
         if changed:
             raise UserError(f"--fit: {first[0]} and {workdir} do not compare: {', '.join(changed)}")
         if loss is None:
-            left_out.append(f"{workdir}: no validation loss at its last step, {experiment.train.steps:,}")
+            left_out.append(
+                f"{workdir}: no validation {experiment.select_by} at its last step, {experiment.train.steps:,}"
+            )
             continue
         tokens = float(sum(phase.steps * _tokens_of_step(phase.experiment) for phase in phases_of(experiment)))
         runs.append(Run(workdir, count_parameters(experiment.model)[1], tokens, loss))
     if first is None:
         raise UserError(f"--fit={pattern}: no folder there has a config.json and a metrics.jsonl")
-    return runs, first[1].model.family, left_out
+    if larger_is_better(figure := first[1].select_by):
+        raise UserError(
+            f"--fit={pattern}: a law is fit to a loss, and these runs have config.evaluate.select_by={figure}"
+        )
+    return runs, first[1], left_out
 
 
 def _tokens_of_step(experiment: Experiment) -> int:
@@ -88,11 +98,12 @@ def _tokens_of_step(experiment: Experiment) -> int:
 
 
 def _read(workdir: str) -> tuple[Experiment, float | None]:
-    """Reads a run's config, and its last validation loss; None where it is not finished."""
+    """Reads a run's config, and the loss of its last validation that it selects by; None where it is not finished."""
     try:
         experiment = config_lib.load(os.path.join(workdir, "config.json"))
         lines = read_metrics(os.path.join(workdir, "metrics.jsonl"))
-        found = [x["loss"] for x in lines if x["split"] == "valid" and x["step"] == experiment.train.steps]
+        last = [x for x in lines if x["split"] == "valid" and x["step"] == experiment.train.steps]
+        found = [x.get(experiment.select_by) for x in last]
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise UserError(f"--fit: {workdir} cannot be read: {type(e).__name__}: {e}") from e
     return experiment, found[-1] if found else None
@@ -208,12 +219,13 @@ def fit_report(pattern: str, directory: str) -> str:
     Raises:
       UserError: too few runs, or runs that do not compare.
     """
-    runs, family, left_out = read_runs(pattern)
+    runs, experiment, left_out = read_runs(pattern)
     check_enough(pattern, runs)
     parameters, tokens = (large_number(max(getattr(run, name) for run in runs)) for name in ("parameters", "tokens"))
     most = f"{parameters} parameters and {tokens} tokens"
-    law, resampled = fit(runs, family, source=f"fit of {len(runs)} runs of up to {most}, {pattern}")
-    found = Fit(law, resampled, runs, left_out)
+    source = f"fit of {len(runs)} runs of up to {most}, {pattern}"
+    law, resampled = fit(runs, experiment.model.family, source)
+    found = Fit(law, resampled, runs, left_out, experiment.select_by)
     try:
         os.makedirs(directory, exist_ok=True)
         path = os.path.join(directory, "law.json")
@@ -233,6 +245,7 @@ def _law_json(found: Fit) -> dict[str, object]:
         "source": law.source,
         "family": law.family,
         "with_embeddings": law.with_embeddings,
+        "figure": found.figure,
         "constants": {name: getattr(law, name) for name in CONSTANTS},
         "intervals": {name: interval([getattr(x, name) for x in found.resampled]) for name in (*CONSTANTS, "exponent")},
         "interval": COVERED,
@@ -243,12 +256,13 @@ def _law_json(found: Fit) -> dict[str, object]:
 
 def _text(found: Fit) -> str:
     law, width = found.law, max(len(run.workdir) for run in found.runs)
-    lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {'loss':>8} {'law':>8}   off"]
+    loss = max(len(found.figure), 8)
+    lines = [f"{'run':<{width}}  {'N':>8} {'D':>8} {found.figure:>{loss}} {'law':>8}   off"]
     for run in found.runs:
         predicted = law.loss(run.parameters, run.tokens)
         lines.append(
-            f"{run.workdir:<{width}}  {large_number(run.parameters):>8} {large_number(run.tokens):>8} {run.loss:8.4f} "
-            f"{predicted:8.4f} {100 * (run.loss / predicted - 1):+5.2f} %"
+            f"{run.workdir:<{width}}  {large_number(run.parameters):>8} {large_number(run.tokens):>8} "
+            f"{run.loss:{loss}.4f} {predicted:8.4f} {100 * (run.loss / predicted - 1):+5.2f} %"
         )
     lines += [f"left out: {line}" for line in found.left_out]
     lines += ["", "L(N, D) = E + A / N^alpha + B / D^beta, N without embeddings, D in tokens of text"]

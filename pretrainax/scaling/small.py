@@ -64,7 +64,7 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         model.position.max_length = AUTO
     run.tokenizer.vocab_size = VOCABULARY
     run.data.sequence_length = size.sequence_length
-    if not run.optimizer.scale_by_parameter_rms:  # else the rate is relative, and fits every size
+    if not run.optimizer.is_relative:  # such a rate fits every size
         run.optimizer.learning_rate = size.learning_rate
     run.schedule.warmup_steps = every
     if isinstance(run.schedule, WarmupStableDecay):

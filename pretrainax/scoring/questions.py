@@ -198,9 +198,6 @@ class Targets(Method):
         name = type(objective).__name__
         self.counted = f"{self.manner}, {name}" + (f", seed {self.seed}" if self.of_text else "") + self.limit
         self._name = name
-        sizes = np.array([len(spelling) for spelling in self.tokenizer.spellings()])
-        sizes[list(self.vocabulary.special_ids)] = 0
-        self._sizes = sizes
 
     def ask(self, document):
         return self._about_pair(*document) if isinstance(document, tuple) else super().ask(document)
@@ -238,7 +235,7 @@ class Targets(Method):
         return objective.example(Text(ids, np.ones(len(ids), np.int32), parts), rng, self.vocabulary)
 
     def _bytes(self, example: Example) -> int:
-        return int(self._sizes[example["targets"][example["loss_weights"] > 0]].sum())
+        return int(self.tokenizer.text_table.num_bytes[example["targets"][example["loss_weights"] > 0]].sum())
 
 
 def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:

@@ -24,8 +24,9 @@ def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> Nam
     return NamedSharding(mesh, ACTIVATION_SPEC if splits else logical_spec("batch"))
 
 
-def check_batch_divides(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises UserError unless each device gets the same number of rows of each micro-batch."""
+def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
+    """Raises UserError unless each device gets the same number of rows of each micro-batch, and can attend to its part
+    of the length."""
     rows, accumulate = experiment.train.global_batch_size, experiment.train.accumulate
     parts = accumulate * math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if rows % parts:
@@ -33,6 +34,12 @@ def check_batch_divides(experiment: Experiment, mesh: Mesh) -> None:
         raise UserError(
             f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
             f"config.train.accumulate {accumulate} × {sizes}"
+        )
+    rate, length_parts = experiment.model.attention_dropout_rate, mesh.shape[LENGTH_AXIS]
+    if rate and length_parts > 1:
+        raise UserError(
+            f"config.model.attention_dropout_rate is {rate}, and no weights of attention are dropped where the mesh "
+            f"splits the length: set it to 0, or config.mesh.{LENGTH_AXIS}={length_parts} to 1"
         )
 
 

@@ -46,7 +46,7 @@ def param_specs(params: PyTree) -> PyTree:
     Raises:
       ValueError: a parameter that PARTITION_RULES does not cover, or of another rank than its row.
     """
-    specs = [logical_spec(*axes) for axes in _axes_of_leaves(params)]
+    specs = [logical_spec(*axes) for axes in axes_of_leaves(params)]
     return jax.tree.unflatten(jax.tree.structure(params), specs)
 
 
@@ -59,7 +59,7 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
       ValueError: as `param_specs`.
     """
     problems = {}
-    for path, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), _axes_of_leaves(params), strict=True):
+    for path, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
         for size, field, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
             parts = math.prod(mesh.shape[name] for name in splits)
             if size % parts:
@@ -94,7 +94,7 @@ def _names(entry: Union[None, str, tuple[str, ...]]) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else entry or ()
 
 
-def _axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
+def axes_of_leaves(params: PyTree) -> list[tuple[str, ...]]:
     """Returns the names of the axes of each leaf, in tree order."""
     rows = [tuple(row.split()) for row in jax.tree.leaves(match_rules(PARTITION_RULES, params, "PARTITION_RULES"))]
     for name, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), rows, strict=True):

@@ -15,7 +15,7 @@ import json
 import os
 import unicodedata
 from collections.abc import Iterable
-from typing import ClassVar, Optional
+from typing import ClassVar, NamedTuple, Optional
 
 import numpy as np
 
@@ -50,6 +50,14 @@ class Vocabulary:
     def separator(self) -> Optional[int]:
         """The id after each document of a corpus."""
         return self.sep if self.eos is None else self.eos
+
+
+class TextTable(NamedTuple):
+    """Tells which ids are text, and how much of it each is."""
+
+    is_text: np.ndarray  # [V] bool: all but special ids, of which unk stands for text
+    num_bytes: np.ndarray  # [V] int32, of what each spells in UTF-8; 0 of special ids, unk too
+    adds_space: bool  # texts are tokenized with a space before them that they do not have
 
 
 class Tokenizer:
@@ -129,6 +137,15 @@ class Tokenizer:
         edges = np.array([_edges(spelling) for spelling in self.spellings()], bool)  # [V, 2]
         edges[list(self.vocabulary.special_ids)] = True
         return edges[:, 0], edges[:, 1]
+
+    @functools.cached_property
+    def text_table(self) -> TextTable:
+        """Tells of each id whether it is text, and how many bytes of it."""
+        spellings = self.spellings()
+        num_bytes = np.array([len(spelling) for spelling in spellings], np.int32)
+        num_bytes[list(self.vocabulary.special_ids)] = 0
+        first = self.encode("a")[:1]
+        return TextTable(~self._is_special, num_bytes, any(spellings[i].startswith(b" ") for i in first))
 
     @property
     def unknown_ids(self) -> list[int]:

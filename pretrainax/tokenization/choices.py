@@ -14,7 +14,8 @@ def check_tokenizer(tokenizer: Tokenizer, experiment: Experiment) -> None:
     size, rows = tokenizer.vocabulary.size, experiment.model.vocab_size
     if size > rows:
         raise UserError(f"the tokenizer has {size} ids, config.model.vocab_size is {rows}: it must be at least {size}")
-    experiment.objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
+    for objective in (experiment.objective, experiment.validation_objective):
+        objective.check_vocabulary(tokenizer.vocabulary, experiment.data.sequence_length)
 
 
 class TokenizerConfig(kinds.TokenizerConfig):

@@ -6,13 +6,18 @@ leaves out what takes long.
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import math
+import os
+from collections.abc import Iterator, Mapping
 from typing import Optional
 
 import jax
+import numpy as np
 
+from pretrainax.checkpoints.params import load_steps
+from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import RunFailed
-from pretrainax.data.baseline import unigram_baseline
+from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.pipeline import batches_of
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.sharding.param_paths import PyTree
@@ -20,7 +25,7 @@ from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run
 
-_BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline counts tokens in; scored on as many targets
+_BATCHES, _TARGETS = 50, 1_000_000  # at most, that the baseline takes the form of targets from; scored on as many
 
 
 def finish(
@@ -30,7 +35,7 @@ def finish(
     preemption: PreemptionHandler,
     metrics: Optional[dict[str, float]] = None,
 ) -> None:
-    """Shows the validation metrics beside the unigram baseline, the picture, and samples.
+    """Shows the validation metrics beside a baseline, the picture, and samples.
 
     Args:
       metrics: of the validation of `params`; None: it is made here, and the run fails where that does.
@@ -42,34 +47,67 @@ def finish(
     if metrics is None:
         with _or_failing("validation"):
             metrics = run.validate(params)
-    baseline = None
+    baseline = _always_original(metrics)
     with _or_without("the baseline", writer):
-        baseline = _baseline(run, preemption)
+        baseline |= _baseline(run, preemption) or {}
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
+    with _or_without("the mean of the last checkpoints", writer):
+        _validate_average(run, writer, metrics)
     with _or_without("curves.png", writer):
-        writer.draw(baseline["loss"] if baseline else None)
+        writer.draw(baseline)
     with _or_without("samples", writer):
         show_samples(run, params, writer.note, lambda: preemption.requested)
 
 
+def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) -> None:
+    """Says how good the mean of the last `evaluate.average` checkpoints is.
+
+    alone: the metrics of the run as it is.
+    """
+    wanted, directory = run.experiment.evaluate.average, os.path.join(writer.workdir, "checkpoints")
+    steps = list_steps(directory)[-wanted:] if wanted else []
+    if steps:
+        folders = [os.path.join(directory, str(step)) for step in steps]
+        loss = run.validate(load_steps(folders, run.abstract_state.params))["loss"]
+        writer.note(
+            f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation loss {loss:.4f}, "
+            f"without it {alone['loss']:.4f}; to evaluate or export it: {writer.workdir}@average{len(steps)}"
+        )
+
+
 def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:
-    """Returns the scores of token frequencies, of as many batches as say enough; None where a signal came."""
+    """Returns the scores of token frequencies in all text, and of the form of the targets in as many batches as say
+    enough; None where a signal came."""
     experiment = run.experiment
     train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes
     enough = max(_TARGETS // (experiment.train.global_batch_size * run.lengths.targets), 1)
 
-    def until_a_signal(batches):
-        for batch in batches:
+    def until_a_signal(parts):
+        for part in parts:
             if preemption.requested:
                 raise _Leaving
-            yield batch
+            yield part
 
     seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, experiment.train.steps)))
     asked = until_a_signal(itertools.islice(run.validation_batches(valid), enough))
     with contextlib.suppress(_Leaving):
-        return unigram_baseline(seen, asked, experiment.model.vocab_size)
+        vocabulary = run.prepared.tokenizer.vocabulary
+        counts = np.zeros(vocabulary.size)
+        for times, corpus in zip(run.train_batches.epochs, run.prepared.train, strict=True):
+            for some in until_a_signal(target_counts(corpus)):
+                counts += times * some
+        return unigram_baseline(counts, seen, asked, vocabulary)
     return None
+
+
+def _always_original(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Returns the scores of saying of each token that it is original, as surely as tokens are; of others, none."""
+    if (replaced := metrics.get("replaced_fraction")) is None:
+        return {}
+    original = 1.0 - replaced
+    entropy = -sum(p * math.log(p) for p in (replaced, original) if p > 0)
+    return {"replaced_loss": entropy, "replaced_accuracy": original, "replaced_recall": 0.0}
 
 
 class _Leaving(Exception):

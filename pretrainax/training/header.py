@@ -1,6 +1,7 @@
 """Says what a run is about to train, before its first step: on which text, how often, and by which recipe."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.inspection import check
@@ -17,24 +18,40 @@ FEW_EPOCHS = 4
 Row = tuple[str, str]
 
 
-def show(run: Run, writer: MetricsWriter, first: list[Row], papers_source: str = "") -> None:
+class Paper(NamedTuple):
+    """Holds what is known of the paper whose config a run has."""
+
+    source: str = ""  # its text, as --config.data.source takes it
+    deviations: str = ""  # in what the run is not the paper's
+
+
+UNKNOWN = Paper()
+
+
+def show(run: Run, writer: MetricsWriter, first: list[Row], paper: Paper = UNKNOWN) -> None:
     """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches.
 
     Raises:
-      UserError: what was measured is not what the objective asks for.
+      UserError: what was measured is not what the objective asks for; or a validation would not have the figure that
+        the run selects by.
     """
+    experiment, unseen = run.experiment, _parts_without_rows(run)
+    if experiment.select_by.partition("/")[2] in unseen:
+        raise UserError(
+            f"config.evaluate.select_by is {experiment.select_by!r}, and a validation has no row of it: raise "
+            "config.evaluate.batches, or its weight"
+        )
     measured = [check.measure(part.train_batches) for part in run.parts]
     described = [("measured", line) for line in dict.fromkeys(map(check.one_line, measured))]
-    writer.header([*first, *rows(run, papers_source), *described])
+    missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
+    said = [("WARNING", missing)] if unseen else []
+    writer.header([*first, *rows(run, paper), *said, *described])
     for part, found in zip(run.parts, measured, strict=True):
         check.check(found, part.trained.objective)
 
 
-def rows(run: Run, papers_source: str = "") -> list[Row]:
-    """Returns the names and values of a run's header, warnings last.
-
-    papers_source: the text of the paper whose config this is, as --config.data.source takes it.
-    """
+def rows(run: Run, paper: Paper = UNKNOWN) -> list[Row]:
+    """Returns the names and values of a run's header, warnings last."""
     experiment, vocabulary = run.experiment, run.prepared.tokenizer.vocabulary
     optimizer, schedule, steps = experiment.optimizer, experiment.schedule, experiment.train.steps
     epochs = _epochs(run)
@@ -42,12 +59,14 @@ def rows(run: Run, papers_source: str = "") -> list[Row]:
     times = " and ".join(three_digits(times) for _, times in epochs)
     described = [
         *run.describe(),
-        ("source", _source(experiment, run.prepared, papers_source)),
+        ("source", _source(experiment, run.prepared, paper.source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
         ("objective", str(experiment.objective)),
+        *_validation(experiment),
         ("optimizer", f"{optimizer}, learning rate {scientific(optimizer.learning_rate)} at its peak"),
         ("schedule", f"{schedule}, warm-up over {schedule.warmup_steps:,} steps"),
         ("run", f"{steps:,} steps, {large_number(tokens)} tokens, {times} epochs of the text"),
+        *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_export_warnings(run))),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
@@ -74,6 +93,22 @@ def _source(experiment: Experiment, prepared: Prepared, papers_source: str) -> s
     whose = "the paper's corpus" if papers_source else "your own text"
     trial = f"{source}: a trial on {size:.0f} MB of Python's documentation"
     return f'{trial}; for {whose}: --config.data.source="{other}"'
+
+
+def _validation(experiment: Experiment) -> Iterator[Row]:
+    """Yields a row about a validation that asks what is not trained, or one that is judged by more than its loss."""
+    asked, figure = experiment.evaluate.objective, experiment.select_by
+    by = f"the best checkpoint by {figure}" if figure != "loss" else ""
+    if asked is not None or by:
+        yield "validation", ", ".join(filter(None, ("" if asked is None else str(asked), by)))
+
+
+def _parts_without_rows(run: Run) -> list[str]:
+    """Names the sources and objectives of a mixture that a validation sees nothing of."""
+    seen = dict.fromkeys((part for parts in run.validation_parts for part in parts), 0)
+    for parts, rows in zip(run.validation_parts, run.validation_rows, strict=True):
+        seen |= {part: seen[part] + rows for part in parts}
+    return [part for part, rows in seen.items() if not rows]
 
 
 def _export_warnings(run: Run) -> Iterator[str]:

@@ -22,10 +22,11 @@ from typing import Optional
 
 import jax
 
+from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
-from pretrainax.data.batch import HostBatch, check_batch, padding_fraction, tokens_read
+from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
@@ -36,7 +37,7 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.training import header, loss_spikes
 from pretrainax.training.finish import finish
-from pretrainax.training.loop_state import LoopState
+from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
@@ -51,7 +52,7 @@ def train(
     workdir: str,
     process_age: float = 0.0,
     observe: Optional[Observer] = None,
-    papers_source: str = "",
+    paper: header.Paper = header.UNKNOWN,
     extend: bool = False,
 ) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
@@ -59,10 +60,10 @@ def train(
     Args:
       process_age: seconds since the process was started.
       observe: is called with each batch, in a thread, as soon as it is made.
-      papers_source: the text of the paper whose config this is, for the header.
+      paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
-    extended = ""
+    extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
     start = describe_start(experiment, workdir)
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
@@ -80,18 +81,17 @@ def train(
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
         directory, saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint
-        checkpoints = stack.enter_context(contextlib.closing(Checkpoints(directory, saving.keep, keeps=saving.keeps)))
+        checkpoints = Checkpoints(directory, saving.keep, figure, saving.keeps)
+        stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
-        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary)
+        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure)
         stack.callback(writer.close)
         resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
-            writer.note(
-                f"damaged entries of {goodput.path} are left out: {goodput.damaged}; its times count from there"
-            )
-        steps = [("steps", extended)] if extended else []
-        header.show(run, writer, [("workdir", workdir + resumed), *start, *steps], papers_source)
+            writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
+        beside = [row for row in (("steps", extended), ("counts", _uncounted(loop_state))) if row[1]]
+        header.show(run, writer, [("workdir", workdir + resumed), *start, *beside], paper)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
@@ -102,10 +102,17 @@ def train(
             with goodput.on("saving"):
                 checkpoints.wait()  # whatever becomes of what follows, the run is whole
             with goodput.on("finishing"):
-                finish(loop.run, state.params, writer, preemption, loop.last_evaluation)
+                finish(loop.run, run.validated(state), writer, preemption, loop.last_evaluation)
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
+
+
+def _uncounted(loop_state: LoopState) -> str:
+    """Returns why the counts of a run are not known; "" where they are."""
+    if loop_state.counts:
+        return ""
+    return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
 def _check_corpora(run: Run, writer: MetricsWriter) -> CorpusCheck:
@@ -155,12 +162,29 @@ class Loop:
         """Forgets what belongs to steps after `loop_state.step`, at the start and after a rollback."""
         self.run = self.run.at(self.loop_state.step - 1)
         self.batches = loss_spikes.Skipping(self.run.batches, self.loop_state.rollbacks)
-        self.paddings = collections.deque()  # the share of each batch that is made and not yet used
-        self.pending: list[tuple[int, dict[str, PyTree]]] = []  # (step, metrics on the device), not looked at yet
+        # (step, what the device has to do in it, metrics on the device), not looked at yet
+        self.pending: list[tuple[int, Counts, dict[str, PyTree]]] = []
         self.newest: Optional[dict[str, PyTree]] = None  # the last of them that was
         self.evaluation: Optional[tuple[int, dict[str, float]]] = None  # (step, metrics) of the last one here
+        self._reset_clock()
+        self._select_by(self.run.experiment.select_by)
+
+    def _reset_clock(self) -> None:
+        """Begins to measure what the speeds of the next line are of."""
         self.seconds, self.waited, self.steps = 0.0, 0.0, 0  # of training and of waiting for data since the last log
-        self.tokens, self.flops = 0, 0.0  # in the same time
+        self.counts = Counts()  # of the same steps
+        self.flops_done = 0.0  # of its FLOPs, without what attention skips
+
+    def _select_by(self, figure: str) -> None:
+        """Begins anew with the best of a figure where a restored state has that of another one."""
+        state = self.loop_state
+        if state.select_by != figure and state.best_loss is not None:
+            self.writer.note(
+                f"so far the best checkpoint was chosen by validation {state.select_by}; from here on it is by "
+                f"{figure}, among those that have it"
+            )
+            state.best_loss, state.evaluations_since_best = None, 0
+        state.select_by = figure
 
     @property
     def last_evaluation(self) -> Optional[dict[str, float]]:
@@ -197,8 +221,8 @@ class Loop:
             for step in range(first, steps + 1):
                 if self._is_out_of_patience():
                     self.writer.note(
-                        f"no better validation loss in {experiment.evaluate.patience} evaluations: stopping; with a "
-                        "larger config.evaluate.patience the same command goes on"
+                        f"no better validation {experiment.select_by} in {experiment.evaluate.patience} evaluations: "
+                        "stopping; with a larger config.evaluate.patience the same command goes on"
                     )
                     break
                 self._enter_phase(step)
@@ -210,10 +234,10 @@ class Loop:
                     if not is_compiled:  # the other processes may take longer
                         jax.block_until_ready(metrics)
                 self.compiled = self.run
-                self.padding = self.paddings.popleft()
-                self.tokens += tokens_read(batch)
-                self.flops += self.run.flops_of(self.batches.index(step - 1))
-                self.pending.append((step, metrics))
+                index = self.batches.index(step - 1)
+                flops = self.run.flops_of(index)
+                self.flops_done += self.run.flops_done_of(index)
+                self.pending.append((step, Counts(tokens=tokens_read(batch), flops=flops), metrics))
                 loop_state.step = step
                 if step in (self.first_step, self.first_step + 3):
                     self._announce_speed(step - self.first_step)
@@ -280,8 +304,7 @@ class Loop:
         return batch
 
     def _watch_batches(self, batches: Iterator[HostBatch], first: int) -> Iterator[HostBatch]:
-        """Yields the batches of step `first` on. The first one, and that of each phase, is checked in full; of the
-        others only the padding counts."""
+        """Yields the batches of step `first` on. The first one, and that of each phase, is checked."""
         model, checked = self.run.experiment.model, None
         for step, batch in enumerate(batches, first):
             made = self.run.at(step - 1).train_batches
@@ -290,12 +313,11 @@ class Loop:
                 checked = made
             if self.observe:
                 self.observe(step, batch)
-            self.paddings.append(padding_fraction(batch))
             yield batch
 
     def _announce_speed(self, done: int) -> None:
         """Says how long the first step took, and what the next ones say of the time the others will take."""
-        jax.block_until_ready(self.pending[-1][1])
+        jax.block_until_ready(self.pending[-1][-1])
         now = time.perf_counter()
         if done == 0:
             self.first_done = now
@@ -309,14 +331,19 @@ class Loop:
         """Waits for the device and looks at every step since it last did: none that is not finite goes unseen."""
         if not self.pending:
             return
-        steps, metrics_of_steps = zip(*jax.device_get(self.pending), strict=True)
+        steps, taken, on_device = zip(*self.pending, strict=True)
+        metrics_of_steps = jax.device_get(on_device)
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
-        train, left_out = self.run.experiment.train, []
-        for step, metrics in zip(steps, metrics_of_steps, strict=True):
+        train, trained, left_out = self.run.experiment.train, self.run.experiment.objective.select_by, []
+        for step, counts, metrics in zip(steps, taken, metrics_of_steps, strict=True):
+            counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
+            for total in filter(None, (self.counts, self.loop_state.counts)):
+                total.add(counts)
             if metrics["finite"]:
-                loss, norm = summarize(metrics["sums"])["loss"], float(metrics["gradient_norm"])
+                self.loop_state.add_sums(metrics["sums"])
+                loss, norm = summarize(metrics["sums"])[trained], float(metrics["gradient_norm"])
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))
@@ -351,41 +378,46 @@ class Loop:
         return f"not finite at step {step} (examples {index * size} to {(index + 1) * size - 1}), {where}"
 
     def _log(self) -> None:
-        """Logs the metrics of the newest step, and the speed since the last line."""
+        """Logs the means and the speed since the last line, and what all steps have taken."""
         self._read_metrics()
         assert self.newest is not None  # of the step just made
-        loop_state = self.loop_state
-        metrics = (
-            summarize(self.newest["sums"])
-            | {
-                "learning_rate": float(self.newest["learning_rate"]),
-                "gradient_norm": float(self.newest["gradient_norm"]),
-                "skipped_updates": loop_state.skipped_updates,
-                "skipped_batches": loss_spikes.skipped(loop_state.step - 1, loop_state.rollbacks),
-                "tokens_per_second": self.tokens / self.seconds,
-                "step_seconds": self.seconds / self.steps,
-                "mfu": self.run.mfu(self.flops, self.seconds),
-                "data_wait_fraction": self.waited / self.seconds,
-                "padding_fraction": self.padding,
-            }
-            | self._phase
-        )
+        loop_state, counts = self.loop_state, self.counts
+        metrics = summarize(loop_state.sums or self.newest["sums"]) | {
+            "learning_rate": float(self.newest["learning_rate"]),
+            "gradient_norm": float(self.newest["gradient_norm"]),
+            "skipped_updates": loop_state.skipped_updates,
+            "skipped_batches": loss_spikes.skipped(loop_state.step - 1, loop_state.rollbacks),
+            "tokens_per_second": counts.text_tokens / self.seconds,
+            "padded_tokens_per_second": counts.tokens / self.seconds,
+            "step_seconds": self.seconds / self.steps,
+            "mfu": self.run.mfu(counts.flops, self.seconds),
+            "mfu_done": self.run.mfu(self.flops_done, self.seconds),
+            "data_wait_fraction": self.waited / self.seconds,
+            **self._taken(),
+            **self._phase,
+        }
         self.writer.log(loop_state.step, "train", metrics)
         self.goodput.save()
-        self.seconds, self.waited, self.steps, self.tokens, self.flops = 0.0, 0.0, 0, 0, 0.0
+        loop_state.sums = {}
+        self._reset_clock()
+
+    def _taken(self) -> dict[str, Optional[float]]:
+        """Returns what all steps so far have taken: of two runs any of it is a common axis for their losses."""
+        known = self.loop_state.counts
+        return vars(known) if known else dict.fromkeys(vars(Counts()))
 
     def _evaluate(self, state: TrainState) -> bool:
-        """Logs the validation metrics; returns whether their loss is the best so far."""
+        """Logs the validation metrics; returns whether the run's figure of them is the best so far."""
         self._read_metrics()
-        loop_state = self.loop_state
+        loop_state, figure = self.loop_state, self.run.experiment.select_by
         with self.goodput.on("evaluating"):
-            metrics = self.run.validate(state.params) | self._phase
-            self.writer.log(loop_state.step, "valid", metrics)
+            metrics = self.run.validate(self.run.validated(state))
+            self.writer.log(loop_state.step, "valid", metrics | self._taken() | self._phase)
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics
-        loss, best = metrics["loss"], loop_state.best_loss
-        if math.isfinite(loss) and (best is None or loss < best):
-            loop_state.best_loss, loop_state.evaluations_since_best = loss, 0
+        value, best = metrics[figure], loop_state.best_loss
+        if math.isfinite(value) and (best is None or best_step({0: best, 1: value}, figure) == 1):
+            loop_state.best_loss, loop_state.evaluations_since_best = value, 0
             return True
         loop_state.evaluations_since_best += 1
         return False
@@ -399,10 +431,6 @@ class Loop:
         self._read_metrics()
         evaluation, self.saved = self.last_evaluation, True
         with self.goodput.on("saving"):
-            self.checkpoints.save(
-                self.loop_state.step,
-                state,
-                self.loop_state.to_json() | self._phase,
-                evaluation and {"loss": evaluation["loss"]},
-            )
+            loop_state = self.loop_state.to_json() | self._phase
+            self.checkpoints.save(self.loop_state.step, state, loop_state, evaluation)
         self.resumed = time.perf_counter()

@@ -1,6 +1,7 @@
-"""The state that a run keeps across a restart beside its `TrainState`: counters, the best loss, rollbacks."""
+"""The state that a run keeps across a restart beside its `TrainState`: counters, the best figure, rollbacks."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.json_files import JsonObject
@@ -15,6 +16,20 @@ class Rollback:
     skipped: int  # batches
 
 
+@dataclasses.dataclass
+class Counts:
+    """Holds what some steps have taken, over all processes."""
+
+    text_tokens: int = 0  # that their examples were made of
+    text_bytes: int = 0  # of these in UTF-8
+    tokens: int = 0  # that entered the model, padding included
+    flops: float = 0.0
+
+    def add(self, other: "Counts") -> None:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
 @dataclasses.dataclass(kw_only=True)
 class LoopState:
     """The loop's side of a checkpoint, in whose run.json it is stored under "extra"."""
@@ -23,10 +38,19 @@ class LoopState:
     tokenizer: str  # fingerprint
     corpora: list[str]  # fingerprints
     skipped_updates: int = 0  # whose loss or gradient was not finite
-    best_loss: Optional[float] = None  # of all evaluations
+    best_loss: Optional[float] = None  # the best value of `select_by` of all evaluations
     evaluations_since_best: int = 0
     rollbacks: list[Rollback] = dataclasses.field(default_factory=list)  # in the order of time
     recent: list[list[float]] = dataclasses.field(default_factory=list)  # what `loss_spikes.observe_step` remembers
+    select_by: str = "loss"  # the figure of the validation that `best_loss` is of
+    counts: Optional[Counts] = dataclasses.field(default_factory=Counts)  # of all steps; None: an older version began
+    sums: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # {name: [sum, count]} since the last line
+
+    def add_sums(self, sums: Mapping[str, Sequence]) -> None:
+        """Adds the sums and counts of a step to those since the last line."""
+        for name, (value, count) in sums.items():
+            before = self.sums.get(name, (0.0, 0.0))
+            self.sums[name] = [before[0] + float(value), before[1] + float(count)]
 
     def to_json(self) -> JsonObject:
         """Returns the fields in their order, as JSON can hold them; later changes of the state do not reach them."""
@@ -36,9 +60,13 @@ class LoopState:
     def from_json(cls, stored: JsonObject, default: "LoopState") -> "LoopState":
         """Reads what `to_json` gave: a field that is missing there, of an older checkpoint, is that of `default`.
 
-        What no field is named after, of a newer one, is left out.
+        But what its steps have taken is not known. What no field is named after, of a newer one, is left out.
         """
         values = {field.name: stored[field.name] for field in dataclasses.fields(cls) if field.name in stored}
         if "rollbacks" in values:
             values["rollbacks"] = [Rollback(**rollback) for rollback in values["rollbacks"]]
+        if values.get("counts"):
+            values["counts"] = Counts(**values["counts"])
+        elif stored.get("step"):
+            values["counts"] = None
         return dataclasses.replace(default, **values)

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -12,41 +12,92 @@ from pretrainax.config.atomic_files import write_atomically
 # What stands beside a number for people; the names are those of metrics.jsonl.
 MEANINGS = {
     "loss": "nats a target token",
+    "text_loss": "nats a target token that is text: no sentinel, no end, no [SEP]",
     "perplexity": "e to the loss",
     "bits_per_token": "the loss in bits",
-    "bits_per_byte": "bits of text that a byte of it takes",
+    "bits_per_byte": "bits that the targets take, by the bytes of text they have",
     "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
+    "text_accuracy": "the same of target tokens that are text",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
     "loss_tokens": "target tokens",
     "phase": "of the run, from 1: which of config.phases a step is of",
+    "replaced_loss": "nats a token, of the discriminator: was it replaced?",
+    "replaced_accuracy": "tokens of which the discriminator says rightly whether they were replaced",
+    "replaced_precision": "tokens that were replaced, of those that the discriminator says were",
+    "replaced_recall": "tokens that the discriminator says were replaced, of those that were",
+    "replaced_fraction": "tokens that were replaced, of all",
+    "pair_loss": "nats a pair of segments: how do they belong together?",
+    "pair_accuracy": "pairs of segments of which the right label is said",
+    "total_loss": "loss and pair_loss together, as they are trained",
+    "text_tokens": "tokens of text that all steps so far were made of: no special token, no padding",
+    "text_bytes": "bytes of UTF-8 that these have",
+    "tokens": "tokens that the device has read, padding and special tokens too",
+    "flops": "FLOPs of all steps so far",
+    "learning_rate": "of the last step",
+    "gradient_norm": "of the last step, before clipping",
+    "skipped_updates": "updates left out so far, as they were not finite",
+    "skipped_batches": "batches left out so far, after spikes",
+    "tokens_per_second": "tokens of text",
+    "padded_tokens_per_second": "tokens that the device has read",
+    "step_seconds": "seconds a step, evaluations and checkpoints left out",
+    "mfu": "model FLOPs utilisation",
+    "data_wait_fraction": "share of the time in which devices waited for a batch",
+    "padding_fraction": "share of the tokens read that is padding",
 }
+_OF_LOSS = ("perplexity", "bits_per_token", "bits_per_byte")  # follow from the loss
 
 
-def summarize(sums: Mapping[str, tuple], bytes_per_token: Optional[float] = None) -> dict[str, float]:
-    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.
+def parts_among(names: Iterable[str]) -> list[str]:
+    """Returns the parts that figures of these names are of, "source=wiki" of "loss/source=wiki"."""
+    return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
-    Bits per byte compare models across tokenizers. They need `bytes_per_token`, the mean length in UTF-8 of a target
-    token, and a loss that is a likelihood of the text: a causal one. None for the others.
-    """
+
+def meaning(name: str) -> str:
+    """Returns what a figure is, for people; empty for one of the blocks of a model."""
+    figure, _, part = name.partition("/")
+    return ", of ".join(filter(None, (MEANINGS.get(figure, ""), part)))
+
+
+def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
+    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}."""
     loss = float(sums["loss"][0]) / max(float(sums["loss"][1]), 1e-9)
     metrics = {
         "loss": loss,
-        "perplexity": perplexity(loss),
-        "bits_per_token": loss / math.log(2),
+        **of_loss(loss),
         "accuracy": float(sums["accuracy"][0]) / max(float(sums["accuracy"][1]), 1e-9),
         "loss_tokens": float(sums["loss"][1]),
     }
     for name in sums:
         if name not in ("loss", "accuracy", "z_loss"):  # of further heads, and of blocks
             metrics[name] = float(sums[name][0]) / max(float(sums[name][1]), 1e-9)
-    if bytes_per_token:
-        metrics["bits_per_byte"] = metrics["bits_per_token"] / bytes_per_token
+    if "replaced_recall" in sums:
+        metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / max(float(sums["replaced_loss"][1]), 1e-9)
+    if "pair_loss" in sums:
+        metrics["total_loss"] = loss + metrics["pair_loss"]
     return metrics
 
 
-def perplexity(loss: float) -> float:
-    """Returns e to the loss, and a finite number for any loss."""
-    return math.exp(min(loss, 700.0))  # the largest whose exponential a float64 holds is 709
+def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[float, float]]:
+    """Returns the sums and counts of several batches as those of one."""
+    pairs = {name: [sums[name] for sums in several] for name in several[0]}
+    return {name: (sum(float(x) for x, _ in found), sum(float(n) for _, n in found)) for name, found in pairs.items()}
+
+
+def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str, tuple]]) -> dict[str, float]:
+    """Returns the figures of each part of a validation, {"loss/source=wiki": …}, but for what follows from its loss.
+
+    parts, sums: of each batch.
+    """
+    names = dict.fromkeys(name for of_batch in parts for name in of_batch)
+    of_part = {name: [s for of_batch, s in zip(parts, sums, strict=True) if name in of_batch] for name in names}
+    summaries = {name: summarize(add_up(several)) for name, several in of_part.items()}
+    return {f"{k}/{name}": x for name, found in summaries.items() for k, x in found.items() if k not in _OF_LOSS}
+
+
+def of_loss(loss: float) -> dict[str, float]:
+    """Returns what follows from a loss in nats: finite numbers for any finite loss."""
+    largest = 700.0  # whose exponential a float64 holds: up to 709
+    return {"perplexity": math.exp(min(loss, largest)), "bits_per_token": loss / math.log(2)}
 
 
 # --- metrics.jsonl -------------------------------------------------------------------------------------------------

@@ -16,16 +16,21 @@ from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
-from pretrainax.training.metrics import MEANINGS, cut_after, perplexity, read_metrics
+from pretrainax.training.metrics import MEANINGS, cut_after, of_loss, parts_among, read_metrics
 from pretrainax.training.tensorboard import EventsWriter
 
 
 class MetricsWriter:
     """Writes and prints the metrics of one run, in the primary process; in the others every method does nothing."""
 
-    def __init__(self, workdir: str, total_steps: int, resume_step: int = 0, primary: bool = True):
-        """Goes on in the files of an earlier start, without what they hold of steps after `resume_step`."""
-        self.workdir, self.total_steps, self.primary = workdir, total_steps, primary
+    def __init__(
+        self, workdir: str, total_steps: int, resume_step: int = 0, primary: bool = True, select_by: str = "loss"
+    ):
+        """Goes on in the files of an earlier start, without what they hold of steps after `resume_step`.
+
+        select_by: the figure that the best checkpoint is found by.
+        """
+        self.workdir, self.total_steps, self.primary, self.select_by = workdir, total_steps, primary, select_by
         self.path = os.path.join(workdir, "metrics.jsonl")
         self.model = ""  # one line for the picture; from the header
         if primary:
@@ -86,37 +91,53 @@ class MetricsWriter:
         if split == "train":
             self._progress(step, metrics)
         else:
-            self.note(_join(f"step {step}/{self.total_steps}", *_validation(metrics)))
+            self.note(_join(f"step {step}/{self.total_steps}", *_validation(metrics, self.select_by)))
 
-    def finish(self, metrics: dict[str, float], baseline: Optional[dict[str, float]]) -> None:
-        """Prints the last lines of metrics.jsonl beside the unigram baseline of the same targets.
+    def finish(self, metrics: dict[str, float], baseline: Mapping[str, float]) -> None:
+        """Prints all figures of the last validation beside a baseline, and below those of its parts.
 
         Args:
-          metrics: of the last validation: "loss" (nats a target), "perplexity", "accuracy" (fraction), perhaps
-            "sequence_accuracy".
-          baseline: "loss", "accuracy"; None where it is not known.
+          metrics: "loss" (nats a target), "perplexity", "accuracy" (fraction) and so on; "loss/source=wiki" of a part.
+          baseline: those of models that know nothing of the text around a target; empty where they are not known.
         """
         if not self.primary:
             return
-        rows: list[tuple[str, ...]] = [("", "model", "unigram baseline") if baseline else ("", "model")]
-        scores = {"perplexity": perplexity(baseline["loss"]), **baseline} if baseline else {}
-        trained = [line["loss"] for line in read_metrics(self.path) if line["split"] == "train"]
-        if trained:
-            rows.append(("training loss, last batch", _show(trained[-1], ".4f")))
-        shown = [name for name in _FORMS if name in metrics]
+        title = "baseline" if "replaced_loss" in baseline else "unigram baseline"
+        rows: list[tuple[str, ...]] = [("", "model", title) if baseline else ("", "model")]
+        if "loss" in baseline:
+            baseline = {**baseline, **of_loss(baseline["loss"])}
+        trained = [line for line in read_metrics(self.path) if line["split"] == "train"]
+        for name in dict.fromkeys(("loss", self.select_by)) if trained else ():
+            if name in trained[-1]:
+                label, form = _form(name)
+                label = f"training {label.removeprefix('validation ')}, last line"
+                rows.append((label, _show(trained[-1][name], form)))
+        whole = _shown(metrics)
+        shown = sorted(whole, key=lambda name: [*_FORMS, *whole].index(name))
         for name in shown:
-            label, form = _FORMS[name]
-            rows.append((label, format(metrics[name], form), *([format(scores[name], form)] if name in scores else [])))
-        meanings = "\n".join(f"  {_FORMS[name][0]}: {MEANINGS[name]}" for name in shown if "accuracy" in name)
-        self.note(f"\n{text_table(rows, '<>', indent='  ', gap='   ')}\n\n{meanings}\n")
+            label, form = _form(name)
+            of_baseline = [format(baseline[name], form)] if name in baseline else []
+            rows.append((label, format(metrics[name], form), *of_baseline))
+        tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
+        notes = [f"{_form(name)[0]}: {MEANINGS[name]}" for name in shown if name in MEANINGS and name not in _PLAIN]
+        if title == "unigram baseline" and baseline:
+            notes.append(f"unigram baseline: {_BASELINE}")
+        if "replaced_loss" in baseline:
+            notes.insert(0, "validation loss, perplexity, token accuracy: the generator's")
+            notes.append("baseline: of tokens, how often each occurs (unigram); of what is replaced, always 'original'")
+        if self.select_by != "loss":
+            notes.append(f"the best checkpoint is that of the best validation {self.select_by}")
+        self.note("\n" + "\n\n".join([*tables, "\n".join(f"  {note}" for note in notes)]) + "\n")
 
-    def draw(self, baseline_loss: Optional[float] = None) -> None:
-        """Draws curves.png of everything logged so far."""
+    def draw(self, baseline: Optional[Mapping[str, float]] = None) -> None:
+        """Draws curves.png of everything logged so far; baseline: as in `finish`."""
         from pretrainax.reporting import curves  # here: matplotlib takes long to import
 
         path = os.path.join(self.workdir, "curves.png")
         name = os.path.basename(os.path.abspath(self.workdir))
-        curves.draw(path, read_metrics(self.path), title=name, subtitle=self.model, baseline_loss=baseline_loss)
+        loss = self.select_by if self.select_by.endswith("_loss") else "loss"
+        known = (baseline or {}).get(loss)
+        curves.draw(path, read_metrics(self.path), name, subtitle=self.model, baseline_loss=known, main=loss)
         self.note(f"curves: {path}")
 
     def close(self) -> None:
@@ -142,6 +163,9 @@ class MetricsWriter:
         steps, elapsed = step - self._first[0], now - self._first[1]
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
         parts = [f"loss {_show(metrics['loss'], '.3f')}"]
+        if self.select_by != "loss" and self.select_by in metrics:
+            label, form = _form(self.select_by)
+            parts.append(f"{label} {_show(metrics[self.select_by], form)}")
         if (rate := metrics.get("learning_rate")) is not None:
             parts.append(f"lr {scientific(rate)}")
         if (speed := metrics.get("tokens_per_second")) is not None:
@@ -172,17 +196,60 @@ def _bar(total: int, done: int) -> Any:
     )
 
 
-_FORMS = {  # of a validation, what people are shown: the label and the format of each
+_FORMS = {  # of a validation, what people are shown first: the label and the format of each
     "loss": ("validation loss", ".4f"),
     "perplexity": ("perplexity", ",.2f"),
+    "bits_per_token": ("bits per token", ".4f"),
+    "bits_per_byte": ("bits per byte", ".4f"),
     "accuracy": ("token accuracy", ".2%"),
+    "text_loss": ("loss of text", ".4f"),
+    "text_accuracy": ("accuracy of text", ".2%"),
     "sequence_accuracy": ("sequence accuracy", ".2%"),
+    "loss_tokens": ("target tokens", ",.0f"),
+    "total_loss": ("total loss", ".4f"),
+    "pair_loss": ("pair loss", ".4f"),
+    "replaced_loss": ("replaced loss", ".4f"),
 }
+_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens")  # their labels say what they are
+_IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "sequence_accuracy", "bits_per_byte")
+_IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss")
+_BASELINE = "knows how often each token occurs, and how targets are built: which sentinel is next, where a row ends"
 
 
-def _validation(metrics: dict[str, Optional[float]]) -> list[str]:
-    known = [(*_FORMS[name], metrics.get(name)) for name in _FORMS]
-    return [f"{label} {format(value, form)}" for label, form, value in known if value is not None]
+def _form(name: str) -> tuple[str, str]:
+    """Returns the label and the format of a figure, of a part too."""
+    name = name.partition("/")[0]
+    is_share = name.endswith(("accuracy", "precision", "recall", "fraction"))
+    return _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
+
+
+def _shown(metrics: Mapping[str, Optional[float]]) -> list[str]:
+    """Names the figures of a whole validation that people are shown: those of text where not all targets are."""
+    loss, of_text = metrics.get("loss"), metrics.get("text_loss")
+    is_all_text = loss is not None and of_text is not None and math.isclose(loss, of_text, rel_tol=1e-6)
+    whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
+    return [name for name in whole if not (is_all_text and name.startswith("text_"))]
+
+
+def _validation(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
+    shown = {*_shown(metrics), select_by} & {name for name, value in metrics.items() if value is not None}
+    forms = {name: _form(name) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
+    return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
+
+
+def _tables_of_parts(metrics: dict[str, float]) -> list[str]:
+    """Returns a table for each kind of part: a row for each source, a column for each figure."""
+    parts, tables = parts_among(metrics), []
+    for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
+        own = [part for part in parts if part.startswith(f"{kind}=")]
+        names = list(dict.fromkeys(name.partition("/")[0] for name in metrics if name.partition("/")[2] in own))
+        rows = [(f"by {kind}", *(_form(name)[0].removeprefix("validation ") for name in names))]
+        for part in own:
+            values = [(metrics.get(f"{name}/{part}"), _form(name)[1]) for name in names]
+            cells = ("" if value is None else format(value, form) for value, form in values)
+            rows.append((part.partition("=")[2], *cells))
+        tables.append(text_table(rows, "<>", indent="  ", gap="   "))
+    return tables
 
 
 def _join(*parts: str) -> str:

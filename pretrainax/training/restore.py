@@ -1,6 +1,7 @@
 """Claims a workdir for a run, and finds the state there that the run goes on from."""
 
 import dataclasses
+import math
 import os
 from typing import Optional
 
@@ -17,6 +18,8 @@ from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import is_huggingface_directory
 from pretrainax.models.heads.base import head_modules
+from pretrainax.reporting.units import byte_size
+from pretrainax.sharding.param_paths import PyTree
 from pretrainax.training import longer
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
@@ -118,6 +121,7 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         tokenizer=run.prepared.tokenizer.fingerprint,
         corpora=[corpus.fingerprint for corpus in run.prepared.corpora],
     )
+    check_room_for_ema(run.abstract_state, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     restored = checkpoints.restore_newest(run.abstract_state, up_to)
     if restored is not None:
         _, state, extra = restored
@@ -135,8 +139,30 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         return state, loop_state
     if run.experiment.checkpoint.init_from:
         directory = os.path.expanduser(run.experiment.checkpoint.init_from)
-        return state_from(_params_of(directory, run), run.optimizer, run.mesh), fresh
+        has_ema = run.abstract_state.ema is not None
+        return state_from(_params_of(directory, run), run.optimizer, run.mesh, has_ema), fresh
     return run.fresh_state(), fresh
+
+
+def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
+    """Raises UserError where a moving average of the parameters leaves no room for what a step must have.
+
+    Args:
+      state: shapes, dtypes and shardings.
+      room: bytes of memory of a device; None: it does not say, as a CPU does not.
+    """
+
+    def size(tree: PyTree) -> int:  # of a device's part
+        return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+    ema, gradients = size(state.ema), size(state.params)
+    needed = size(state) + gradients
+    if room is not None and ema and needed > room:
+        raise UserError(
+            f"config.train.ema_decay keeps another copy of the parameters, {byte_size(ema)} of a device, and there is "
+            f"no memory for it: parameters, optimizer, gradients and it take {byte_size(needed)} of {byte_size(room)}; "
+            "set it to None, or split the parameters by config.mesh.fsdp"
+        )
 
 
 def _params_of(directory: str, run: Run) -> Params:

@@ -108,11 +108,13 @@ class Trial:
         return found
 
     def parameters(self) -> Iterator[tuple[str, int, np.ndarray]]:
-        """Yields the last parameters, as `read_params` does."""
-        from pretrainax.checkpoints.params import read_params  # here: it imports JAX
+        """Yields the last parameters, as `read_params` does, and their moving average where there is one."""
+        from pretrainax.checkpoints.params import EMA, read_params  # here: it imports JAX
         from pretrainax.checkpoints.steps import find_checkpoint
 
-        return read_params(find_checkpoint(self.workdir))
+        checkpoint = find_checkpoint(self.workdir)
+        yield from read_params(checkpoint)
+        yield from read_params(checkpoint, folder=EMA)
 
 
 def _kill(children: list[subprocess.Popen]) -> None:

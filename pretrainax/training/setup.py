@@ -17,8 +17,10 @@ from pretrainax import models
 from pretrainax.config import Experiment, RunPhase, naming, phase_at, phases_of
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
+from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.data.text_counts import lost_text
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -27,10 +29,10 @@ from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
-from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.arrays import check_mesh, put_batch
 from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.training import train_step
-from pretrainax.training.metrics import summarize
+from pretrainax.training.metrics import add_up, summarize, summarize_parts
 from pretrainax.training.train_step import Params
 
 
@@ -99,14 +101,22 @@ class Run:
         return jax.process_index() == 0
 
     def fresh_state(self) -> train_step.TrainState:
-        """Returns parameters drawn from `train.seed` and moments of zero, born in their shards."""
-        return train_step.init_state(
-            self.model, self.optimizer, self.batch_shapes, self.mesh, self.experiment.train.seed
-        )
+        """Returns parameters drawn from `train.init_seed` and moments of zero, born in their shards."""
+        train = self.experiment.train
+        seed, has_ema = train.seed_of("init"), train.ema_decay is not None
+        return train_step.init_state(self.model, self.optimizer, self.batch_shapes, self.mesh, seed, has_ema)
+
+    def validated(self, state: train_step.TrainState) -> Params:
+        """Returns the parameters that `evaluate.parameters` names."""
+        if self.experiment.evaluate.parameters == "trained":
+            return state.params
+        assert state.ema is not None  # config/validation.py
+        return state.ema
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
-        return train_step.fresh_params(self.model, self.batch_shapes, self.mesh, self.experiment.train.seed, paths)
+        seed = self.experiment.train.seed_of("init")
+        return train_step.fresh_params(self.model, self.batch_shapes, self.mesh, seed, paths)
 
     @functools.cached_property
     def parameters(self) -> int:
@@ -123,9 +133,18 @@ class Run:
         """Counts the FLOPs of one update over all devices, as `flops.flops_per_step` does."""
         return self._flops(self.lengths)
 
+    @functools.cached_property
+    def flops_done_per_step(self) -> float:
+        """Counts those of them that are done on these devices, as `flops.flops_done` does."""
+        return self._flops_done(self.lengths)
+
     def flops_of(self, step: int) -> float:
         """Counts those of one step, whose batch may be of a shorter bucket."""
         return self._flops(self.train_batches.lengths_of(step))
+
+    def flops_done_of(self, step: int) -> float:
+        """Counts those of one step that are done."""
+        return self._flops_done(self.train_batches.lengths_of(step))
 
     def mfu(self, flops_done: float, seconds: float) -> Optional[float]:
         """Returns the model FLOPs utilisation; None where the chip's peak is unknown."""
@@ -135,6 +154,11 @@ class Run:
     def _flops(self, lengths: Lengths) -> float:
         rows = self.trained.train.global_batch_size
         return flops.flops_per_step(self.experiment.model, rows, lengths.inputs, lengths.targets)
+
+    def _flops_done(self, lengths: Lengths) -> float:
+        rows = self.trained.train.global_batch_size
+        work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
+        return flops.flops_done(self.experiment.model, rows, lengths.inputs, lengths.targets, work)
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
@@ -148,15 +172,38 @@ class Run:
         whole = max(self.valid_batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
         return min(self.experiment.evaluate.batches or whole, whole), whole
 
+    @functools.cached_property
+    def validation_parts(self) -> list[tuple[str, ...]]:
+        """Names the parts that each stream of `valid_batches` is of, as `parts_of_streams` does."""
+        experiment = self.experiment
+        return parts_of_streams(experiment.data.source.components(), experiment.validation_objective)
+
+    @functools.cached_property
+    def validation_rows(self) -> list[int]:
+        """Counts the rows that a validation takes of each stream."""
+        rows = self.validation_sizes[0] * self.experiment.train.global_batch_size
+        return self.valid_batches.schedule.before(rows).tolist()
+
+    def validation_by_part(self) -> Iterator[tuple[tuple[str, ...], HostBatch]]:
+        """Yields the rows of `validation_batches`, those of each stream in batches of their own, with its parts."""
+        if not any(self.validation_parts):
+            yield from (((), batch) for batch in self.validation_batches())
+            return
+        for number, (parts, count) in enumerate(zip(self.validation_parts, self.validation_rows, strict=True)):
+            for first in range(0, count, self.experiment.train.global_batch_size):
+                yield parts, self.valid_batches.of_stream(number, range(first, count))
+
     def validate(self, params: Params) -> dict[str, float]:
-        """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once."""
-        tokens, text_bytes = (
-            sum(getattr(c, name) for c in self.prepared.valid) for name in ("num_tokens", "num_bytes")
-        )
-        causal = self.experiment.objective.is_likelihood
-        sums = [self.eval_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
-        totals = jax.tree.map(lambda *values: sum(map(float, values)), *jax.device_get(sums))
-        return summarize(totals, bytes_per_token=text_bytes / tokens if causal else None)
+        """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once.
+
+        Beside them, where there are several sources or objectives, those of each, {"loss/source=wiki": …}.
+        """
+        parts, sums = [], []
+        for of_batch, batch in self.validation_by_part():
+            parts.append(of_batch)
+            sums.append(self.eval_step(params, put_batch(batch, self.mesh)))
+        sums = jax.device_get(sums)
+        return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
     def describe(self) -> list[tuple[str, str]]:
         """Returns the rows of the run's header."""
@@ -169,27 +216,43 @@ class Run:
         chosen = [choose_implementation(self.model.compute.attention, platform(), spec) for spec in specs]
         attention = dict.fromkeys(name for name, _ in chosen)
         warnings = dict.fromkeys(warning for _, warning in chosen if warning)
-        a_step = "" if self.phases else f"{self.flops_per_step:.3g} a step, "
+        is_likelihood = self.experiment.objective.is_likelihood
+        lost = lost_text(self.prepared.tokenizer, self.prepared.valid) if is_likelihood else ""
+        total = sum(part.flops_per_step * part.steps for part in self.parts)
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             ("data", self.prepared.summary),
             *(self._describe_phases() if self.phases else [("batch", self._describe_batch())]),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
-            ("FLOPs", f"{a_step}{sum(p.flops_per_step * p.steps for p in self.parts):.3g} in {train.steps:,} steps"),
+            *self._describe_ema(),
+            ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if self.phases else self._describe_flops()),
+            *([("bits per byte", f"none, they would be of another text: {lost}")] if lost else []),
             *(("WARNING", warning) for warning in warnings),
         ]
 
     def _describe_batch(self) -> str:
         return f"{self.trained.train.global_batch_size} examples, {self.tokens_per_step:,} tokens"
 
+    def _describe_flops(self) -> str:
+        done = self.flops_done_per_step / self.flops_per_step
+        skipped = f"; done {done:.0%}: attention skips what its masks hide" if done < 1 else ""
+        return (
+            f"{self.flops_per_step:.3g} a step, {self.flops_per_step * self.steps:.3g} in {self.steps:,} steps{skipped}"
+        )
+
     def _describe_phases(self) -> Iterator[tuple[str, str]]:
         for part in self.phases:
             assert part.phase is not None
-            flops = f"{part.flops_per_step:.3g} FLOPs a step"
-            yield part.phase.name, f"{part.phase.what}; {part._describe_batch()}, {flops}"
+            yield part.phase.name, f"{part.phase.what}; {part._describe_batch()}, FLOPs {part._describe_flops()}"
         length, rows = self.experiment.data.sequence_length, self.experiment.train.global_batch_size
         yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
+
+    def _describe_ema(self) -> Iterator[tuple[str, str]]:
+        decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
+        if decay is not None:
+            what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
+            yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
 
 
 class Steps(NamedTuple):
@@ -216,9 +279,9 @@ def build_steps(
       validated: the config whose rows the evaluation is of; None: the same.
 
     Raises:
-      UserError: a mesh that does not divide the batch or the model.
+      UserError: a mesh that does not divide the batch or the model, or that its attention cannot run on.
     """
-    check_batch_divides(experiment, mesh)
+    check_mesh(experiment, mesh)
     train = for_this_machine(experiment.train)
     model = models.build(experiment.model, compute_for(train))
     with collect_attention_specs() as attention_specs:
@@ -228,9 +291,9 @@ def build_steps(
     return Steps(
         model=model,
         optimizer=optimizer,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, experiment.optimizer),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
-        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh),
+        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
         attention_specs=attention_specs,
     )
 

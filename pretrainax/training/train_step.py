@@ -3,8 +3,9 @@
 Nothing here waits for the device, and nothing is ever whole on one: parameters are born in shards.
 """
 
+import math
 from collections.abc import Callable, Collection
-from typing import cast
+from typing import Optional, cast
 
 import flax.struct
 import jax
@@ -15,9 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
-from pretrainax.data.batch import Batch, HostBatch
+from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
 from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
@@ -37,6 +39,7 @@ class TrainState:
     step: PyTree  # int32: updates tried so far, those that were skipped included
     params: Params
     opt_state: optax.OptState
+    ema: Optional[Params] = None  # the moving average of `params`, where `train.ema_decay` asks for one
 
 
 def global_shapes(batch: HostBatch, global_batch_size: int) -> Shapes:
@@ -50,28 +53,42 @@ def abstract_params(model: AnyModel, batch_shapes: Shapes) -> Params:
 
 
 def abstract_state(
-    model: AnyModel, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh
+    model: AnyModel,
+    optimizer: optax.GradientTransformationExtraArgs,
+    batch_shapes: Shapes,
+    mesh: Mesh,
+    has_ema: bool = False,
 ) -> TrainState:
     """Returns the shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
-    shapes = jax.eval_shape(lambda: _init(model, optimizer, batch_shapes, seed=0))
-    return with_shardings(shapes, state_shardings(mesh, optimizer, shapes.params))
+    shapes = jax.eval_shape(lambda: _state(_init_params(model, batch_shapes, seed=0), optimizer, has_ema))
+    return with_shardings(shapes, state_shardings(mesh, optimizer, shapes.params, has_ema))
 
 
-def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformationExtraArgs, params: Params) -> TrainState:
+def state_shardings(
+    mesh: Mesh, optimizer: optax.GradientTransformationExtraArgs, params: Params, has_ema: bool = False
+) -> TrainState:
     """Returns where each array of a state of `params` (arrays or shapes) lives."""
+    shardings = tree_shardings(mesh, params)
     return TrainState(
         step=NamedSharding(mesh, P()),
-        params=tree_shardings(mesh, params),
+        params=shardings,
         opt_state=opt_state_shardings(mesh, optimizer, params),
+        ema=shardings if has_ema else None,
     )
 
 
 def init_state(
-    model: AnyModel, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, mesh: Mesh, seed: int
+    model: AnyModel,
+    optimizer: optax.GradientTransformationExtraArgs,
+    batch_shapes: Shapes,
+    mesh: Mesh,
+    seed: int,
+    has_ema: bool = False,
 ) -> TrainState:
     """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
-    shardings = state_shardings(mesh, optimizer, abstract_params(model, batch_shapes))
-    return jax.jit(lambda: _init(model, optimizer, batch_shapes, seed), out_shardings=shardings)()
+    shardings = state_shardings(mesh, optimizer, abstract_params(model, batch_shapes), has_ema)
+    make = lambda: _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)  # noqa: E731
+    return jax.jit(make, out_shardings=shardings)()
 
 
 def fresh_params(
@@ -87,20 +104,17 @@ def fresh_params(
     return jax.jit(lambda: chosen(_init_params(model, batch_shapes, seed)), out_shardings=shardings)()
 
 
-def state_from(params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh) -> TrainState:
-    """Returns a state at step 0 of given parameters, with moments of zero. The parameters are donated to it."""
-
-    def make(params):
-        return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
-
-    return jax.jit(make, out_shardings=state_shardings(mesh, optimizer, params), donate_argnums=0)(params)
-
-
-def _init(
-    model: AnyModel, optimizer: optax.GradientTransformationExtraArgs, batch_shapes: Shapes, seed: int
+def state_from(
+    params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    params = _init_params(model, batch_shapes, seed)
-    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params))
+    """Returns a state at step 0 of given parameters, with moments of zero. The parameters are donated to it."""
+    shardings = state_shardings(mesh, optimizer, params, has_ema)
+    return jax.jit(lambda p: _state(p, optimizer, has_ema), out_shardings=shardings, donate_argnums=0)(params)
+
+
+def _state(params: Params, optimizer: optax.GradientTransformationExtraArgs, has_ema: bool) -> TrainState:
+    ema = jax.tree.map(jnp.copy, params) if has_ema else None
+    return TrainState(step=jnp.zeros((), jnp.int32), params=params, opt_state=optimizer.init(params), ema=ema)
 
 
 def _init_params(model: AnyModel, batch_shapes: Shapes, seed: int) -> Params:
@@ -119,6 +133,7 @@ def make_train_step(
     schedule: Rate,
     train: TrainConfig,
     mesh: Mesh,
+    chosen: Optional[Optimizer] = None,
 ) -> jax.stages.Wrapped:
     """Returns the jitted update `(state, batch) -> (state, metrics)`.
 
@@ -128,37 +143,55 @@ def make_train_step(
     Args:
       optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
       schedule: gives the learning rate that is reported.
+      chosen: of the config, which says where gradients are taken and whether more of them are asked for; None: at the
+        parameters, and no.
 
-    Metrics, all on the device: "sums" {name: (sum, count)}; "gradient_norm", before clipping; "learning_rate";
+    Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
+    of, where it says so; "gradient_norm", before clipping; "learning_rate";
     "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
     the first parameter whose gradient is not finite, -1 if none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
+    chosen = chosen or Optimizer()
 
     def step(state, batch):
-        keys = _folded({use: _key(train.seed, use) for use in ("dropout", "sample")}, state.step)
-        gradients, (loss, sums) = compute_gradients(state.params, batch, keys)
+        seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
+        keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
+        point = chosen.gradient_point(state.params, state.opt_state)
+        gradients, (loss, sums) = compute_gradients(point, batch, keys)
+        more = {"gradients_at": lambda at: compute_gradients(at, batch, keys)[0]} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))
         bad = ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
         with jax.named_scope("optimizer"):
-            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step)
+            updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
             params = cast(Params, optax.apply_updates(state.params, updates))
-            new = TrainState(state.step + 1, params, opt_state)
+            new = TrainState(state.step + 1, params, opt_state, _moved(state, params, train.ema_decay))
             unchanged = state.replace(step=state.step + 1)
             new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, unchanged)
         metrics = {
-            "sums": sums,
+            "sums": {**sums, "padding_fraction": padding(batch)},
+            "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
             "gradient_norm": norm,
             "learning_rate": schedule(state.step),
             "finite": finite,
             "bad_parameter": jnp.where(jnp.any(bad), jnp.argmax(bad), -1).astype(jnp.int32),
         }
-        return jax.lax.with_sharding_constraint(new, state_shardings(mesh, optimizer, new.params)), metrics
+        shardings = state_shardings(mesh, optimizer, new.params, new.ema is not None)
+        return jax.lax.with_sharding_constraint(new, shardings), metrics
 
     return jax.jit(step, donate_argnums=0)
+
+
+def _moved(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:
+    """Returns the moving average after an update to `params`: after step t the mean of the parameters after each step
+    s <= t, weighted by decay^(t - s). What they were before the first one has no part in it, as in Adam's means."""
+    if state.ema is None or decay is None:
+        return None
+    weights = -jnp.expm1((state.step + 1) * math.log(decay)) / (1.0 - decay)  # 1 + decay + … + decay^step
+    return cast(Params, optax.incremental_update(params, state.ema, 1.0 / weights))
 
 
 def _make_gradients(

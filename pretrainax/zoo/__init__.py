@@ -3,6 +3,8 @@
 zoo.preset("bert_base"), zoo.preset("t5_v1_0_small"), zoo.preset("gpt2_124m"), zoo.preset("llama3_8b")
 """
 
+import os
+
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.zoo import (
     albert,
@@ -40,3 +42,9 @@ def preset(name: str) -> ModelConfig:
         raise UserError(f"the zoo has no model {name!r}, {nearest(name, PRESETS)}")
     family, variant = PRESETS[name]
     return family.preset(variant)
+
+
+def ledger_of(name: str) -> str:
+    """Returns the file that says where the numbers of a preset come from: that beside its module."""
+    module = PRESETS[name][0].preset.__module__.rpartition(".")[2]
+    return os.path.join(os.path.dirname(__file__), f"{module}.toml")

@@ -2,18 +2,17 @@
 
 from pretrainax.config import LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, dropout, activation): Lan et al. 2019, table 1; dropout and activation: the released
-# configs. The feed-forward is 4 x the width, embeddings are 128 wide.
+# variant -> (layers, width, heads, dropout, activation); the feed-forward is 4 x the width, embeddings are 128 wide
 # NOTE The authors' code computes "gelu" by tanh for version 1 too; what transformers released for it says exact gelu.
 SIZES = {
     "v1_base": (12, 768, 12, 0.1, "gelu"),
     "v1_large": (24, 1024, 16, 0.1, "gelu"),
     "v1_xlarge": (24, 2048, 16, 0.1, "gelu"),
     "v1_xxlarge": (12, 4096, 64, 0.0, "gelu"),
-    # Version 2 (google-research/albert, README.md): no dropout, more data, longer training
+    # version 2
     "base": (12, 768, 12, 0.0, "gelu_tanh"),
     "large": (24, 1024, 16, 0.0, "gelu_tanh"),
     "xlarge": (24, 2048, 16, 0.0, "gelu_tanh"),
@@ -43,6 +42,7 @@ def albert(variant: str = "base") -> ModelConfig:
         masked_lm_head=True,
         pair_head=True,
         dropout_rate=dropout_rate,
+        attention_dropout_rate=dropout_rate,
     )
 
 
@@ -78,10 +78,6 @@ def _base() -> ModelConfig:
     return albert("xxlarge")
 
 
-def _write(config: ModelConfig) -> ConfigJson:
-    return {"attention_probs_dropout_prob": config.dropout_rate}
-
-
 FAMILIES = (
     Family(
         name="ALBERT",
@@ -104,7 +100,6 @@ FAMILIES = (
                 "tie_word_embeddings": True,
             },
             read=read_pair_head("AlbertForPreTraining", "AlbertForMaskedLM", "AlbertModel"),
-            write=_write,
             tied=lambda config: {
                 "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
                 "predictions.decoder.bias": "predictions.bias",

@@ -1,13 +1,15 @@
 """BART (Lewis et al. 2019, arXiv 1910.13461)."""
 
+import dataclasses
+
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
 SIZES = {
-    "base": (6, 768, 12),  # Lewis et al. 2019, section 4; heads: fairseq, bart_base
-    "large": (12, 1024, 16),  # section 5.1; heads: fairseq, bart_large
+    "base": (6, 768, 12),
+    "large": (12, 1024, 16),
 }
 
 
@@ -28,6 +30,7 @@ def bart(variant: str = "base") -> ModelConfig:
         activation="gelu",
         embedding_norm=True,
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,  # of the released config.json; the architecture in fairseq leaves it to the run
     )
 
 
@@ -73,6 +76,7 @@ FIELDS = {  # of the config.json of BART and of Marian
     "encoder_attention_heads": "num_heads",
     "activation_function": "activation",
     "dropout": "dropout_rate",
+    "attention_dropout": "attention_dropout_rate",
     "init_std": "init_stddev",
     "scale_embedding": "scale_embeddings",
 }
@@ -130,7 +134,7 @@ FAMILIES = (
         huggingface=HuggingFace(
             model_type="bart",
             architecture="BartForConditionalGeneration",
-            base=lambda: bart("large"),
+            base=lambda: dataclasses.replace(bart("large"), attention_dropout_rate=0.0),
             fields=FIELDS | {"max_position_embeddings": "position.max_length"},
             names=huggingface_names,
             constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},

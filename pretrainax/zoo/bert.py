@@ -7,15 +7,12 @@ from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide. Vocabularies: the
-# released vocab.txt
+# variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide
 SIZES = {
-    # Turc et al. 2019 (arXiv 1908.08962), table 1
     "tiny": (2, 128, 2, 30_522),
     "mini": (4, 256, 4, 30_522),
     "small": (4, 512, 8, 30_522),
     "medium": (8, 512, 8, 30_522),
-    # Devlin et al. 2018, section 3; the others: google-research/bert, README.md and multilingual.md
     "base": (12, 768, 12, 30_522),
     "large": (24, 1024, 16, 30_522),
     "base_cased": (12, 768, 12, 28_996),
@@ -25,13 +22,11 @@ SIZES = {
     "base_chinese": (12, 768, 12, 21_128),
 }
 
-# Cui et al. 2020, section 4.1: BERT's sizes, and its Chinese vocabulary
 MACBERT_SIZES = {
     "base": (12, 768, 12, 21_128),
     "large": (24, 1024, 16, 21_128),
 }
 
-# Sanh et al. 2019, section 3: every other layer of BERT base; the others: transformers' released models
 DISTILBERT_SIZES = {
     "base": (6, 768, 12, 30_522),
     "base_cased": (6, 768, 12, 28_996),
@@ -74,6 +69,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
         masked_lm_head=True,
         pair_head=True,
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,
     )
 
 
@@ -156,6 +152,7 @@ FIELDS = {  # of the config.json of BERT and of those made after it
     "intermediate_size": "d_ff",
     "hidden_act": "activation",
     "hidden_dropout_prob": "dropout_rate",
+    "attention_probs_dropout_prob": "attention_dropout_rate",
     "initializer_range": "init_stddev",
     "layer_norm_eps": "norm_epsilon",
     "max_position_embeddings": "position.max_length",
@@ -176,7 +173,6 @@ HUGGINGFACE = HuggingFace(
     names=huggingface_names,
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
-    write=lambda config: {"attention_probs_dropout_prob": config.dropout_rate},
     tied=lambda config: {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -197,12 +193,12 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
         "hidden_dim": "d_ff",
         "activation": "activation",
         "dropout": "dropout_rate",
+        "attention_dropout": "attention_dropout_rate",
         "initializer_range": "init_stddev",
         "max_position_embeddings": "position.max_length",
     },
     names=distilbert_names,
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
-    write=lambda config: {"attention_dropout": config.dropout_rate},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),
 )

@@ -20,7 +20,6 @@ from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_no
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
-# The README of github.com/microsoft/DeBERTa, and its experiments/language_model/xxlarge.json
 V2_SIZES = {
     "xlarge": (24, 1536, 24),
     "xxlarge": (48, 1536, 24),
@@ -28,12 +27,10 @@ V2_SIZES = {
 
 # variant -> (layers, width, heads, vocabulary)
 V3_SIZES = {
-    # experiments/language_model/rtd_{xsmall,small,base,large}.json
     "xsmall": (12, 384, 6, 128_100),
     "small": (6, 768, 12, 128_100),
     "base": (12, 768, 12, 128_100),
     "large": (24, 1024, 16, 128_100),
-    # README; the vocabulary is the released config.json's
     "multilingual_base": (12, 768, 12, 251_000),
 }
 
@@ -85,6 +82,7 @@ def _base() -> ModelConfig:
         activation="gelu",
         embedding_norm=True,
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,
     )
 
 
@@ -182,7 +180,6 @@ def _write(config: ModelConfig) -> ConfigJson:
         **_REQUIRED,
         "tie_word_embeddings": True,
         "pos_att_type": ["p2c", "c2p"],
-        "attention_probs_dropout_prob": config.dropout_rate,
         "attention_head_size": config.dim_per_head,
     }
     if isinstance(config.position, DisentangledPositions):

@@ -15,9 +15,8 @@ from pretrainax.zoo.bert import FIELDS, bert, encoder_names
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has): Clark et al.
-# 2020, table 6. The feed-forward is 4 x the width, a head 64 wide; the generator is as deep and its heads are as wide.
-# NOTE The released small model's generator is as wide as the model itself (the code's README, on continued training).
+# variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has). A feed-forward
+# is 4 x the width, a head 64 wide; the generator is as deep.
 SIZES = {
     "small": (12, 256, 4, 128, 1 / 4),
     "base": (12, 768, 12, 768, 1 / 3),
@@ -85,7 +84,6 @@ def _write(config: ModelConfig) -> ConfigJson:
     return {
         "embedding_size": config.embedding_width,
         "tie_word_embeddings": True,
-        "attention_probs_dropout_prob": config.dropout_rate,
     }
 
 

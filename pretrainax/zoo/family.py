@@ -119,7 +119,7 @@ def _null_is(value: object) -> bool:
 
 
 # Of training, not of the function that is computed: config.json may be silent about them.
-_TRAINING = ("dropout_rate", "init_stddev", "scale_residual_init")
+_TRAINING = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
 
 
 _BIASES = ("use_bias", "qkv_bias")

@@ -13,16 +13,16 @@ from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, head dimension)
-SIZES_1 = {  # 2403.08295, table 1, whose feed-forward counts gate and up together
+SIZES_1 = {
     "1_2b": (18, 2048, 16384, 8, 1, 256),
     "1_7b": (28, 3072, 24576, 16, 16, 256),
 }
-SIZES_2 = {  # 2408.00118, table 1, likewise
+SIZES_2 = {
     "2_2b": (26, 2304, 9216, 8, 4, 256),
     "2_9b": (42, 3584, 14336, 16, 8, 256),
     "2_27b": (46, 4608, 36864, 32, 16, 128),
 }
-SIZES_3 = {  # google-deepmind/gemma, gemma/gm/nn/_gemma.py, and the released config.json
+SIZES_3 = {
     "3_270m": (18, 640, 2048, 4, 1, 256),
     "3_1b": (26, 1152, 6912, 4, 1, 256),
     "3_4b": (34, 2560, 10240, 8, 4, 256),

@@ -9,15 +9,13 @@ from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
-GPT1_SIZES = {"117m": (12, 768, 12)}  # section 4.1
-GPT2_SIZES = {  # table 2; named by the parameters of the released files (the paper's counts are off)
+GPT1_SIZES = {"117m": (12, 768, 12)}
+GPT2_SIZES = {  # named by the parameters of the released files: the paper's counts are off
     "124m": (12, 768, 12),
     "355m": (24, 1024, 16),
     "774m": (36, 1280, 20),
     "1558m": (48, 1600, 25),
 }
-# NOTE Table 2.1 gives 1_3b 24 heads of 128 for a width of 2,048, and 13b a width of 5,140 for 40 heads of 128. Here, as
-# in GPT-Neo and others after it, they are 16 heads and a width of 5,120, which give the parameters of the table.
 GPT3_SIZES = {
     "125m": (12, 768, 12),
     "350m": (24, 1024, 16),
@@ -28,7 +26,7 @@ GPT3_SIZES = {
     "13b": (40, 5120, 40),
     "175b": (96, 12288, 96),
 }
-GPT_NEO_SIZES = {  # the released config.json
+GPT_NEO_SIZES = {
     "125m": (12, 768, 12),
     "1_3b": (24, 2048, 16),
     "2_7b": (32, 2560, 20),
@@ -48,20 +46,18 @@ def gpt2(variant: str = "124m") -> ModelConfig:
 
 
 def gpt3(variant: str = "125m") -> ModelConfig:
-    """Returns GPT-3: GPT-2 with every other layer local (section 2.1); UserError for an unknown variant.
-
-    NOTE The paper says "locally banded sparse", as in the Sparse Transformer (Child et al. 2019), and gives neither the
-    band's width nor which layers have one. Both are GPT-Neo's here: the odd layers, 256 tokens.
-    """
+    """Returns GPT-3: GPT-2 with every other layer local, as wide as GPT-Neo's; UserError for an unknown variant."""
     config = _decoder(*pick("gpt3", variant, GPT3_SIZES), context=2048)
-    config.layer_pattern, config.window, config.dropout_rate = ("global", "local"), 256, 0.0
+    config.layer_pattern, config.window = ("global", "local"), 256
+    config.dropout_rate = config.attention_dropout_rate = 0.0
     return config
 
 
 def gpt_neo(variant: str = "125m") -> ModelConfig:
     """Returns GPT-Neo, which does not scale attention logits; UserError for an unknown variant."""
     config = _decoder(*pick("gpt_neo", variant, GPT_NEO_SIZES), context=2048)
-    config.layer_pattern, config.window, config.dropout_rate = ("global", "local"), 256, 0.0
+    config.layer_pattern, config.window = ("global", "local"), 256
+    config.dropout_rate = config.attention_dropout_rate = 0.0
     config.attention_scale, config.qkv_bias = 1.0, False
     return config
 
@@ -80,6 +76,7 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
         norm_epsilon=1e-5,
         activation="gelu_tanh",
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,
         scale_residual_init=True,
     )
 
@@ -158,6 +155,7 @@ _FIELDS = {  # of GPT-1 and GPT-2
     "n_head": "num_heads",
     "n_positions": "position.max_length",
     "resid_pdrop": "dropout_rate",
+    "attn_pdrop": "attention_dropout_rate",
     "layer_norm_epsilon": "norm_epsilon",
     "initializer_range": "init_stddev",
     "tie_word_embeddings": "tie_embeddings",
@@ -167,10 +165,6 @@ _GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish
 
 def _tied(token_embedding: str) -> Callable[[ModelConfig], dict[str, str]]:
     return lambda config: {"lm_head.weight": token_embedding} if config.tie_embeddings else {}
-
-
-def _dropout(config: ModelConfig) -> ConfigJson:
-    return {"embd_pdrop": config.dropout_rate, "attn_pdrop": config.dropout_rate}
 
 
 def _read_gpt1(json: ConfigJson, config: ModelConfig) -> None:
@@ -183,7 +177,7 @@ def _read_gpt1(json: ConfigJson, config: ModelConfig) -> None:
 
 def _write_gpt1(config: ModelConfig) -> ConfigJson:
     theirs = {"gelu_tanh": "gelu"}  # the exact one, which it has not, is read back as another, and refused
-    return {"afn": theirs.get(config.activation, config.activation), **_dropout(config)}
+    return {"afn": theirs.get(config.activation, config.activation), "embd_pdrop": config.dropout_rate}
 
 
 def _read_gpt2(json: ConfigJson, config: ModelConfig) -> None:
@@ -210,7 +204,6 @@ def _write_gpt_neo(config: ModelConfig) -> ConfigJson:
         "attention_types": [[kinds(config), 1]] if rest else [[period, times]],
         "attention_layers": kinds(config),
         "embed_dropout": config.dropout_rate,
-        "attention_dropout": config.dropout_rate,
     }
     return json if config.window is None else json | {"window_size": config.window}
 
@@ -255,7 +248,7 @@ FAMILIES = (
                 "add_cross_attention": False,
             },
             read=_read_gpt2,
-            write=lambda config: {"n_inner": config.d_ff, **_dropout(config)},
+            write=lambda config: {"n_inner": config.d_ff, "embd_pdrop": config.dropout_rate},
             tied=_tied("transformer.wte.weight"),
             ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
         ),
@@ -291,6 +284,7 @@ FAMILIES = (
                 "max_position_embeddings": "position.max_length",
                 "activation_function": "activation",
                 "resid_dropout": "dropout_rate",
+                "attention_dropout": "attention_dropout_rate",
                 "layer_norm_epsilon": "norm_epsilon",
                 "initializer_range": "init_stddev",
                 "tie_word_embeddings": "tie_embeddings",

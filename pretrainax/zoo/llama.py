@@ -19,22 +19,19 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
 SIZES = {
-    # 2302.13971, table 2; feed-forward: 2/3 of 4 x the width, rounded up to a multiple of 256 (section 2.2, the code)
     "1_7b": (32, 4096, 11008, 32, 32),
     "1_13b": (40, 5120, 13824, 40, 40),
     "1_33b": (60, 6656, 17920, 52, 52),
     "1_65b": (80, 8192, 22016, 64, 64),
-    # 2307.09288, table 1 and the released params.json
     "2_7b": (32, 4096, 11008, 32, 32),
     "2_13b": (40, 5120, 13824, 40, 40),
     "2_70b": (80, 8192, 28672, 64, 8),
-    # 2407.21783, table 3
     "3_8b": (32, 4096, 14336, 32, 8),
     "3_70b": (80, 8192, 28672, 64, 8),
     "3_1_8b": (32, 4096, 14336, 32, 8),
     "3_1_70b": (80, 8192, 28672, 64, 8),
     "3_1_405b": (126, 16384, 53248, 128, 8),
-    # the released config.json: pruned and distilled from 3.1
+    # pruned and distilled from 3.1
     "3_2_1b": (16, 2048, 8192, 32, 8),
     "3_2_3b": (28, 3072, 8192, 24, 8),
 }
@@ -54,7 +51,7 @@ def llama(variant: str = "3_8b") -> ModelConfig:
     """Returns LLaMA, `release_size`; UserError for an unknown variant."""
     sizes, release = pick("llama", variant, SIZES), variant.rpartition("_")[0]
     vocab_size, epsilon, position = RELEASES[release]
-    if variant == "1_65b":  # NOTE The released params.json of 7B, 13B and 30B says 1e-06, that of 65B 1e-05.
+    if variant == "1_65b":  # as released, unlike the smaller ones
         epsilon = 1e-5
     return decoder(
         *sizes,
@@ -129,6 +126,7 @@ FIELDS = {
     "intermediate_size": "d_ff",
     "hidden_act": "activation",
     "initializer_range": "init_stddev",
+    "attention_dropout": "attention_dropout_rate",
     "rms_norm_eps": "norm_epsilon",
     "max_position_embeddings": "position.max_length",
     "tie_word_embeddings": "tie_embeddings",

@@ -7,8 +7,8 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, base of the rotation, window)
 SIZES = {
-    "7b": (32, 4096, 14336, 32, 8, 32_000, 10_000.0, 4096),  # 0.1: table 1
-    "7b_v0_3": (32, 4096, 14336, 32, 8, 32_768, 1_000_000.0, None),  # the released config.json
+    "7b": (32, 4096, 14336, 32, 8, 32_000, 10_000.0, 4096),
+    "7b_v0_3": (32, 4096, 14336, 32, 8, 32_768, 1_000_000.0, None),
 }
 
 

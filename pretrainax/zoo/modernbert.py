@@ -5,7 +5,7 @@ from pretrainax.zoo import patterns
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers, width, feed-forward, heads): Warner et al. 2024, table 4, which counts both halves of GeGLU
+# variant -> (layers, width, feed-forward, heads)
 SIZES = {
     "base": (22, 768, 1152, 12),
     "large": (28, 1024, 2624, 16),
@@ -106,7 +106,6 @@ def _write(config: ModelConfig) -> ConfigJson:
         "layer_types": patterns.layer_types(config),
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()},
         "embedding_dropout": config.dropout_rate,
-        "attention_dropout": config.dropout_rate,
         **dict.fromkeys(_TOKENS),
     }
     return json if config.window is None else json | {"local_attention": config.window}
@@ -133,6 +132,7 @@ FAMILIES = (
                 "intermediate_size": "d_ff",
                 "hidden_activation": "activation",
                 "mlp_dropout": "dropout_rate",
+                "attention_dropout": "attention_dropout_rate",
                 "initializer_range": "init_stddev",
                 "norm_eps": "norm_epsilon",
                 "max_position_embeddings": "position.max_length",

@@ -7,12 +7,10 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, tied embeddings, epsilon of the norm)
 SIZES_2 = {
-    # 2407.10671, table 1; vocabulary and epsilon: the released config.json
     "2_0_5b": (24, 896, 4864, 14, 2, 151_936, True, 1e-6),
     "2_1_5b": (28, 1536, 8960, 12, 2, 151_936, True, 1e-6),
     "2_7b": (28, 3584, 18944, 28, 4, 152_064, False, 1e-6),
     "2_72b": (80, 8192, 29568, 64, 8, 152_064, False, 1e-5),
-    # 2412.15115, table 1, and the released config.json
     "2_5_0_5b": (24, 896, 4864, 14, 2, 151_936, True, 1e-6),
     "2_5_1_5b": (28, 1536, 8960, 12, 2, 151_936, True, 1e-6),
     "2_5_3b": (36, 2048, 11008, 16, 2, 151_936, True, 1e-6),
@@ -21,7 +19,7 @@ SIZES_2 = {
     "2_5_32b": (64, 5120, 27648, 40, 8, 152_064, False, 1e-5),
     "2_5_72b": (80, 8192, 29568, 64, 8, 152_064, False, 1e-5),
 }
-SIZES_3 = {  # 2505.09388, table 1, and the released config.json; a head is 128 wide, whatever the width of the model
+SIZES_3 = {  # a head is 128 wide, whatever the width of the model
     "3_0_6b": (28, 1024, 3072, 16, 8, 151_936, True, 1e-6),
     "3_1_7b": (28, 2048, 6144, 16, 8, 151_936, True, 1e-6),
     "3_4b": (36, 2560, 9728, 32, 8, 151_936, True, 1e-6),

@@ -8,11 +8,11 @@ from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_no
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
-SIZES = {  # Liu et al. 2019, table 9
+SIZES = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
-XLM_SIZES = dict(SIZES)  # Conneau et al. 2019, section 3
+XLM_SIZES = dict(SIZES)
 
 
 def roberta(variant: str = "base") -> ModelConfig:
@@ -42,6 +42,7 @@ def _encoder(num_layers: int, d_model: int, num_heads: int, vocab_size: int) -> 
         num_token_types=1,
         masked_lm_head=True,
         dropout_rate=0.1,
+        attention_dropout_rate=0.1,  # Liu et al. 2019, table 9
     )
 
 
@@ -84,7 +85,6 @@ def _write(config: ModelConfig) -> ConfigJson:
     return {
         "max_position_embeddings": position.max_length + position.offset,
         "pad_token_id": position.offset - 1,
-        "attention_probs_dropout_prob": config.dropout_rate,
     }
 
 

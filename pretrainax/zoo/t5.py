@@ -13,13 +13,13 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
 SIZES = {
-    # 1.1: google-research/text-to-text-transfer-transformer, released_checkpoints.md; 3b and 11b are its xl and xxl
+    # 1.1; 3b and 11b are its xl and xxl
     "small": (8, 512, 1024, 6, 64),
     "base": (12, 768, 2048, 12, 64),
     "large": (24, 1024, 2816, 16, 64),
     "3b": (24, 2048, 5120, 32, 64),
     "11b": (24, 4096, 10240, 64, 64),
-    # 1.0: Raffel et al. 2020, section 3.7
+    # 1.0
     "v1_0_small": (6, 512, 2048, 8, 64),
     "v1_0_base": (12, 768, 3072, 12, 64),
     "v1_0_large": (24, 1024, 4096, 16, 64),
@@ -27,12 +27,11 @@ SIZES = {
     "v1_0_11b": (24, 1024, 65536, 128, 128),
 }
 
-# Those of 1.1: Chung et al. 2022, section 2; Xue et al. 2020, section 3.2
+# Those of 1.1
 FLAN_SIZES = {"small": "small", "base": "base", "large": "large", "xl": "3b", "xxl": "11b"}
 MT5_SIZES = dict(FLAN_SIZES)
 
-# Xue et al. 2021, table 1, and the released config.json for the heads, which are 64 wide:
-# variant -> (layers of the encoder, of the decoder, width, feed-forward, heads)
+# variant -> (layers of the encoder, of the decoder, width, feed-forward, heads, which are 64 wide)
 BYT5_SIZES = {
     "small": (12, 4, 1472, 3584, 6),
     "base": (18, 6, 1536, 3968, 12),
@@ -41,7 +40,7 @@ BYT5_SIZES = {
     "xxl": (36, 12, 4672, 12352, 64),
 }
 
-# Tay et al. 2022, section 5.1: as SIZES
+# As SIZES
 UL2_SIZES = {"20b": (32, 4096, 16384, 16, 256)}
 
 
@@ -68,6 +67,7 @@ def t5(variant: str = "base") -> ModelConfig:
         scale_tied_logits=original,
         attention_scale=1.0,
         dropout_rate=0.1 if original else 0.0,  # 1.1 was pretrained without
+        attention_dropout_rate=0.1 if original else 0.0,  # Raffel et al. 2020, section 2.1
         init_stddev=None,
     )
 
@@ -174,6 +174,7 @@ def _read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None
     projection = json.get("feed_forward_proj", projection)
     if projection not in _PROJECTIONS:
         raise UserError(f"config.json has feed_forward_proj {projection!r}; known: {', '.join(_PROJECTIONS)}")
+    config.attention_dropout_rate = config.dropout_rate  # theirs has one rate for all
     theirs, config.activation = _PROJECTIONS[projection]
     config.gated = projection.startswith("gated-")
     for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):  # which overrule it, in transformers

@@ -9,7 +9,7 @@ from pretrainax.zoo.bart import CONSTANTS, FIELDS, block_names, read_decoder, ti
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, trained_by
 from pretrainax.zoo.variants import pick
 
-# Vaswani et al. 2017, table 3: variant -> (layers of each stack, width, feed-forward, heads, dropout)
+# variant -> (layers of each stack, width, feed-forward, heads, dropout)
 SIZES = {
     "base": (6, 512, 2048, 8, 0.1),
     "big": (6, 1024, 4096, 16, 0.3),

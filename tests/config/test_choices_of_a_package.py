@@ -22,7 +22,7 @@ pathlib.Path(__file__).with_suffix(".imported").touch()
 
 
 @dataclasses.dataclass
-class Lion(AdamW):
+class Tiger(AdamW):
     sign: float = 1.0
 """
 LOAD = "import sys; from pretrainax import config; print(config.load(sys.argv[1]).optimizer)"
@@ -61,31 +61,31 @@ def config_file(package: pathlib.Path, type_name: str) -> str:
 
 
 def test_an_entry_point_is_found_when_a_config_is_loaded(package):
-    install(package, "Lion = mypackage.optim:Lion")
-    assert run(package, LOAD, config_file(package, "mypackage.optim:Lion")).startswith("Lion(learning_rate=")
+    install(package, "Tiger = mypackage.optim:Tiger")
+    assert run(package, LOAD, config_file(package, "mypackage.optim:Tiger")).startswith("Tiger(learning_rate=")
 
 
 def test_an_entry_point_is_found_by_its_name_in_a_flag(package):
-    install(package, "Lion = mypackage.optim:Lion")
-    assert "sign=2.0" in run(package, PARSE, "Lion(sign=2.0)")
+    install(package, "Tiger = mypackage.optim:Tiger")
+    assert "sign=2.0" in run(package, PARSE, "Tiger(sign=2.0)")
 
 
 def test_what_is_no_entry_point_is_not_imported(package):
-    said = run(package, LOAD, config_file(package, "mypackage.optim:Lion"))
+    said = run(package, LOAD, config_file(package, "mypackage.optim:Tiger"))
     assert "import mypackage.optim in the config file" in said
-    assert "entry point Lion = mypackage.optim:Lion of the group pretrainax.choices" in said
+    assert "entry point Tiger = mypackage.optim:Tiger of the group pretrainax.choices" in said
     assert not (package / "mypackage" / "optim.imported").exists()
 
 
 def test_what_is_imported_already_needs_no_entry_point(package):
-    path = config_file(package, "mypackage.optim:Lion")
-    assert run(package, f"import mypackage.optim; {LOAD}", path).startswith("Lion(learning_rate=")
+    path = config_file(package, "mypackage.optim:Tiger")
+    assert run(package, f"import mypackage.optim; {LOAD}", path).startswith("Tiger(learning_rate=")
 
 
 def test_an_entry_point_that_cannot_be_imported_is_named(package):
-    install(package, "Lion = mypackage.optim:Tiger")
-    said = run(package, LOAD, config_file(package, "mypackage.optim:Lion"))
-    assert "entry point Lion = mypackage.optim:Tiger cannot be imported" in said
+    install(package, "Panther = mypackage.optim:Panther")
+    said = run(package, LOAD, config_file(package, "mypackage.optim:Panther"))
+    assert "entry point Panther = mypackage.optim:Panther cannot be imported" in said
 
 
 def test_an_entry_point_that_is_no_choice_is_refused(package):
@@ -94,12 +94,12 @@ def test_an_entry_point_that_is_no_choice_is_refused(package):
 
 
 def test_json_names_a_class_of_this_package_by_itself_and_others_by_their_module():
-    class Lion(type(tiny.get_config("gpt").optimizer)):
+    class Tiger(type(tiny.get_config("gpt").optimizer)):
         pass
 
     experiment = tiny.get_config("gpt")
     assert config_lib.to_json(experiment.optimizer)["type"] == "AdamW"
-    assert config_lib.to_json(Lion())["type"] == f"{__name__}:{Lion.__qualname__}"
+    assert config_lib.to_json(Tiger())["type"] == f"{__name__}:{Tiger.__qualname__}"
 
 
 def test_a_class_of_the_same_name_does_not_take_the_place_of_a_built_in_one():

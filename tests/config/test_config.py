@@ -20,6 +20,13 @@ def test_json_gives_the_same_config_back(variant):
     assert config_lib.from_json(Experiment, json.loads(config_lib.dump(experiment))) == experiment
 
 
+def test_a_config_json_of_before_a_field_means_what_was_so():
+    experiment = tiny.get_config("bert")
+    value = config_lib.to_json(experiment)
+    del value["model"]["attention_dropout_rate"], value["schedule"]["start_fraction"]
+    assert config_lib.from_json(config_lib.Experiment, value) == experiment
+
+
 def test_json_keeps_an_optional_part():
     experiment = tiny.get_config("gpt")
     experiment.model.position = RotaryPositions(scaling=config_lib.LongContextScaling(factor=32.0))
@@ -128,6 +135,11 @@ def test_a_field_that_another_source_has_says_which():
         ({"model.num_heads": 5}, "config.model.d_model 32 is not a multiple of config.model.num_heads 5"),
         ({"model.num_kv_heads": 3}, "config.model.num_heads 4 is not a multiple of config.model.num_kv_heads 3"),
         ({"model.dropout_rate": 1.0}, "config.model.dropout_rate is 1.0"),
+        ({"train.ema_decay": 1.0}, r"config.train.ema_decay is 1.0, it must be in \(0, 1\)"),
+        ({"evaluate.parameters": "ema"}, "config.evaluate.parameters is 'ema', and config.train.ema_decay is None"),
+        ({"evaluate.average": 5}, "config.evaluate.average is 5, and config.checkpoint.keep 2 keeps fewer"),
+        ({"evaluate.average": -1}, "config.evaluate.average is -1, it must be at least 0"),
+        ({"model.attention_dropout_rate": 1.0}, "config.model.attention_dropout_rate is 1.0"),
         ({"train.accumulate": 3}, "config.train.global_batch_size 8 is not a multiple of config.train.accumulate 3"),
         ({"train.steps": 0}, "config.train.steps is 0, it must be at least 1"),
         ({"mesh.slices": 0}, "config.mesh.slices is 0"),

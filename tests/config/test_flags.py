@@ -28,7 +28,7 @@ OVERRIDES = {
     "data.near_duplicates": "NearDuplicates(ngram=7, buckets=14, hashes=8, language='eng')",
     "objective.mask_unit": "WholeWords(word_list=None)",
     "objective.rate_change": "RateChange(to=0.2, begin=0.0, end=1.0)",
-    "schedule": "WarmupLinear(warmup_steps=3, final_fraction=0.0)",
+    "schedule": "WarmupLinear(warmup_steps=3, start_fraction=None, final_fraction=0.0)",
     "model.position": "LearnedPositions(max_length=514, offset=2)",
     "model.activation": "relu",
     "model.vocab_size": "auto",

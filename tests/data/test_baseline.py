@@ -1,26 +1,116 @@
-"""The unigram baseline, worked out by hand."""
+"""The unigram baseline, worked out by hand: what the form of the targets gives away costs nothing."""
 
+import collections
 import math
 
 import numpy as np
 import pytest
 
-from pretrainax.data.baseline import unigram_baseline
+from pretrainax.data.baseline import target_counts, unigram_baseline
+from pretrainax.data.collate import collate
+from pretrainax.data.corpus import Corpus
+from pretrainax.data.objectives import MaskedLM, SpanCorruption, Text
+from pretrainax.data.preparation import shards
+from pretrainax.tokenization import Characters
+from pretrainax.tokenization.base import Vocabulary
+
+TOKENIZER = Characters().build(iter(["abcd"]))
+SPANS = Vocabulary(size=40, pad=0, eos=1, unk=2, sentinels=tuple(range(30, 40)))
+FREQUENCIES = np.concatenate([np.zeros(3), np.arange(1, 28), np.zeros(10)])  # of ids 3 to 29
 
 
-def batch(targets, weights):
-    return {"targets": np.array([targets], np.int32), "loss_weights": np.array([weights], np.float32)}
+def causal(tokens, targets, weights):
+    ids = {"tokens": [tokens], "targets": [targets], "segment_ids": [[1] * len(tokens)]}
+    return {name: np.array(x, np.int32) for name, x in ids.items()} | {"loss_weights": np.array([weights], np.float32)}
 
 
 def test_by_hand():
-    train = [batch([0, 0], [1, 1]), batch([1, 2], [1, 0])]  # counts 2, 1, 0, 0; smoothed 3, 2, 1, 1 of 7
-    valid = [batch([0, 2], [1, 1]), batch([0, 3], [1, 0])]  # counts 2, 0, 1, 0
-    scores = unigram_baseline(train, valid, vocab_size=4)
+    vocabulary = Vocabulary(size=4, eos=3)
+    counts = np.array([8, 1, 0, 3])  # of text, smoothed by one count in three parts: 8 1/3, 1 1/3, 1/3 of 10
+    first = causal([3, 0, 1, 0], [0, 1, 0, 3], [1, 1, 1, 1])
+    second = causal([3, 0, 0, 0], [0, 0, 2, 0], [1, 1, 1, 0])
+    scores = unigram_baseline(counts, [first], [second], vocabulary)
+    of_text = [25 / 30, 25 / 30, 1 / 30]
+    form = [1.5 / 2, 2.5 / 3, 2.5 / 3]  # text after an end: seen 1 of 1 time; text after text: 2 of 2; and smoothed
     # the same few float64 operations in another order
-    assert scores["loss"] == pytest.approx(-(2 * math.log(3 / 7) + math.log(1 / 7)) / 3, rel=1e-12)
-    assert scores["accuracy"] == pytest.approx(2 / 3, rel=1e-12)
+    expected = -sum(math.log(a * b) for a, b in zip(of_text, form, strict=True)) / 3
+    assert scores["loss"] == pytest.approx(expected, rel=1e-12)
+    assert scores["text_loss"] == pytest.approx(-sum(map(math.log, of_text)) / 3, rel=1e-12)
+    assert scores["accuracy"] == scores["text_accuracy"] == pytest.approx(2 / 3, rel=1e-12)
+    assert "bits_per_byte" not in scores
 
 
 def test_without_training_targets_all_tokens_are_alike():
-    scores = unigram_baseline([], [batch([3, 1], [1, 1])], vocab_size=8)
+    asked = causal([0, 0], [3, 1], [1, 1])
+    scores = unigram_baseline(np.zeros(8), [], [asked], Vocabulary(size=8))
     assert scores["loss"] == pytest.approx(math.log(8), rel=1e-12)  # one rounding of a float64 logarithm
+
+
+def test_per_byte_it_is_what_all_targets_cost_over_the_bytes_they_have():
+    asked = causal([0, 0], [3, 1], [1, 1]) | {"target_bytes": np.array([6.0])}
+    scores = unigram_baseline(np.zeros(8), [], [asked], Vocabulary(size=8))
+    assert scores["bits_per_byte"] == pytest.approx(2 * 3 / 6, rel=1e-12)
+
+
+def batches(objective, vocabulary, count, seed):
+    rng = np.random.default_rng(seed)
+    lengths = objective.lengths(31)
+    draw = lambda: rng.choice(40, lengths.raw, p=FREQUENCIES / FREQUENCIES.sum()).astype(np.int32)  # noqa: E731
+    rows = [[objective.example(Text(draw(), np.ones(lengths.raw, np.int32)), rng, vocabulary)] for _ in range(count)]
+    return [collate(rows, lengths, 0)]
+
+
+def test_sentinels_and_ends_that_are_forced_cost_nothing():
+    objective = SpanCorruption(0.3, mean_span_length=100.0)  # one span, of as many tokens in each row
+    train, valid = batches(objective, SPANS, 2000, 0), batches(objective, SPANS, 50, 1)
+    scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, SPANS)
+    marks, targets = 2, objective.lengths(31).targets
+    share = 1 - marks / targets
+    assert 0 < share < 1
+    # the counts that smooth the form, one beside 2,000 rows, cost 1 / 2,000 a target
+    assert scores["loss"] == pytest.approx(share * scores["text_loss"], abs=1e-3)
+    frequency = FREQUENCIES[valid[0]["targets"]] / FREQUENCIES.sum()
+    assert scores["text_loss"] == pytest.approx(-np.log(frequency[frequency > 0]).mean(), rel=1e-5)
+    assert scores["accuracy"] == pytest.approx(1 - share + share * scores["text_accuracy"], rel=1e-6)
+
+
+def test_which_sentinel_is_next_costs_nothing_and_where_it_stands_does():
+    objective = SpanCorruption(0.3)  # 3 spans of 3 tokens on average
+    train, valid = batches(objective, SPANS, 2000, 0), batches(objective, SPANS, 200, 1)
+    scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, SPANS)
+    targets = valid[0]["targets"][0]
+    is_text = (targets >= 3) & (targets < 30)
+    form = scores["loss"] * len(targets) - scores["text_loss"] * is_text.sum()  # nats a row
+    spans, noise = (targets >= 30).sum(), is_text.sum()
+    # Where the spans end is one of (noise - 1 over spans - 1) choices: no model knows it beforehand, nor needs to pay
+    # for more than a coin after each token.
+    assert math.log(math.comb(noise - 1, spans - 1)) < form < noise * math.log(2)
+
+
+def test_of_masks_it_knows_the_frequencies():
+    vocabulary = Vocabulary(size=40, pad=0, unk=2, cls=1, sep=30, mask=31)
+    train, valid = batches(MaskedLM(), vocabulary, 500, 0), batches(MaskedLM(), vocabulary, 50, 1)
+    scores = unigram_baseline(1e6 * FREQUENCIES, train, valid, vocabulary)
+    assert scores["loss"] == pytest.approx(scores["text_loss"], abs=1e-3)  # one count beside the 2,250 of the form
+
+
+@pytest.mark.parametrize("window", [7, 1 << 22])
+def test_of_pairs_the_targets_are_counted(tmp_path, window, monkeypatch):
+    monkeypatch.setattr("pretrainax.data.baseline._WINDOW", window)
+    pairs = [("aab", "cd"), ("b", "ddd"), ("aaaaaaaaaaaaaaaaaaaa", "c")]
+    with shards.ShardWriter(str(tmp_path), 0, TOKENIZER, "pairs") as writer:
+        list(writer.write(pairs, collections.Counter()))
+    shards.write_index(str(tmp_path), 1, TOKENIZER.vocabulary.size, "fingerprint", "pairs")
+    counts = sum(target_counts(Corpus(str(tmp_path))))
+    ids = np.concatenate(TOKENIZER.encode_batch([target for _, target in pairs]))
+    expected = np.bincount(ids, minlength=TOKENIZER.vocabulary.size)
+    expected[TOKENIZER.vocabulary.separator] = len(pairs)
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_of_text_the_counts_are_those_of_its_preparation(tmp_path):
+    with shards.ShardWriter(str(tmp_path), 0, TOKENIZER) as writer:
+        list(writer.write(["aab", "cd"], collections.Counter()))
+    shards.write_index(str(tmp_path), 1, TOKENIZER.vocabulary.size, "fingerprint")
+    (counts,) = target_counts(Corpus(str(tmp_path)))
+    assert counts.sum() == 5 + 2  # the ends of the documents too

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.data import batch as contract
 from pretrainax.data.batch import FIELDS, Lengths, check_batch
 from pretrainax.data.collate import collate
@@ -132,7 +132,7 @@ def test_lengths_and_tokens_of_a_batch(objective):
 
 def test_padding_is_counted_on_both_sides():
     ids = {"encoder_segment_ids": np.array([[1, 1, 1, 0]]), "segment_ids": np.array([[1, 0]])}
-    assert contract.padding_fraction(ids) == 2 / 6
+    assert contract.padding(ids) == (2, 6)
 
 
 @pytest.mark.parametrize(
@@ -148,3 +148,101 @@ def test_padding_is_counted_on_both_sides():
 )
 def test_the_loss_of_a_causal_lm_alone_is_a_likelihood_of_the_text(objective, expected):
     assert objective.is_likelihood is expected
+
+
+# --- what bounds each name -----------------------------------------------------------------------------------------
+
+
+def bounded(name, highest):
+    """A batch of pairs, whose names are most of those of an encoder, with `highest` in one array."""
+    batch = dict(made(NextSentencePrediction()))
+    batch[name] = np.array(batch[name])
+    batch[name].flat[-1] = highest
+    return batch
+
+
+@pytest.mark.parametrize(
+    "name, largest, message",
+    [
+        ("tokens", 4999, r"batch\['tokens'\] has ids from \d+ to 5000, config.model.vocab_size 5000 takes 0 to 4999"),
+        ("targets", 4999, r"batch\['targets'\] has ids from \d+ to 5000, config.model.vocab_size 5000 takes 0 to 4999"),
+        ("positions", 63, r"batch\['positions'\] has 64, config.model.position.max_length 64 takes 0 to 63"),
+        ("token_types", 1, r"batch\['token_types'\] has 2, config.model.num_token_types 2 takes 0 to 1"),
+        ("masked_positions", 30, r"batch\['masked_positions'\] has 31, rows have 31 tokens"),
+        ("pair_labels", 1, r"batch\['pair_labels'\] has 2, the labels are 0 and 1"),
+        ("segment_ids", 1000, None),
+    ],
+)
+def test_an_array_may_hold_what_it_is_below_and_nothing_negative(name, largest, message):
+    config = ModelConfig(vocab_size=5000, family="encoder", num_token_types=2, position=LearnedPositions(64))
+    lengths = NextSentencePrediction().lengths(31)
+    check_batch(bounded(name, largest), config, lengths, 4)
+    if message:
+        with pytest.raises(UserError, match=message):
+            check_batch(bounded(name, largest + 1), config, lengths, 4)
+    below_zero = "has ids from -1 to" if largest == 4999 else "has -1, it must not be negative"
+    with pytest.raises(UserError, match=rf"batch\['{name}'\] {below_zero}"):
+        check_batch(bounded(name, -1), config, lengths, 4)
+
+
+def test_a_model_without_types_of_tokens_takes_any():
+    config = ModelConfig(vocab_size=5000, family="encoder", num_token_types=0, position=LearnedPositions(64))
+    check_batch(bounded("token_types", 7), config, NextSentencePrediction().lengths(31), 4)
+
+
+@pytest.mark.parametrize("name", ["encoder_tokens", "encoder_positions"])
+def test_what_the_encoder_reads_is_bounded_too(name):
+    objective = SpanCorruption()
+    config = ModelConfig(vocab_size=5000, family="encoder_decoder", position=LearnedPositions(64))
+    batch = dict(made(objective))
+    check_batch(batch, config, objective.lengths(31), 4)
+    batch[name] = batch[name] + 5000
+    with pytest.raises(UserError, match=rf"batch\['{name}'\] has .* takes 0 to"):
+        check_batch(batch, config, objective.lengths(31), 4)
+
+
+@pytest.mark.parametrize("weight, fits", [(0.0, True), (2.5, True), (-0.5, False), (np.inf, False)])
+def test_weights_are_finite_and_not_negative(weight, fits):
+    batch = dict(made(MaskedLM()))
+    batch["loss_weights"] = np.where(np.arange(batch["loss_weights"].shape[1]) == 0, np.float32(weight), np.float32(1))
+    batch["loss_weights"] = np.broadcast_to(batch["loss_weights"], batch["targets"].shape)
+    if fits:
+        check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
+        return
+    with pytest.raises(UserError, match="finite and not negative"):
+        check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
+
+
+@pytest.mark.parametrize(
+    "objective, name", [(MaskedLM(), "masked_positions"), (PrefixLM(), "prefix_mask"), (MaskedLM(), "replaced")]
+)
+def test_an_optional_name_that_is_there_is_checked(objective, name):
+    batch = dict(made(objective))
+    wrong = {name: np.zeros((4, 3), np.int32)}
+    with pytest.raises(UserError, match=rf"batch\['{name}'\] is int32 \[4, 3\], not int32 \[4, \d+\]"):
+        check_batch(batch | wrong, model(objective.families[0]), objective.lengths(31), 4)
+    without = {key: array for key, array in batch.items() if key != name}
+    if name != "masked_positions":  # without them a prediction is asked for at each place
+        check_batch(without, model(objective.families[0]), objective.lengths(31), 4)
+
+
+def test_the_highest_id_is_of_what_is_read_or_predicted_and_a_negative_one_is_very_high():
+    batch = {name: np.array([[1, 2]], np.int32) for name in ("tokens", "targets", "encoder_tokens", "positions")}
+    assert contract.highest_id(batch) == 2
+    for name in ("tokens", "targets", "encoder_tokens"):
+        assert contract.highest_id(batch | {name: np.array([[0, 9]], np.int32)}) == 9
+        assert contract.highest_id(batch | {name: np.array([[0, -1]], np.int32)}) == 2**32 - 1
+    assert contract.highest_id(batch | {"positions": np.array([[0, 9]], np.int32)}) == 2
+
+
+def test_one_side_alone_is_counted_too():
+    one = {"tokens": np.array([[1, 9]], np.int32), "segment_ids": np.array([[1, 0]], np.int32)}
+    assert contract.highest_id(one) == 9 and contract.padding_fraction(one) == 0.5
+
+
+def test_an_encoder_may_be_asked_at_each_place():
+    batch = {name: array for name, array in made(MaskedLM()).items() if name != "masked_positions"}
+    batch |= {"targets": batch["tokens"], "loss_weights": np.ones((4, 31), np.float32)}
+    check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
+    with pytest.raises(UserError, match=r"batch\['targets'\] is int32 \[4, 5\], not int32 \[4, 31\]"):
+        check_batch(batch | {"targets": batch["targets"][:, :5]}, model("encoder"), MaskedLM().lengths(31), 4)

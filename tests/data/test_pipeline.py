@@ -1,23 +1,26 @@
 """Batches: pure functions of (seed, step), whoever makes them."""
 
 import collections
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pretrainax.config import UserError
 from pretrainax.data.corpus import Corpus
-from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, RateChange, SpanCorruption
-from pretrainax.data.packing import BestFit
-from pretrainax.data.pipeline import Batches, iterate
+from pretrainax.data.objectives import CausalLM, MaskedLM, ObjectiveMixture, PrefixLM, RateChange, SpanCorruption
+from pretrainax.data.packing import BestFit, OneEach
+from pretrainax.data.pipeline import Batches, batches_of, iterate
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_stream import RowOptions
 from pretrainax.tokenization import Characters
 from pretrainax.tokenization.base import Vocabulary
+from tests.support import tiny
 from tests.support.rows import row_options
 from tests.support.runs import ROOT
 
@@ -137,6 +140,25 @@ def test_processes_share_the_same_global_batch(objective, processes):
     for step in (0, 11):
         locals_ = [part[step] for part in parts]
         assert same(whole[step], {name: np.concatenate([x[name] for x in locals_]) for name in locals_[0]})
+
+
+def test_masks_and_order_have_seeds_of_their_own():
+    def rows(**seeds):
+        batch = make(MaskedLM(), num_tokens=4000, **seeds)[5]
+        unmasked = batch["tokens"].copy()
+        np.put_along_axis(unmasked, batch["masked_positions"], batch["targets"], axis=1)
+        return unmasked[:, 1:].tolist(), batch["masked_positions"].tolist()  # slots that are not needed have place 0
+
+    text, masks = rows(seed=3)
+    assert rows(seed=3, mask_seed=3) == (text, masks)
+    other = rows(seed=3, mask_seed=4)
+    assert other[0] == text and other[1] != masks
+    other = rows(seed=4, mask_seed=3)
+    assert other[0] != text and other[1] == masks  # as many tokens, of which the same places are drawn
+
+
+def test_masks_may_have_a_negative_seed():
+    assert same(make(MaskedLM(), seed=-1)[2], make(MaskedLM(), seed=-1, mask_seed=-1)[2])
 
 
 # --- ids
@@ -316,3 +338,128 @@ def test_a_loader_process_leaves_signals_to_its_parent_and_ends_with_it(tmp_path
             assert parent.stdout.readline() == f"{index}\n"
         parent.kill()
         assert parent.stdout.read() == ""  # returns when nobody holds the other end any more
+
+
+# --- of a run
+
+
+@pytest.mark.parametrize("split, process", [("train", 0), ("train", 1), ("valid", 1)])
+def test_the_batches_of_a_run_are_those_of_its_config(split, process, tmp_path):
+    experiment = tiny.get_config("gpt")
+    experiment.train.seed, experiment.train.steps, experiment.data.packing = 7, 12, BestFit()
+    for name, size in (("train", 200), ("valid", 300)):
+        (tmp_path / name).mkdir()
+        with shards.ShardWriter(str(tmp_path / name), 0, TOKENIZER) as writer:
+            list(writer.write(["abcd" * (1 + i % 9) for i in range(size)], collections.Counter()))
+        shards.write_index(str(tmp_path / name), 1, TOKENIZER.vocabulary.size, name)
+    corpora = {name: [Corpus(str(tmp_path / name))] for name in ("train", "valid")}
+    prepared = SimpleNamespace(tokenizer=TOKENIZER, **corpora)
+    made = batches_of(experiment, prepared, split, process, 2)
+    training = split == "train"
+    options = RowOptions(32, 8, seed=7 if training else 0, shuffle=training, packing=BestFit())
+    steps = 12 if training else None
+    expected = Batches(
+        corpora[split],
+        experiment.objective.bind(TOKENIZER),
+        TOKENIZER.vocabulary,
+        options,
+        steps=steps,
+        process_index=process,
+        process_count=2,
+    )
+    assert (made.rows, made.local_batch_size, made.first_row, made.seed) == (
+        12 * 8 * training,
+        4,
+        4 * process,
+        7 * training,
+    )
+    assert all(same(made[step], expected[step]) for step in (0, 5))
+    if not process:
+        assert same(batches_of(experiment, prepared, split)[0], batches_of(experiment, prepared, split, 0, 1)[0])
+
+
+def test_a_seed_may_be_negative():
+    assert same(make(MaskedLM(), seed=-1)[2], make(MaskedLM(), seed=2**64 - 1)[2])
+    assert not same(make(MaskedLM(), seed=-1)[2], make(MaskedLM(), seed=1)[2])
+
+
+def test_each_batch_of_a_mixture_has_the_names_of_all_its_objectives():
+    batches = make(ObjectiveMixture((CausalLM(), PrefixLM()), (7.0, 1.0)), num_tokens=4000)
+    rows = [{type(batches.examples(step * 4 + i)[0]) for i in range(4)} for step in range(8)]
+    assert {CausalLM} in rows and any(PrefixLM in row for row in rows)
+    assert all("prefix_mask" in batches[step] for step in range(8))
+
+
+def test_rows_of_a_mixture_cannot_have_buckets(tmp_path):
+    corpora = [corpus_with(tmp_path, 0)[0]] * 2
+    options = RowOptions(sequence_length=31, global_batch_size=1, seed=3, packing=OneEach(buckets=(16,)))
+    Batches(corpora[:1], CausalLM(), TOKENIZER.vocabulary, options)
+    with pytest.raises(UserError, match=r"config\.data\.packing has buckets, which the rows of a mixture cannot share"):
+        Batches(corpora, CausalLM(), TOKENIZER.vocabulary, options)
+
+
+class Inventing(CausalLM):
+    """An objective that makes an id of its own."""
+
+    def example(self, text, rng, vocabulary):
+        made = super().example(text, rng, vocabulary)
+        return made | {"targets": np.full_like(made["targets"], vocabulary.size)}
+
+
+def test_an_id_that_no_text_has_is_the_objectives(tmp_path):
+    corpus, _ = corpus_with(tmp_path, 0)
+    options, others = row_options(dict(sequence_length=15, global_batch_size=2, seed=3))
+    size = TOKENIZER.vocabulary.size
+    with pytest.raises(UserError, match=rf"the id {size}, and the tokenizer {size} ids: config.objective makes one"):
+        Batches([corpus], Inventing(), TOKENIZER.vocabulary, options, **others)[0]
+
+
+def test_progress_goes_from_nothing_to_all_and_no_further():
+    batches = make(steps=10)  # of 4 rows
+    assert [batches.progress(row) for row in (0, 20, 40, 80)] == [0.0, 0.5, 1.0, 1.0]
+    assert make().progress(5) == 1.0
+
+
+def test_statistics_of_streams_are_added_but_for_the_fill():
+    batches = make()
+    batches.streams = [
+        SimpleNamespace(plan=SimpleNamespace(statistics={"fill": fill, "documents cut": cut}))
+        for fill, cut in ((0.5, 2), (0.75, 3), (0.25, 4))
+    ]
+    assert batches.statistics() == {"fill": 0.75, "documents cut": 9}
+
+
+@pytest.mark.parametrize("pad, written", [(3, 3), (None, 0)])
+def test_rows_are_padded_with_the_id_of_the_vocabulary(tmp_path, pad, written):
+    corpus, _ = corpus_with(tmp_path, 0)
+    options, others = row_options(dict(sequence_length=127, global_batch_size=1, seed=3, packing=OneEach()))
+    vocabulary = dataclasses.replace(TOKENIZER.vocabulary, pad=pad)
+    batch = Batches([corpus], CausalLM(), vocabulary, options, **others)[0]
+    padding = batch["segment_ids"] == 0
+    assert padding.sum() > 20 and set(batch["tokens"][padding].tolist()) == {written}
+
+
+def test_the_weights_of_a_run_are_those_of_its_source(tmp_path):
+    experiment = tiny.get_config("gpt")
+    asked = []
+    stages = SimpleNamespace(weight_stages=lambda documents: asked.append(documents) or [(0.0, (3.0, 1.0))])
+    experiment.data = SimpleNamespace(source=stages, sequence_length=15, packing=None)
+    corpora = [corpus_with(tmp_path, 0)[0]] * 2
+    prepared = SimpleNamespace(tokenizer=TOKENIZER, train=corpora)
+    batches = batches_of(experiment, prepared, "train")
+    assert [batches.schedule[row][0] for row in range(8)].count(0) == 6
+    assert asked == [[corpus.num_documents for corpus in corpora]]
+
+
+def test_seeds_that_are_far_apart_give_other_batches():
+    assert not same(make(MaskedLM(), seed=5)[0], make(MaskedLM(), seed=5 + 2**40)[0])
+
+
+def test_workers_ask_for_shared_memory_before_they_start(monkeypatch):
+    def refuse(field, count, *, alone):
+        raise UserError(f"{field} {count} {alone}")
+
+    monkeypatch.setattr("pretrainax.data.pipeline.check_shared_memory", refuse)
+    with pytest.raises(UserError, match="^workers 2 0$"):
+        next(iterate(make(), 0, 4, workers=2))
+    assert same(next(iterate(make(), 0, 4)), make()[0])

@@ -32,7 +32,7 @@ MASK, ROWS, LENGTH, SLOTS = 2, 8, 12, 4
 
 def joint(sharing: str = "all", **changes):
     """A tiny model of both, without dropout."""
-    config = tiny("small", **{"dropout_rate": 0.0} | changes)
+    config = tiny("small", **{"dropout_rate": 0.0, "attention_dropout_rate": 0.0} | changes)
     config.generator.share_embeddings = sharing
     return config
 

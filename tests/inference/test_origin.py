@@ -1,11 +1,13 @@
 """What `DIR` names: a run, one of its checkpoints, their mean, a Hugging Face directory; and what it cannot name."""
 
+import json
 import os
 import re
 import shutil
 
 import pytest
 
+from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import RUN_JSON
 from pretrainax.config import UserError
 from pretrainax.inference.origin import find_origin
@@ -32,6 +34,8 @@ def steps(name):
         ("@20/", ["20"], ", step 20"),
         ("@best", ["20"], ", step 20, the best by validation loss: 2.5000"),
         ("@average", ["10", "20", "30"], ", mean of steps 10, 20, 30"),
+        ("@average2", ["20", "30"], ", mean of steps 20, 30"),
+        ("@average1", ["30"], ", mean of the one step 30"),
     ],
 )
 def test_a_name_stands_for_checkpoints_of_a_run(made_run, which, expected, said):
@@ -70,10 +74,19 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
         ("gs://bucket/run", "gs:// paths are not supported yet: give a folder of this machine, or one that is mounted"),
         ("./no/such@best", "./no/such@best is no directory here"),
         ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),
+        ("{run}@average4", "@average4 is of 4 checkpoints, and of those there 3 verify: give a number up to that"),
+        ("{run}@average0", "@average0 is of 0 checkpoints, and of those there 3 verify"),
+        ("{run}@ema", "{run}@ema: the run keeps no moving average of its parameters, for which config.train.ema_decay"),
+        ("{run}@ema10", "{run}@ema: the run keeps no moving average of its parameters"),
+        ("{run}@ema11", "checkpoint 11 of {run} cannot be used: it is not there"),
+        ("{run}@best5", "after @ comes a step, best, average"),
         ("{run}@9000", r"it is not there; the nearest that verifies is {run}@30, of an export --step=30"),
-        ("{run}@newest", r"after @ comes a step, best or average, as {run}@best; got 'newest'"),
-        ("{run}@-1", "after @ comes a step, best or average, as {run}@best; got '-1'"),
-        ("{run}@", "after @ comes a step, best or average, as {run}@best; got ''"),
+        (
+            "{run}@newest",
+            r"after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got 'newest'",
+        ),
+        ("{run}@-1", "after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got '-1'"),
+        ("{run}@", "after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got ''"),
         ("{run}/checkpoints/20", "is a checkpoint of a run: give {run}@20"),
         ("{run}/tokenizer", "is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory"),
         ("{run}/config.json", "{run}/config.json is no directory here"),
@@ -102,6 +115,18 @@ def test_a_damaged_checkpoint_names_one_that_verifies_and_others_do_without_it(r
     ):
         with pytest.raises(UserError, match=message):
             find_origin(f"{run}{which}")
+
+
+def test_the_best_is_by_the_figure_of_the_run_and_by_the_loss_where_checkpoints_know_no_other(run):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"evaluate": config["evaluate"] | {"select_by": "accuracy"}}))
+    assert find_origin(f"{run}@best").description == f"{run}, step 20, the best by validation loss: 2.5000"
+    for step, accuracy in ((10, 0.25), (30, 0.5)):
+        file = run / "checkpoints" / str(step) / RUN_JSON
+        known = json.loads(file.read_text())
+        file.write_text(json.dumps(known | {"metrics": known["metrics"] | {"accuracy": accuracy}}))
+        manifest.seal(str(file.parent))
+    assert find_origin(f"{run}@best").description == f"{run}, step 30, the best by validation accuracy: 0.5000"
 
 
 def test_a_run_without_validation_has_no_best(run):

@@ -185,13 +185,15 @@ def test_a_tokenizer_with_more_ids_than_rows_is_not_exported(tmp_path):
         directories.export_workdir(str(run), str(tmp_path / "out"))
 
 
-@pytest.mark.parametrize("step", [None, 0])
-def test_a_tokenizer_that_is_not_that_of_the_checkpoint_is_refused(source, tmp_path, step):
+@pytest.mark.parametrize("steps", [[], ["run/checkpoints/0"]])
+def test_a_tokenizer_that_is_not_that_of_the_checkpoint_is_refused(source, tmp_path, steps):
     directories.import_directory(str(source), str(tmp_path / "run"))
     vocabulary = tmp_path / "run" / "tokenizer" / "vocabulary.json"
     vocabulary.write_text(vocabulary.read_text().replace('"<mask>"', '"<other>"'))
     with pytest.raises(UserError, match=r"checkpoint .* was trained with tokenizer \w+, and .*/tokenizer is \w+"):
-        directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "out"), step)
+        directories.export_workdir(
+            str(tmp_path / "run"), str(tmp_path / "out"), [str(tmp_path / step) for step in steps]
+        )
     assert not (tmp_path / "out").exists()
 
 

@@ -31,7 +31,7 @@ def test_a_spec_by_hand():
     mask = Mask(False, packed_ids(2, 6), packed_ids(2, 8), window=4)
     spec = spec_of(q, k, mask, bias, bias_by_row=False, logit_cap=50.0)
     assert (spec.head_dim, spec.lengths, spec.dtype) == (16, (6, 8), "bfloat16")
-    assert (spec.causal, spec.bias, spec.has_window, spec.has_prefix) == (False, "shared", True, False)
+    assert (spec.causal, spec.bias, spec.window, spec.has_prefix) == (False, "shared", 4, False)
     assert (spec.logit_cap, spec.sequence) == (50.0, 1)
 
 

@@ -1,15 +1,24 @@
 """Attention with its projections: shapes, finite gradients, and the wrong axes that it refuses."""
 
+import dataclasses
+import functools
+
 import chex
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import Mask
+from pretrainax.config import MeshConfig, ModelConfig
+from pretrainax.layers import multi_head
+from pretrainax.layers.attention import Mask, attention, attention_with_dropout
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import PositionTerms
+from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import assert_close, packed_ids
 
 CONFIG = ModelConfig(vocab_size=8, num_layers=1, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2)
@@ -43,6 +52,62 @@ def test_jit_changes_nothing_of_output_and_gradients(params):
     chex.assert_tree_all_finite(got)
     scale = max(float(jnp.abs(x).max()) for x in jax.tree.leaves(expected))
     assert_close(got, expected, 1e-5 * scale)  # float32 sums of some hundred terms, in another order
+
+
+# --- dropout of weights --------------------------------------------------------------------------------------------
+
+RATE = 0.25
+DROPPING = MultiHeadAttention(dataclasses.replace(CONFIG, attention_dropout_rate=RATE), Compute())
+TRAINED = DROPPING.clone(deterministic=False)
+
+
+def dropped(params, key, x=X, source=SOURCE, ids=IDS):
+    rngs = {"dropout": jax.random.key(key)}
+    return TRAINED.apply(params, x, source, Mask(False, *ids), PositionTerms(), rngs=rngs)[0]
+
+
+def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
+    # The values are the identity: what comes out are the weights themselves.
+    q, k = (jax.random.normal(jax.random.key(i), (8, 64, 2, 64)) for i in range(2))
+    v = jnp.broadcast_to(jnp.eye(64)[:, None], (8, 64, 2, 64))
+    drop = lambda w: nn.Dropout(RATE, deterministic=False).apply({}, w, rngs={"dropout": jax.random.key(2)})  # noqa: E731
+    terms = {"mask": Mask(causal=True), "scale": 0.1}
+    weights, left = attention(q, k, v, **terms), attention_with_dropout(q, k, v, drop=drop, **terms)
+    seen = np.asarray(weights) > 0
+    kept = np.asarray(left) > 0
+    np.testing.assert_allclose(left[kept], weights[kept] / (1 - RATE), rtol=1e-5)  # float32: divided after the sum
+    assert abs((kept & seen).sum() / seen.sum() - (1 - RATE)) < 0.01  # 33,280 weights: a deviation is 0.0024
+    assert not (kept & ~seen).any()
+
+
+def test_weights_are_dropped_in_training_alone_and_by_their_key(params):
+    plain, evaluated = (m.apply(params, X, SOURCE, Mask(False, *IDS), PositionTerms())[0] for m in (LAYER, DROPPING))
+    np.testing.assert_array_equal(evaluated, plain)
+    one, again, other = (dropped(params, key) for key in (1, 1, 2))
+    np.testing.assert_array_equal(one, again)
+    assert (one != other).any() and (one != plain).any()
+
+
+def test_eight_devices_drop_the_weights_that_one_does(params):
+    x, source, *ids = (jnp.concatenate([rows, rows]) for rows in (X, SOURCE, *IDS))
+    run = jax.jit(lambda *args: dropped(params, 3, *args))
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        split = jax.device_put((x, source, ids), NamedSharding(mesh, P(("data", "fsdp"))))
+        found = run(*split)
+    assert_close(np.asarray(found), np.asarray(run(x, source, ids)), 1e-5)  # float32 sums in another order
+
+
+def test_on_hardware_with_a_faster_kernel_training_takes_xla_and_evaluation_the_kernel(params, monkeypatch):
+    chosen = []
+    choose = multi_head.choose_implementation
+    record = lambda *args: chosen.append(choose("auto", "gpu", args[2])[0]) or ("xla", None)  # noqa: E731
+    monkeypatch.setattr(multi_head, "choose_implementation", record)
+    x, source = X.astype(jnp.bfloat16), SOURCE.astype(jnp.bfloat16)
+    for layer in (TRAINED, DROPPING):
+        call = functools.partial(layer.apply, params, x, source, Mask(False, *IDS), PositionTerms())
+        jax.eval_shape(functools.partial(call, rngs={"dropout": jax.random.key(0)}))
+    assert chosen == ["xla", "cudnn"]
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,23 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from pretrainax import models
+from pretrainax import models, zoo
 from pretrainax.config import LearnedPositions
 from pretrainax.data.objectives import Lengths
+from pretrainax.layers.attention_spec import AttentionSpec, Work
 from pretrainax.layers.compute import Compute
 from pretrainax.models.electra import discriminator_config, generator_config
-from pretrainax.models.flops import flops_per_step
+from pretrainax.models.flops import attention_flops, flops_done, flops_per_step, work_of
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.electra import electra
+from pretrainax.zoo.gemma import gemma
 from pretrainax.zoo.gpt import gpt2
 from pretrainax.zoo.llama import llama
+from pretrainax.zoo.modernbert import modernbert
 from pretrainax.zoo.t5 import t5
 
 SMALL = dict(num_layers=2, d_model=256, d_ff=1024, num_heads=4, vocab_size=2048)
@@ -25,6 +29,8 @@ CASES = {
     "gpt2": (gpt2("124m"), Lengths(65, 64, 64), {}),
     "llama": (llama("3_8b"), Lengths(65, 64, 64), dict(num_kv_heads=2)),
     "t5": (t5("base"), Lengths(70, 64, 24), {}),
+    # windows, of which XLA's own attention multiplies everything
+    "gemma": (gemma("3_1b"), Lengths(65, 64, 64), dict(num_kv_heads=2, layer_pattern=("local", "global"), window=8)),
 }
 
 
@@ -81,8 +87,194 @@ def test_gpt2_costs_what_is_published():
         ("TPU v5p", 459e12),
         ("TPU v6 lite", 918e12),
         ("TPU v4", 275e12),
+        ("TPU7x", 2307e12 / 2),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA GB200", 2500e12),
         ("cpu", None),
     ],
 )
 def test_peaks(kind, peak):
     assert peak_flops(kind) == peak
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_encoder_decoder_by_hand():
+    # both sides and what is between them, with lengths, depths, widths and heads that all differ
+    config = dataclasses.replace(
+        t5("base"),
+        **dict(num_layers=3, num_decoder_layers=2, d_model=8, d_ff=24, num_heads=3, num_kv_heads=1, head_dim=4),
+        vocab_size=100,
+    )
+    inputs, targets, width, kv_width = 10, 7, 3 * 4, 4
+    maps = 3 if config.gated else 2
+
+    def attention(queries, keys):
+        projections = 2 * queries * 8 * width * 2 + 2 * keys * 8 * kv_width * 2
+        return projections + 2 * queries * keys * width * 2
+
+    encoder = 3 * (attention(inputs, inputs) + 2 * inputs * 8 * 24 * maps)
+    decoder = 2 * (attention(targets, targets) + attention(targets, inputs) + 2 * targets * 8 * 24 * maps)
+    head = 2 * targets * 8 * 100
+    assert flops_per_step(config, 5, inputs, targets) == 3 * 5 * (encoder + decoder + head)
+
+
+# --- what is done --------------------------------------------------------------------------------------------------
+
+
+def traced(config, length, **other):
+    """The spec of the masked attention of a model."""
+    fields = dict(dtype="bfloat16", bias="none", has_prefix=False, has_positions=False, sequence=1)
+    return AttentionSpec(
+        **{**fields, **other},
+        head_dim=config.dim_per_head,
+        query_length=length,
+        key_length=length,
+        causal=config.family == "decoder",
+        window=config.window,
+        logit_cap=config.attention_logit_cap,
+    )
+
+
+def too_dear(config, length, targets, work):
+    return flops_per_step(config, 4, length, targets) / flops_done(config, 4, length, targets, work)
+
+
+def exactly(causal):
+    """The pairs that the mask leaves, of a kernel whose tiles have one query and one key."""
+
+    def work(one):
+        after = 0 if causal else one.keys
+        before, after = (one.keys, after) if one.window is None else (one.window - 1, 0)
+        if one.window is not None and not causal:
+            before = after = one.window // 2
+        places = np.arange(one.queries)
+        seen = np.minimum(places + after, one.keys - 1) - np.maximum(places - before, 0) + 1
+        return Work(np.array([seen.sum()]))
+
+    return work
+
+
+def test_modernbert_at_8192_is_nearly_twice_as_dear_by_the_convention():
+    config = modernbert("base")
+    work = work_of([traced(config, 8192)], "auto", "tpu")
+    assert round(too_dear(config, 8192, int(0.15 * 8192), exactly(causal=False)), 1) == 1.8
+    # splash multiplies tiles of 512 × 512, three of them for a query that sees 129 keys
+    assert too_dear(config, 8192, int(0.15 * 8192), work) == pytest.approx(1.58, abs=0.005)
+
+
+def test_gemma_3_at_32768_is_more_than_twice_as_dear_by_the_convention():
+    config = gemma("3_1b")
+    windows = [one.window for one in _collected(config, 32_768, 32_768)]
+    assert sorted(windows, key=str) == [512, None]
+
+    def windows_alone(one):  # the causal half, which the global layers skip too, in full
+        return exactly(causal=True)(one) if one.window else Work(np.array([one.queries * one.keys]))
+
+    assert round(too_dear(config, 32_768, 32_768, windows_alone), 1) == 2.1
+    assert too_dear(config, 32_768, 32_768, exactly(causal=True)) == pytest.approx(2.37, abs=0.005)
+    work = work_of([traced(config, 32_768)], "auto", "tpu")
+    assert too_dear(config, 32_768, 32_768, work) == pytest.approx(2.32, abs=0.005)
+
+
+def _collected(config, inputs, targets):
+    """The attentions of a model."""
+    found = []
+    attention_flops(config, inputs, targets, lambda one: found.append(one) or 0.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    "preset, platform",
+    [
+        ("gemma3_1b", "cpu"),
+        ("modernbert_base", "gpu"),  # cuDNN has no window to both sides
+        ("gemma3_1b", "gpu"),  # nor heads of 256
+    ],
+)
+def test_nothing_is_skipped_where_xla_runs(preset, platform):
+    config = zoo.preset(preset)
+    work = work_of([traced(config, 2048)], "auto", platform)
+    assert flops_done(config, 4, 2048, 2048, work) == flops_per_step(config, 4, 2048, 2048)
+
+
+def test_a_causal_half_is_skipped_by_cudnn():
+    config = gpt2("124m")
+    work = work_of([traced(config, 1024)], "auto", "gpu")
+    half = 12 * 12 * 768 * 1024 * (1 - 1025 / 2048)  # of 12 x layers x width x context
+    skipped = flops_per_step(config, 8, 1024, 1024) - flops_done(config, 8, 1024, 1024, work)
+    assert skipped == pytest.approx(8 * 1024 * half, rel=1e-12)
+
+
+def test_only_a_decoders_own_attention_has_a_half_to_skip():
+    config = dataclasses.replace(t5("base"), num_layers=3, num_decoder_layers=2)
+    encoder = dict(head_dim=64, dtype="bfloat16", has_prefix=False, has_positions=False, logit_cap=None, sequence=1)
+    encoder |= dict(window=None, query_length=512, key_length=512, causal=False, bias="shared")
+    specs = [AttentionSpec(**(encoder | changes)) for changes in ({}, dict(causal=True), dict(bias="none"))]
+    skipped = flops_per_step(config, 1, 256, 512) - flops_done(config, 1, 256, 512, work_of(specs, "auto", "gpu"))
+    assert skipped == 12 * 2 * 768 * (512**2 - 512 * 513 / 2)  # of other lengths than were traced
+
+
+def test_both_encoders_of_electra_have_windows():
+    config = dataclasses.replace(electra("base"), layer_pattern=("local",), window=128)
+    specs = [traced(part, 2048) for part in (discriminator_config(config), generator_config(config))]
+    total = flops_done(config, 4, 2048, 154, work_of(specs, "auto", "tpu"))
+    parts = (
+        flops_done(part(config), 4, 2048, 154, work_of(specs, "auto", "tpu"))
+        for part in (discriminator_config, generator_config)
+    )
+    assert total == sum(parts) < flops_per_step(config, 4, 2048, 154)
+
+
+def test_a_mask_decoder_runs_the_last_block_twice():
+    config = dataclasses.replace(zoo.preset("deberta_v3_base"), generator=None, enhanced_mask_decoder=True)
+    once = dataclasses.replace(config, enhanced_mask_decoder=False)
+    deeper = dataclasses.replace(once, num_layers=once.num_layers + 1)
+    assert flops_per_step(config, 2, 64, 10) == flops_per_step(deeper, 2, 64, 10) > flops_per_step(once, 2, 64, 10)
+
+
+def test_narrow_embeddings_are_projected_on_their_way_in_and_a_masked_lm_back_to_them():
+    config = dataclasses.replace(bert("base"), d_model=12, embedding_dim=5, num_layers=1, vocab_size=70)
+    wide = dataclasses.replace(config, embedding_dim=None)
+    inputs, targets = 9, 2
+    narrow = 2 * inputs * 5 * 12 + 2 * targets * 12 * 5 + 2 * targets * 5 * 70
+    usual = 2 * targets * 12 * 12 + 2 * targets * 12 * 70
+    difference = flops_per_step(wide, 4, inputs, targets) - flops_per_step(config, 4, inputs, targets)
+    assert difference == 3 * 4 * (usual - narrow) and config.masked_lm_head
+
+
+def test_a_convolution_beside_the_first_block_is_counted_once():
+    config = dataclasses.replace(bert("base"), input_convolution=3)
+    without = dataclasses.replace(config, input_convolution=None)
+    extra = flops_per_step(config, 4, 9, 2) - flops_per_step(without, 4, 9, 2)
+    assert extra == 3 * 4 * 2 * 9 * 3 * 768**2
+
+
+def test_the_attentions_of_an_encoder_decoder_say_who_reads_whom():
+    config = dataclasses.replace(t5("base"), num_layers=3, num_decoder_layers=2)
+    found = {(one.layers, one.queries, one.keys, one.causal) for one in _collected(config, 10, 7)}
+    assert found == {(3, 10, 10, False), (2, 7, 7, True), (2, 7, 10, False)}
+
+
+def test_positions_of_deberta_are_two_products_more_of_each_block():
+    config = dataclasses.replace(zoo.preset("deberta_v3_base"), generator=None, num_layers=5)
+    without = dataclasses.replace(config, position=LearnedPositions(64))
+    extra = flops_per_step(config, 2, 64, 10) - flops_per_step(without, 2, 64, 10)
+    assert extra == 3 * 2 * (5 + 1) * 2 * 2 * 64**2 * 768  # the last block runs twice
+
+
+def test_parts_of_a_row_are_added_up():
+    config = gpt2("124m")
+    whole, split = (work_of([traced(config, 2048, sequence=parts)], "auto", "tpu") for parts in (1, 4))
+    assert flops_done(config, 8, 2048, 2048, split) == flops_done(config, 8, 2048, 2048, whole)
+
+
+def test_an_attention_is_that_of_its_lengths():
+    fields = dict(head_dim=64, dtype="bfloat16", has_prefix=False, has_positions=False, logit_cap=None, sequence=1)
+    fields |= dict(window=None, key_length=512, causal=False)
+    own = AttentionSpec(**fields, query_length=512, bias="by_row")  # which no kernel of a GPU takes
+    cross = AttentionSpec(**fields, query_length=256, bias="none")
+    reads = [one for one in _collected(t5("base"), 512, 256) if not one.causal]
+    again = {one.queries: work_of([own, cross], "auto", "gpu")(one).again for one in reads}
+    assert again == {512: 0, 256: 1}

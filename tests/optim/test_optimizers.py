@@ -1,15 +1,18 @@
 import dataclasses
+import re
 from pathlib import Path
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from pretrainax.config import to_json
+from pretrainax.optim import SM3, Adafactor, AdEMAMix, Muon, ScheduleFreeAdamW, Sophia
 from pretrainax.optim.decay import decay_mask
-from pretrainax.optim.optimizers import AdamW, Lamb
+from pretrainax.optim.optimizers import AdamW, Lamb, Lion, Optimizer, StableAdamW
 from pretrainax.optim.schedules import (
     WarmupConstant,
     WarmupCosine,
@@ -17,7 +20,8 @@ from pretrainax.optim.schedules import (
     WarmupLinear,
     WarmupStableDecay,
 )
-from tests.support import tables
+from pretrainax.sharding.param_paths import parameter_names
+from tests.support import tables, tiny
 
 
 def shape(*sizes):
@@ -84,6 +88,32 @@ SCHEDULES = (
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_without_a_warmup_the_first_rate_is_the_peak(schedule):
     assert rates(schedule(warmup_steps=0), 2000)[0] == 1.0
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rates_are_those_of_the_formulas_to_float32_rounding_of_the_peak(schedule):
+    warmup, steps, peak = 1000, 20_000, 3e-4
+    step = np.arange(steps, dtype=np.float64)
+    progress = (step - warmup) / (steps - warmup)
+    falling = {
+        WarmupCosine: 0.1 + 0.9 * (0.5 + 0.5 * np.cos(np.pi * progress)),
+        WarmupLinear: 1.0 - progress,
+        WarmupInverseSquareRoot: np.sqrt(warmup / (step + 1)),
+        WarmupConstant: np.ones(steps),
+        WarmupStableDecay: 1.0 - np.sqrt(np.maximum((step - (steps - 1000)) / 1000, 0.0)),
+    }[schedule]
+    expected = peak * np.where(step < warmup, (step + 1) / warmup, falling)
+    found = jax.jit(jax.vmap(schedule(warmup_steps=warmup).build(peak, steps)))(jnp.arange(steps))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-7 * peak)
+
+
+@pytest.mark.parametrize("start", [0.0, 0.5, 1.0])
+def test_with_a_start_fraction_a_cosine_is_optaxs(start):
+    # nanoT5 warms up from half of the peak
+    found = rates(WarmupCosine(4, 0.1, start_fraction=start), 12, peak=2.0)
+    theirs = optax.warmup_cosine_decay_schedule(start * 2.0, 2.0, 4, 12, end_value=0.2)
+    assert found == [float(theirs(jnp.int32(step))) for step in range(12)]
+    np.testing.assert_allclose([found[0], found[2], found[4]], [2 * start, 1 + start, 2.0], rtol=1e-6)
 
 
 def test_a_run_shorter_than_its_warmup_only_rises():
@@ -226,6 +256,14 @@ def test_moments_are_float32():
     chex.assert_type(moments, jnp.float32)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [AdamW(), AdamW(bias_correction="none"), AdamW(scale_by_parameter_rms=True), Lamb()]
+)
+def test_the_arrays_of_a_state_have_the_names_that_checkpoints_have_had_so_far(optimizer):
+    state = optimizer.build(lambda step: 0.1, {"kernel": shape(2)}).init({"kernel": jnp.ones(2)})
+    assert parameter_names(state) == ["1/count", "1/mu/kernel", "1/nu/kernel"]
+
+
 def test_the_rate_follows_the_step_that_is_passed():
     schedule = WarmupConstant(10).build(1.0, 100)
     tx = adamw(weight_decay=0.0).build(schedule, {"kernel": shape(1)})
@@ -259,9 +297,68 @@ def test_an_impossible_optimizer_field_is_named(field, value):
     assert problem.startswith(f"config.optimizer.{field} is {value}, ")
 
 
+@pytest.mark.parametrize(
+    "optimizer, field, value",
+    [
+        (StableAdamW(), "b2", 1.0),
+        (AdEMAMix(), "b3", 1.0),
+        (AdEMAMix(), "rise_steps", -1),
+        (AdEMAMix(), "alpha", -1.0),
+        (AdEMAMix(rise_steps=10), "b3", 0.5),  # below b1, from where it rises
+        (Lion(), "learning_rate", 0.0),
+        (Adafactor(), "clip_rms", 0.0),
+        (Adafactor(), "decay_exponent", 0.0),
+        (Adafactor(), "least_factored", 0),
+        (SM3(), "b1", 1.0),
+        (Muon(), "momentum", 1.0),
+        (Muon(), "update_rms", 0.0),
+        (Muon(), "adam_learning_rate", 0.0),
+        (Sophia(), "gamma", 0.0),
+        (Sophia(), "interval", 0),
+        (ScheduleFreeAdamW(), "b1", 0.0),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, Optimizer) else str(x),
+)
+def test_an_impossible_field_of_another_optimizer_is_named(optimizer, field, value):
+    experiment = tiny.get_config("gpt")
+    experiment.schedule, experiment.train.attention = WarmupConstant(), "xla"
+    assert list(optimizer.problems(experiment)) == []
+    (problem,) = dataclasses.replace(optimizer, **{field: value}).problems(experiment)
+    assert problem.startswith(f"config.optimizer.{field} is {value}, ")
+
+
+@pytest.mark.parametrize(
+    "optimizer, line",
+    [
+        (
+            ScheduleFreeAdamW(),
+            r"config\.schedule is WarmupCosine\(warmup_steps=5\), .* that does not fall: set --config",
+        ),
+        (Sophia(), r"config\.train\.attention is 'auto', .* set --config\.train\.attention=xla"),
+    ],
+)
+def test_what_an_optimizer_needs_of_the_rest_is_said(optimizer, line):
+    experiment = tiny.get_config("gpt")
+    (problem,) = optimizer.problems(experiment)
+    assert re.match(line, problem)
+
+
+def test_a_rate_that_is_relative_fits_every_size():
+    relative = (AdamW(scale_by_parameter_rms=True), Lamb(), Adafactor())
+    assert all(optimizer.is_relative for optimizer in relative)
+    assert not any(o.is_relative for o in (AdamW(), Muon(), Adafactor(scale_by_parameter_rms=False)))
+
+
 def test_an_impossible_schedule_field_is_named():
     problems = list(WarmupCosine(warmup_steps=-1, final_fraction=2.0).problems(None))
     assert [p.split(" is ")[0] for p in problems] == ["config.schedule.warmup_steps", "config.schedule.final_fraction"]
+
+
+def test_an_impossible_start_of_the_rise_is_named():
+    (problem,) = WarmupConstant(start_fraction=1.5).problems(None)
+    assert problem == "config.schedule.start_fraction is 1.5, it must be in [0, 1]"
+    (problem,) = WarmupConstant(0, start_fraction=0.5).problems(None)
+    assert problem.startswith("config.schedule.start_fraction is 0.5, and there is no rise that it starts: ")
 
 
 def test_an_impossible_decay_is_named():
@@ -271,3 +368,30 @@ def test_an_impossible_decay_is_named():
 
 def test_json_names_an_optimizer_by_its_class():
     assert to_json(AdamW())["type"] == "AdamW"
+
+
+@pytest.mark.parametrize("kind", [AdamW, Lamb])
+def test_the_least_that_is_possible_is_no_problem(kind):
+    least = dict(b1=0.0, b2=0.0, weight_decay=0.0, clip_norm=None, epsilon=1e-30, learning_rate=1e-30)
+    assert not list(kind(**least).problems(None))
+
+
+def test_a_tiny_matrix_still_moves_by_a_thousandth():
+    params = {"token_embedding": {"embedding": jnp.full((2, 2), 5e-4)}}
+    optimizer = adamw(learning_rate=1.0, weight_decay=0.0, clip_norm=None, scale_by_parameter_rms=True)
+    new, _ = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)])
+    moved = params["token_embedding"]["embedding"] - new["token_embedding"]["embedding"]
+    np.testing.assert_allclose(moved, np.full((2, 2), 1e-3), rtol=1e-5)  # epsilon 1e-8; 5e-4 - 1e-3 in float32
+
+
+def test_moments_of_gradients_in_bfloat16_are_float32():
+    params = {"kernel": jnp.ones(2, jnp.bfloat16)}
+    _, state = trained(AdamW(), params, [params])
+    means = [x for x in jax.tree.leaves(state) if x.ndim][:1]
+    chex.assert_type(means, jnp.float32)
+
+
+def test_what_is_not_set_is_as_in_the_papers():
+    # Kingma and Ba 2014, algorithm 1; LAMB's epsilon is that of ALBERT's code
+    assert (AdamW().b1, AdamW().b2, AdamW().epsilon) == (Lamb().b1, Lamb().b2, 1e-8) == (0.9, 0.999, 1e-8)
+    assert Lamb().epsilon == 1e-6 and AdamW().clip_norm == Lamb().clip_norm == 1.0

@@ -8,6 +8,7 @@ import jax
 import pytest
 
 from pretrainax.config import MeshConfig, UserError
+from pretrainax.optim import Adafactor, ScheduleFreeAdamW, Sophia
 from pretrainax.planning import memory
 from pretrainax.planning.activations import local, saved_residuals
 from pretrainax.planning.shapes import batch_shapes
@@ -71,6 +72,25 @@ def test_accumulation_keeps_a_second_gradient_and_half_of_the_activations():
     # the gradient of the output matrix, 4 bytes for each of 512 x 32, is there however few the rows are
     matrix = 4 * 512 * 32
     assert halves.activations - matrix == pytest.approx((whole.activations - matrix) / 2, rel=0.01)
+
+
+def test_the_optimizer_has_what_it_keeps_and_what_it_makes():
+    experiment = tiny.get_config("gpt")
+    adam = memory.estimate(experiment, ONE)
+
+    def with_optimizer(optimizer):
+        experiment.optimizer = optimizer
+        return memory.estimate(experiment, ONE)
+
+    free = with_optimizer(ScheduleFreeAdamW())
+    assert free.copies == free.parameters  # the gradient's, which is at none of the model's
+    sophia = with_optimizer(Sophia())
+    assert sophia.gradients == 3 * sophia.parameters and sophia.activations == 3 * adam.activations
+    factored = with_optimizer(Adafactor(least_factored=32))
+    # rows and columns of the token embedding, and placeholders, counters and rows and columns of all the others
+    assert 4 * (512 + 32) < factored.optimizer < adam.optimizer / 8
+    state = dict(factored.largest)
+    assert state["token_embedding: parameters, gradients, optimizer"] == 2 * 4 * 512 * 32 + 4 * (512 + 32 + 1)
 
 
 def test_with_remat_block_a_layer_keeps_its_input_alone():
@@ -149,6 +169,13 @@ def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
         peak = real.step.lower(real.abstract_state, batch).compile().memory_analysis().peak_memory_in_bytes
     estimated = memory.estimate(experiment, ONE | {"data": 4}, topology.chip).total
     assert estimated == pytest.approx(peak, rel=0.15)  # -7 to +6 % for GPT-2, BERT, T5 and LLaMA of full depth
+
+
+def test_an_attention_that_cannot_run_is_told_before_a_step():
+    experiment = tiny.get_config("bert")
+    experiment.model.attention_dropout_rate = 0.1
+    with pytest.raises(UserError, match="config.model.attention_dropout_rate is 0.1.* config.mesh.sequence=2 to 1"):
+        memory.estimate(experiment, ONE | {"sequence": 2})
 
 
 def test_a_mesh_that_does_not_divide_says_which_field_does_not():

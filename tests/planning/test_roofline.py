@@ -4,11 +4,17 @@ import dataclasses
 import pathlib
 import runpy
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from pretrainax import models
+from pretrainax.config import LearnedPositions, MeshConfig
 from pretrainax.data.batch import lengths_of
+from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning import roofline
+from pretrainax.planning.report import run_report
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
@@ -54,6 +60,7 @@ def test_gathers_along_fsdp_are_hidden_and_all_reduces_waited_for(candidate, kin
 def test_mfu_hours_and_price_follow_from_the_seconds(candidate):
     time = candidate.roofline
     assert time.mfu == pytest.approx(time.flops / (time.seconds * 4 * 197e12))
+    assert time.mfu_done == pytest.approx(time.done / (time.seconds * 4 * 197e12))
     assert time.hours == pytest.approx(time.seconds * 40 / 3600)
     assert time.price == pytest.approx(time.hours * 4 * CHIPS["v5e"].price)
 
@@ -80,6 +87,8 @@ def _block(experiment):
         ("h100:4x8", {"data": 4, "tensor": 8}, "data", 50e9),  # one device of each host: one port
         ("h100:4x8", {"fsdp": 32}, "fsdp", 400e9),  # eight ports of a host
         ("4*v5e:4x4", {"data": 64}, "slices", 3.125e9),
+        ("tpu7x:4x4x4", {"fsdp": 128}, "fsdp", 300e9),  # a device has half of its chip's wires
+        ("gb200:72", {"data": 9, "tensor": 8}, "data", 900e9),  # NVLink joins a rack
     ],
 )
 def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, axis, rate):
@@ -102,3 +111,105 @@ def test_a_chip_is_found_by_each_of_its_names(name):
     for kind in CHIPS[name].device_kinds:
         assert chip_of(kind) is CHIPS[name]
         assert peak_flops(kind) == CHIPS[name].peak_flops
+
+
+# --- what is done --------------------------------------------------------------------------------------------------
+
+
+def long_rows(**train):
+    """A decoder of heads that every kernel takes, on rows of 2,048."""
+    experiment = tiny.get_config("gpt")
+    model = dataclasses.replace(experiment.model, head_dim=64, position=LearnedPositions(2048), vocab_size=8)
+    data = dataclasses.replace(experiment.data, sequence_length=2048)
+    return dataclasses.replace(experiment, model=model, data=data, train=dataclasses.replace(experiment.train, **train))
+
+
+def on(experiment, topology, **mesh):
+    found = assess(dataclasses.replace(experiment, mesh=MeshConfig(**{"data": -1, **mesh})), Topology.parse(topology))
+    return found.roofline
+
+
+def forward_attention(experiment):
+    """FLOPs of the logits and the sums of values of a step's forward, in full."""
+    return 2 * 2 * 8 * 2 * 4 * 64 * 2048**2  # two products, of 8 rows, 2 layers, 4 heads of 64
+
+
+def seconds_of(flops, topology):
+    topology = Topology.parse(topology)
+    return flops / (topology.num_devices * topology.chip.peak_flops * roofline.ATTAINABLE)
+
+
+@pytest.mark.parametrize(
+    "topology, attention, skipped, again",
+    [
+        ("v5e:2x2", "auto", 1 - 10 / 16, 3),  # splash: 10 of 4 × 4 tiles, and three products more in its backward
+        ("h100:4", "auto", 1 - 2049 / 4096, 1),
+        ("v5e:2x2", "xla", 0, 0),  # which multiplies what it masks
+        ("h100:4", "xla", 0, 0),
+    ],
+)
+def test_time_follows_from_what_the_kernel_multiplies(topology, attention, skipped, again):
+    experiment = long_rows(attention=attention)
+    time, in_full = on(experiment, topology), forward_attention(experiment)
+    assert time.flops - time.done == pytest.approx(3 * in_full * skipped)
+    assert time.compute == pytest.approx(seconds_of(time.done + in_full / 2 * again * (1 - skipped), topology))
+
+
+@pytest.mark.parametrize("remat, again", [("dots", 2), ("block", 2)])
+def test_rematerialisation_makes_attention_again_and_blocks_their_maps_too(remat, again):
+    topology, in_full = "h100:4", forward_attention(None)
+    plain, more = (on(long_rows(remat=policy), topology) for policy in ("none", remat))
+    assert (more.flops, more.done) == (plain.flops, plain.done)
+    maps = 0 if remat == "dots" else (plain.flops - 3 * in_full) / 3 - 2 * 8 * 2048 * 32 * 8  # without the head
+    extra = in_full / 2 * again * 2049 / 4096 + maps
+    assert more.compute - plain.compute == pytest.approx(seconds_of(extra, topology))
+
+
+def test_all_wait_for_the_device_whose_queries_have_the_most_keys():
+    whole, split = (on(long_rows(), "v5e:2x2", sequence=parts) for parts in (1, 2))
+    assert split.done == whole.done  # 10 tiles; 3 of them are of the first half of a row
+    waited = (7 * 2 - 10) / 16 * forward_attention(None) / 2 * 9
+    assert split.compute - whole.compute == pytest.approx(seconds_of(waited, "v5e:2x2"))
+
+
+@pytest.mark.parametrize("remat", ["dots", "block"])
+def test_what_is_made_again_is_what_jax_makes_again(remat):
+    def counted(policy):
+        experiment = long_rows()
+        config = dataclasses.replace(experiment.model, d_model=64, position=LearnedPositions(256))
+        model = models.build(config, Compute(attention="xla", remat=policy, scan_unroll=2))
+        batch = {name: jax.ShapeDtypeStruct((2, 256), jnp.int32) for name in ("tokens", "positions", "segment_ids")}
+
+        def loss(params, batch):
+            logits = model.apply({"params": params}, batch, deterministic=True).heads["lm"].logits()
+            return jnp.sum(jnp.square(logits))
+
+        # as JAX lowers it, before a compiler for CPUs shares work that two loops cannot share
+        return jax.jit(jax.grad(loss)).lower(models.abstract_params(config), batch).cost_analysis()["flops"]
+
+    blocks = 0 if remat == "dots" else 2 * 2 * 256 * (4 * 2 * 64 * 256 + 2 * 2 * 64 * 64)
+    expected = blocks + 2 * 2 * 2 * 2 * 4 * 64 * 256**2
+    assert counted(remat) - counted("none") == pytest.approx(expected, rel=0.08)  # XLA counts softmax and norms too
+
+
+def test_a_plan_says_how_much_of_the_convention_is_done():
+    candidate = assess(dataclasses.replace(long_rows(), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
+    text = run_report("gpt", candidate, Topology.parse("h100:4"), None, "")
+    time = candidate.roofline
+    assert f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide" in text
+    assert f"{time.mfu:.0%} MFU ({time.mfu_done:.0%} of what is done)" in text
+    plain = assess(dataclasses.replace(long_rows(attention="xla"), mesh=MeshConfig(data=-1)), Topology.parse("h100:4"))
+    assert "done" not in run_report("gpt", plain, Topology.parse("h100:4"), None, "")
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_a_plan_says_the_price_or_that_none_is_known(candidate, name):
+    chip = CHIPS[name]
+    topology = Topology.parse(f"{name}:{'x'.join(['2'] * chip.torus) if chip.is_tpu else 4}")
+    found = dataclasses.replace(
+        candidate, roofline=roofline.expect(candidate.experiment, ONE | {"data": 4}, topology, candidate.memory, [])
+    )
+    (row,) = [line for line in run_report("gpt", found, topology, None, "").splitlines() if line.startswith("  run ")]
+    assert row.endswith("(pretrainax/runtime/chips.py)")
+    assert (f"no price of a {name} is known" in row) == (chip.price is None)
+    assert (f" USD at {chip.price} " in row or f" USD at {chip.price:.2f} " in row) if chip.price else "USD" not in row

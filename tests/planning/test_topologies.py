@@ -17,6 +17,10 @@ from pretrainax.runtime.chips import CHIPS
         ("h100:8", "h100", (1, 8), 1, 8, 1),
         ("h200:4x8", "h200", (4, 8), 1, 32, 4),
         ("2*H100:4x8", "h100", (4, 8), 2, 64, 8),
+        ("b200:2x8", "b200", (2, 8), 1, 16, 2),
+        ("gb200:72", "gb200", (1, 72), 1, 72, 1),  # a rack
+        ("tpu7x:4x4x4", "tpu7x", (4, 4, 4), 1, 128, 16),  # two devices a chip
+        ("2*tpu7x:2x2x1", "tpu7x", (2, 2, 1), 2, 16, 2),
     ],
 )
 def test_a_name_says_chip_shape_and_slices(text, chip, shape, slices, devices, hosts):
@@ -29,7 +33,7 @@ def test_a_name_says_chip_shape_and_slices(text, chip, shape, slices, devices, h
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("v9:4x4", "unknown chip 'v9', allowed: a100, h100, h200, v4, v5e, v5p, v6e"),
+        ("v9:4x4", "unknown chip 'v9', allowed: a100, b200, gb200, h100, h200, tpu7x, v4, v5e, v5p, v6e"),
         ("v5p:4x4", "a slice of v5p has 3 sizes, as v5p:4x4x4"),
         ("v5e:4", "a slice of v5e has 2 sizes, as v5e:4x4"),
         ("h100:16", "write h100:HOSTSxDEVICES, at most 8 devices a host"),
@@ -48,7 +52,19 @@ def test_a_name_that_is_none_is_one_clear_line(text, words):
 
 @pytest.mark.aot
 @pytest.mark.parametrize(
-    "text", ["v5e:1x1", "v5e:2x4", "v4:2x2x1", "v5p:2x2x2", "v6e:4x4", "2*v5e:4x4", "h100:2x8", "2*h200:2x8"]
+    "text",
+    [
+        "v5e:1x1",
+        "v5e:2x4",
+        "v4:2x2x1",
+        "v5p:2x2x2",
+        "v6e:4x4",
+        "tpu7x:2x2x1",
+        "2*v5e:4x4",
+        "h100:2x8",
+        "2*h200:2x8",
+        "b200:8",
+    ],
 )
 def test_the_devices_are_as_many_as_it_says(text):
     topology = Topology.parse(text)
@@ -77,6 +93,8 @@ def test_a_slice_that_the_maker_does_not_sell_is_one_clear_line():
         ("h100:4", "h100:8"),
         ("h100:8", "h100:2x8"),
         ("2*v5e:4x8", "2*v5e:8x8"),
+        ("gb200:36", "gb200:72"),
+        ("gb200:72", "gb200:2x72"),
     ],
 )
 def test_twice_the_devices_is_the_next_larger_slice(text, twice):

@@ -31,11 +31,11 @@ def test_any_run_has_a_picture(tmp_path, lines):
     assert (tmp_path / "curves.png").stat().st_size > 10_000  # bytes; a blank page of this size has fewer
 
 
-def lines_drawn(tmp_path, monkeypatch, lines):
+def lines_drawn(tmp_path, monkeypatch, lines, **options):
     """The curves of a picture: which of their points have a marker, and the axes' titles."""
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda picture, *args, **kwargs: drawn.append(picture))
-    curves.draw(str(tmp_path / "curves.png"), lines, title="run")
+    curves.draw(str(tmp_path / "curves.png"), lines, title="run", **options)
     return drawn[0].axes
 
 
@@ -51,6 +51,22 @@ def test_a_point_without_neighbours_is_a_dot_in_every_panel(tmp_path, monkeypatc
 def test_every_axis_has_a_title(tmp_path, monkeypatch):
     for panel in lines_drawn(tmp_path, monkeypatch, points(3)):
         assert panel.get_xlabel() == "step" and panel.get_title(loc="left")
+
+
+def test_every_further_loss_and_every_kind_of_parts_has_a_panel(tmp_path, monkeypatch):
+    valid = {"loss": 5.0, "replaced_loss": 0.5, "accuracy": 0.1, "replaced_loss/source=web": 0.4}
+    valid |= {"replaced_loss/source=books": 0.3, "loss/source=web": 5.0, "replaced_loss/denoiser=R": 0.2}
+    lines = [line | {"replaced_loss": 0.6} for line in points(3)] + [{"step": 3, "split": "valid", **valid}]
+    panels = lines_drawn(tmp_path, monkeypatch, lines, main="replaced_loss")
+    assert [panel.get_title(loc="left") for panel in panels[:1] + panels[3:]] == [
+        "replaced loss, nats",
+        "loss, nats per target",
+        "validation replaced loss by source",
+        "validation replaced loss by denoiser",
+    ]
+    assert panels[0].get_lines()[0].get_ydata().tolist() == [0.6] * 3
+    assert [text.get_text() for text in panels[4].get_legend().get_texts()] == ["web", "books"]
+    assert [line.get_ydata().tolist() for line in panels[4].get_lines()] == [[0.4], [0.3]]
 
 
 def test_a_long_run_is_drawn_by_means_of_neighbours_and_its_last_point(tmp_path, monkeypatch):

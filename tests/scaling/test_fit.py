@@ -8,6 +8,7 @@ import pytest
 
 from pretrainax import config as config_lib
 from pretrainax.config import Phase, UserError
+from pretrainax.data.objectives import CausalLM, ReplacedTokenDetection
 from pretrainax.data.sources import TextFiles
 from pretrainax.scaling import fit as fit_lib
 from pretrainax.scaling.fit import CONSTANTS, Run, check_enough, fit, fit_report, interval, read_runs
@@ -108,9 +109,44 @@ def test_the_slope_is_that_of_the_prediction():
 
 def test_n_d_and_the_last_validation_loss_are_read(tmp_path):
     write_run(tmp_path / "a", width=64, steps=50, loss=4.25)
-    (run,), family, left_out = read_runs(f"{tmp_path}/*")
+    (run,), experiment, left_out = read_runs(f"{tmp_path}/*")
     assert run.parameters == 2 * (12 * 64**2 + 13 * 64) + 2 * 64  # two blocks with biases and norms, the last norm
-    assert run.tokens == 50 * 8 * 33 and run.loss == 4.25 and family == "decoder" and not left_out
+    assert run.tokens == 50 * 8 * 33 and run.loss == 4.25 and not left_out
+    assert experiment.model.family == "decoder"
+
+
+def electra_run(workdir, loss, **figures):
+    """The workdir of an ELECTRA; `figures` of its last validation, beside the generator's loss."""
+    write_run(workdir, loss=9.0)
+    experiment = config_lib.load(str(workdir / "config.json"))
+    experiment.objective = ReplacedTokenDetection()
+    (workdir / "config.json").write_text(config_lib.dump(experiment))
+    with open(workdir / "metrics.jsonl", "a") as f:
+        f.write(json.dumps({"step": 40, "split": "valid", "loss": loss, **figures}) + "\n")
+
+
+def test_the_loss_of_an_electra_is_the_discriminators(tmp_path):
+    electra_run(tmp_path / "a", loss=5.0, replaced_loss=0.25)
+    electra_run(tmp_path / "b", loss=5.0)
+    (run,), experiment, left_out = read_runs(f"{tmp_path}/*")
+    assert run.loss == 0.25 and experiment.select_by == "replaced_loss"
+    assert left_out == [f"{tmp_path}/b: no validation replaced_loss at its last step, 40"]
+
+
+def test_runs_that_select_by_other_figures_or_validate_otherwise_do_not_compare(tmp_path):
+    write_run(tmp_path / "a")
+    write_run(tmp_path / "b", evaluate__select_by="bits_per_byte")
+    with pytest.raises(UserError, match="do not compare: evaluate.select_by: 'loss' -> 'bits_per_byte'"):
+        read_runs(f"{tmp_path}/*")
+    write_run(tmp_path / "c", evaluate__objective=CausalLM(mask_documents=True))
+    with pytest.raises(UserError, match=r"do not compare: evaluate.objective: None -> CausalLM\("):
+        read_runs(f"{tmp_path}/[ac]")
+
+
+def test_a_law_is_fit_to_a_loss(tmp_path):
+    write_run(tmp_path / "a", evaluate__select_by="accuracy")
+    with pytest.raises(UserError, match="a law is fit to a loss, and these runs have .*select_by=accuracy"):
+        read_runs(f"{tmp_path}/*")
 
 
 def test_an_unfinished_run_is_left_out(tmp_path):

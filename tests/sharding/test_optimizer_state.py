@@ -6,7 +6,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import MeshConfig
+from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.optimizer_state import opt_state_shardings, opt_state_specs
 from tests.support import tables
@@ -54,9 +54,25 @@ def test_of_axes_of_one_size_the_first_are_left():
     assert jax.tree.leaves(opt_state_specs(keeping(8, 16), bias)) == [P(None, None)]
 
 
+@pytest.mark.parametrize(
+    "path, sizes, kept, spec",
+    [
+        ("query", (2, 8, 4, 16), (2, 64), P(None, "tensor")),  # heads side by side: a mean over d_model
+        ("query", (2, 8, 4, 16), (2, 8, 64), P(None, "fsdp", "tensor")),
+        ("out", (2, 4, 16, 8), (2, 64), P(None, "tensor")),
+        ("out", (2, 4, 16, 8), (2, 1), P(None, None)),  # a placeholder of each layer
+    ],
+)
+def test_heads_side_by_side_are_split_like_the_heads(path, sizes, kept, spec):
+    kernel = {"decoder": {"blocks": {"self_attention": {path: {"kernel": shape(*sizes)}}}}}
+    assert jax.tree.leaves(opt_state_specs(keeping(*kept), kernel)) == [spec]
+
+
 def test_an_array_that_is_no_part_of_its_parameter_is_an_error():
-    message = r"an array of shape \(3, 8\) for decoder/blocks/mlp/up/kernel, whose shape is \(2, 8, 16\)"
-    with pytest.raises(ValueError, match=message):
+    message = (
+        r"config.optimizer keeps an array of shape \(3, 8\) for decoder/blocks/mlp/up/kernel, whose shape is \(2, "
+    )
+    with pytest.raises(UserError, match=message):
         opt_state_specs(keeping(3, 8), UP)
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import Experiment, MeshConfig, TrainConfig, UserError
+from pretrainax.config import Experiment, MeshConfig, ModelConfig, TrainConfig, UserError
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupConstant
-from pretrainax.sharding.arrays import check_batch_divides, put_batch
+from pretrainax.sharding.arrays import check_mesh, put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.optimizer_state import opt_state_specs
 from pretrainax.sharding.rules import param_specs, tree_shardings
@@ -26,8 +26,8 @@ def shape(*sizes):
 
 
 def experiment(**train):
-    parts = dict.fromkeys(("model", "tokenizer", "data", "objective", "optimizer", "schedule"))
-    return Experiment(**parts, train=TrainConfig(**train))
+    parts = dict.fromkeys(("tokenizer", "data", "objective", "optimizer", "schedule"))
+    return Experiment(**parts, model=ModelConfig(), train=TrainConfig(**train))
 
 
 # --- the mesh (8 CPU devices) --------------------------------------------------------------------------------------
@@ -186,11 +186,11 @@ def test_an_axis_that_the_mesh_does_not_divide_names_the_field(path, sizes, mess
 def test_a_batch_that_the_mesh_does_not_divide_is_named(rows, accumulate):
     message = f"config.train.global_batch_size {rows} is not a multiple of {8 * accumulate}: .*accumulate {accumulate} "
     with pytest.raises(UserError, match=message):
-        check_batch_divides(experiment(global_batch_size=rows, accumulate=accumulate), mesh(data=4, fsdp=2))
+        check_mesh(experiment(global_batch_size=rows, accumulate=accumulate), mesh(data=4, fsdp=2))
 
 
 def test_a_batch_need_not_divide_by_the_tensor_axis():
-    check_batch_divides(experiment(global_batch_size=2), mesh(data=2, tensor=4))
+    check_mesh(experiment(global_batch_size=2), mesh(data=2, tensor=4))
 
 
 def test_the_length_of_a_batch_is_split_where_it_divides():

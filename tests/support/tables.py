@@ -8,9 +8,9 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from pretrainax import models, zoo
+from pretrainax.optim import SM3, Adafactor, Muon, ScheduleFreeAdamW
 from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.optimizer_state import opt_state_specs
 from pretrainax.sharding.param_paths import parameter_names
@@ -22,8 +22,13 @@ PRESETS = (
 )
 
 
-# Optimizers whose state is more than moments, and the presets that their tables are of.
-OPTIMIZERS = ("adafactor", "muon")
+# Optimizers whose state is more than Adam's, and the presets that their tables are of.
+OPTIMIZERS = {
+    "adafactor": Adafactor(),
+    "sm3": SM3(),
+    "muon": Muon(),
+    "schedule_free": ScheduleFreeAdamW(),
+}
 OPTIMIZED = ("gpt2_124m", "t5_base")
 
 
@@ -68,33 +73,13 @@ def specs(preset):
     return _lines(preset, lambda shapes: [str(tuple(s)) for s in jax.tree.leaves(param_specs(shapes))])
 
 
-def optimizer(name):
-    """Adafactor with a first moment; or Muon for all matrices but embeddings, a layer of a stack being one, with Adam
-    for the rest."""
-    if name == "adafactor":
-        return optax.adafactor(1e-2, momentum=0.9, min_dim_size_to_factor=4)
-    return optax.contrib.muon(1e-2, muon_weight_dimension_numbers=_matrices)
-
-
-def _matrices(params):
-    """[L, in, …, out, …] -> the axes that are summed over, and those of the outputs."""
-
-    def axes(key, x):
-        name = jax.tree_util.keystr(key, simple=True, separator="/")
-        if "/blocks/" not in name or not name.endswith("kernel"):
-            return None
-        summed = x.ndim - 1 if name.endswith("out/kernel") else 2  # [L, H, K, D], or [L, D, …]
-        return optax.contrib.MuonDimensionNumbers(tuple(range(1, summed)), tuple(range(summed, x.ndim)))
-
-    return jax.tree_util.tree_map_with_path(axes, params)
-
-
 def state_specs(preset, name):
     """As `specs`, of the optimizer's state."""
-    chosen, shapes = optimizer(name), params(preset)
+    shapes = params(preset)
+    chosen = OPTIMIZERS[name].build(lambda step: step, shapes)
     state, found = jax.eval_shape(chosen.init, shapes), opt_state_specs(chosen, shapes)
     rows = zip(parameter_names(state), *map(jax.tree.leaves, (state, found)), strict=True)
-    return "".join(f"{name:<80} {'x'.join(map(str, x.shape)):<20} {tuple(spec)}\n" for name, x, spec in rows)
+    return "".join(f"{name:<108} {'x'.join(map(str, x.shape)):<20} {tuple(spec)}\n" for name, x, spec in rows)
 
 
 if __name__ == "__main__":

@@ -77,12 +77,11 @@ def test_the_baseline_of_large_batches_takes_few_of_them(targets, most, monkeypa
             return {}
 
     monkeypatch.setattr(finish, "batches_of", lambda *args: Batches())
-    monkeypatch.setattr(finish, "unigram_baseline", lambda seen, asked, size: len(list(seen)))
+    monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: len(list(seen)))
     run = SimpleNamespace(
-        experiment=SimpleNamespace(
-            train=SimpleNamespace(global_batch_size=8, steps=1000), model=SimpleNamespace(vocab_size=9)
-        ),
-        prepared=None,
+        experiment=SimpleNamespace(train=SimpleNamespace(global_batch_size=8, steps=1000)),
+        prepared=SimpleNamespace(train=(), tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=9))),
+        train_batches=SimpleNamespace(epochs=()),
         lengths=SimpleNamespace(targets=targets),
         validation_batches=lambda batches: iter(()),
     )

@@ -35,7 +35,14 @@ def rows(run: Run, epochs: tuple[float, ...] = (0.5,), papers_source: str = "", 
             setattr(experiment, field, value)
     batches = types.SimpleNamespace(epochs=epochs)
     with jax.set_mesh(run.mesh):
-        return header.rows(dataclasses.replace(run, experiment=experiment, train_batches=batches), papers_source)
+        changed = dataclasses.replace(run, experiment=experiment, train_batches=batches)
+        return header.rows(changed, header.Paper(papers_source))
+
+
+def test_deviations_are_one_row_and_none_where_nobody_knows(run):
+    said = header.rows(run, header.Paper(deviations="the source has growing batches"))
+    assert ("deviations", "the source has growing batches") in said and said[-1][0] == "deviations"
+    assert "deviations" not in dict(header.rows(run))
 
 
 def warnings(*args, **kwargs) -> list[str]:

@@ -8,17 +8,21 @@ import chex
 import numpy as np
 import pytest
 
+from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import RunFailed, UserError
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.objectives import Statistic
-from pretrainax.data.packing import OneEach
+from pretrainax.data.packing import FirstFit, OneEach
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.inference.origin import find_origin
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import loop
+from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
 from tests.support import tiny
+from tests.support.runs import lines as untimed
 from tests.support.traces import limit_traces
 
 
@@ -41,11 +45,10 @@ def steps(workdir):
     return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdecimal())
 
 
-def validating(monkeypatch, losses):
-    """Runs whose evaluations give these losses in turn."""
-    losses = iter(losses)
-    others = {"perplexity": 1.0, "accuracy": 0.0}
-    monkeypatch.setattr(Run, "validate", lambda run, params: {"loss": next(losses), **others})
+def validating(monkeypatch, losses, accuracies=(0.0, 0.0, 0.0, 0.0)):
+    """Runs whose evaluations give these figures in turn."""
+    figures = ({"loss": loss, "accuracy": accuracy} for loss, accuracy in zip(losses, accuracies, strict=False))
+    monkeypatch.setattr(Run, "validate", lambda run, params: next(figures))
 
 
 def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path, monkeypatch):
@@ -70,6 +73,32 @@ def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, t
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
     assert loop.train(experiment, str(tmp_path)) == 0
     assert steps(tmp_path) == [4, 6]
+
+
+def test_a_run_that_selects_by_accuracy_keeps_the_highest(experiment, tmp_path, monkeypatch, capsys):
+    validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.1, 0.3, 0.2, 0.25])
+    experiment.evaluate.select_by, experiment.evaluate.patience, experiment.train.steps = "accuracy", 2, 20
+    experiment.checkpoint.every, experiment.checkpoint.keep = 2, 1
+    assert loop.train(experiment, str(tmp_path)) == 0
+    assert steps(tmp_path) == [4, 8] and lines(tmp_path, "train")[-1]["step"] == 8
+    assert find_origin(f"{tmp_path}@best").description.endswith("step 4, the best by validation accuracy: 0.3000")
+    assert "no better validation accuracy in 2 evaluations: stopping" in capsys.readouterr().err
+
+
+def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_anew(
+    experiment, tmp_path, monkeypatch, capsys
+):
+    """As one of before version 0.5 does, where its objective names another figure than the loss."""
+    validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.5, 0.1, 0.2, 0.15])
+    experiment.checkpoint.every, experiment.checkpoint.keep, experiment.train.steps = 2, 1, 4
+    assert loop.train(experiment, str(tmp_path)) == 0
+    experiment.evaluate.select_by, experiment.train.steps = "accuracy", 8
+    assert loop.train(experiment, str(tmp_path), extend=True) == 0
+    assert steps(tmp_path) == [2, 8]  # whose accuracy is known too
+    said = "so far the best checkpoint was chosen by validation loss; from here on it is by accuracy, among those that"
+    assert said in capsys.readouterr().err
+    state = read_run_json(str(tmp_path / "checkpoints" / "8"))["extra"]
+    assert (state["best_loss"], state["evaluations_since_best"], state["select_by"]) == (0.2, 1, "accuracy")
 
 
 def flip(path):
@@ -123,6 +152,110 @@ def test_a_run_whose_objective_is_not_as_asked_does_not_start(experiment, tmp_pa
     assert not (tmp_path / "metrics.jsonl").exists() or not lines(tmp_path, "train")
 
 
+# --- what a line says of the steps since the one before, and of all
+
+
+@pytest.fixture(scope="module")
+def packed(cache, tmp_path_factory):
+    """Makes configs of runs of six steps, whose batches differ in how much they predict and in their padding."""
+    path = tmp_path_factory.mktemp("packed") / "texts.jsonl"
+    texts = [f"{i} words {'more ' * (20 if i % 2 else 3)}" for i in range(400)]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    def make(log_every):
+        experiment = tiny.get_config("gpt")
+        experiment.data.source, experiment.data.cache_dir = JsonLines(path=str(path), valid_fraction=0.2), str(cache)
+        experiment.data.packing, experiment.tokenizer.vocab_size, experiment.mesh.data = FirstFit(), 260, 8
+        experiment.train.steps, experiment.train.log_every = 6, log_every
+        experiment.evaluate.every, experiment.evaluate.batches = 3, 1
+        experiment.checkpoint.every, experiment.checkpoint.keep = 1, 6
+        return experiment
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def logged(packed, tmp_path_factory):
+    """The folders of two runs: one with a line a step, one with two lines, at steps 4 and 6."""
+    folders = {every: tmp_path_factory.mktemp(f"every_{every}") for every in (1, 4)}
+    for every, folder in folders.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "finish", lambda *_: None)
+            assert loop.train(packed(every), str(folder)) == 0
+    return folders
+
+
+def test_the_means_of_a_line_are_those_of_all_steps_since_the_line_before(logged):
+    each, (first, second) = lines(logged[1], "train"), lines(logged[4], "train")
+    assert len({line["loss_tokens"] for line in each}) > 1  # or a mean of means would be as good
+    for line, steps in ((first, each[:4]), (second, each[4:])):
+        weights = [step["loss_tokens"] for step in steps]
+        assert line["loss_tokens"] == sum(weights)
+        for name in ("loss", "accuracy"):
+            # sums of float32 numbers, the same in both runs, added as float64
+            assert line[name] == pytest.approx(np.average([step[name] for step in steps], weights=weights), rel=1e-12)
+        padding = np.mean([step["padding_fraction"] for step in steps])
+        assert line["padding_fraction"] == pytest.approx(padding, rel=1e-12) and padding > 0
+        assert line["gradient_norm"] == steps[-1]["gradient_norm"]
+
+
+def test_lines_count_what_all_steps_have_taken(logged, packed):
+    experiment = packed(1)
+    prepared = prepare(experiment)
+    batches, eos = batches_of(experiment, prepared, "train"), prepared.tokenizer.vocabulary.eos
+    spellings = prepared.tokenizer.spellings()
+    tokens = bytes_ = 0
+    for step, line in enumerate(lines(logged[1], "train")):
+        raw = [
+            batches.streams[0].objective.restore(example, prepared.tokenizer.vocabulary)
+            for row in range(8 * step, 8 * step + 8)
+            for example in batches.examples(row)[1]
+        ]
+        ids = [i for i in np.concatenate(raw).tolist() if i != eos]
+        tokens, bytes_ = tokens + len(ids), bytes_ + sum(len(spellings[i]) for i in ids)
+        assert (line["text_tokens"], line["text_bytes"]) == (tokens, bytes_)
+        assert line["tokens"] == (step + 1) * 8 * 32
+        assert line["flops"] == pytest.approx((step + 1) * lines(logged[1], "train")[0]["flops"], rel=1e-12)
+    for split, at in (("valid", 3), ("train", 4)):
+        for name in ("text_tokens", "text_bytes", "tokens", "flops"):
+            (found,) = [line[name] for line in lines(logged[4], split) if line["step"] == at]
+            assert found == lines(logged[1], "train")[at - 1][name]
+
+
+def test_speeds_are_of_the_text_and_of_what_the_devices_read(logged):
+    first, second = lines(logged[4], "train")
+    for name, of in (("tokens_per_second", "text_tokens"), ("padded_tokens_per_second", "tokens")):
+        seconds = second["step_seconds"] * 2
+        assert second[name] * seconds == pytest.approx(second[of] - first[of], rel=1e-9)
+
+
+def resumed(folder, tmp_path, experiment):
+    """A copy of a run that has lost its last checkpoint, and has been started again."""
+    shutil.copytree(folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "6")
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    return tmp_path / "run"
+
+
+def test_a_run_that_is_resumed_between_two_lines_goes_on_with_its_means_and_counts(logged, packed, tmp_path, finished):
+    again = resumed(logged[4], tmp_path, packed(4))
+    assert untimed(again) == untimed(logged[4]) and len(untimed(again)) == 4
+
+
+def test_a_run_that_an_older_version_began_goes_on_and_says_what_it_does_not_know(
+    logged, packed, tmp_path, finished, monkeypatch, capsys
+):
+    read = LoopState.from_json
+    older = lambda stored: {name: x for name, x in stored.items() if name not in ("counts", "sums")}  # noqa: E731
+    monkeypatch.setattr(LoopState, "from_json", lambda stored, default: read(older(stored), default))
+    line = lines(resumed(logged[4], tmp_path, packed(4)), "train")[-1]
+    assert line["step"] == 6 and line["loss"] > 0 and line["tokens_per_second"] > 0
+    assert [line[name] for name in ("text_tokens", "text_bytes", "tokens", "flops")] == [None] * 4
+    assert (
+        "the version that began it did not count text_tokens, text_bytes, tokens and flops" in capsys.readouterr().err
+    )
+
+
 @pytest.fixture
 def poisoned(monkeypatch):
     """Loss weights of 1e38 in the third batch: its gradient overflows."""
@@ -144,6 +277,7 @@ def test_an_update_that_is_not_finite_is_left_out_and_counted(experiment, tmp_pa
     experiment.train.on_nonfinite = "skip"
     assert loop.train(experiment, str(tmp_path)) == 0
     assert [line["skipped_updates"] for line in lines(tmp_path, "train")] == [0, 0, 1, 1, 1, 1]
+    assert [line["loss"] is None for line in lines(tmp_path, "train")] == [False, False, True, False, False, False]
     assert all(line["loss"] is not None for line in lines(tmp_path, "valid"))
 
 
@@ -175,8 +309,7 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
     run = SimpleNamespace(
         experiment=experiment,
         mesh=mesh,
-        prepared=SimpleNamespace(valid=[SimpleNamespace(num_bytes=3, num_tokens=1)]),
-        validation_batches=lambda: iter(batches),
+        validation_by_part=lambda: (((), batch) for batch in batches),
         eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
     assert Run.validate(run, None)["loss"] == 1.0
@@ -221,3 +354,14 @@ def test_a_last_batch_of_a_shorter_bucket_compiles_once_more(experiment, tmp_pat
     limit_traces(monkeypatch, 2)
     assert loop.train(experiment, str(tmp_path / "run")) == 0
     assert compiled(finished[0])[0] == 2
+
+
+def test_mfu_is_of_the_flops_since_the_last_line_counted_and_done(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr("pretrainax.training.setup.peak_flops", lambda kind: 1e12)
+    monkeypatch.setattr(Run, "flops_of", lambda run, step: 4e9)
+    monkeypatch.setattr(Run, "flops_done_of", lambda run, step: 3e9)
+    experiment.train.steps, experiment.train.log_every = 5, 2
+    assert loop.train(experiment, str(tmp_path)) == 0
+    for line in lines(tmp_path, "train"):  # of two steps, and the last of one
+        for name, flops in (("mfu", 4e9), ("mfu_done", 3e9)):
+            np.testing.assert_allclose(line[name] * line["step_seconds"] * 1e12 * 8, flops)

@@ -230,6 +230,9 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     train_lines = lines(tmp_path, "train")
     assert [line["step"] for line in train_lines] == list(range(2, 21, 2))
     assert [line["skipped_batches"] for line in train_lines] == [0] * 4 + [6] * 6
+    assert [line["tokens"] for line in train_lines] == [
+        256 * line["step"] for line in train_lines
+    ]  # of steps that stay
     assert shown.count(" s after the start") == 1
     loop_state = read_run_json(find_checkpoint(str(tmp_path)))["extra"]
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
@@ -374,3 +377,38 @@ def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):
     experiment.checkpoint.every = 50
     experiment.train.on_spike = "stop"
     assert loop.train(experiment, str(tmp_path)) == 0
+
+
+# --- what is seen of a step ----------------------------------------------------------------------------------------
+
+
+def test_a_step_is_remembered_by_its_loss_and_the_logarithm_of_its_gradient_norm():
+    recent = []
+    for step, norm in enumerate((math.e, 0.0), 1):
+        observe_step(recent, step, 3.0, norm, settings())
+    assert recent == [[3.0, 1.0], [3.0, math.log(1e-30)]]
+
+
+def test_what_is_exactly_at_the_limit_is_no_spike():
+    limit = 2.0 + 6.0 * (0.01 * 2.0)
+    assert find_spike(observations([2.0] * 5 + [limit]), settings(spike_deviations=6.0)) is None
+    assert find_spike(observations([2.0] * 5 + [math.nextafter(limit, 3.0)]), settings(spike_deviations=6.0))
+
+
+def test_a_run_that_is_to_stop_at_a_spike_stops_and_one_that_ignores_them_remembers_nothing():
+    with pytest.raises(RunFailed, match=r"step 6: loss 9 is a spike: .*; lower config\.optimizer\.learning_rate"):
+        observe_step(observations(PAST), 6, 9.0, 1.0, settings(on_spike="stop"))
+    recent = observations(PAST)
+    observe_step(recent, 6, 9.0, 1.0, settings(on_spike="ignore"))
+    assert recent == observations(PAST)
+
+
+def test_as_many_rollbacks_as_are_allowed_are_made():
+    once = [Rollback(spike=9, step=5, skipped=6)]
+    assert plan_rollback(Spike(50, "step 50: x"), once, settings(max_rollbacks=2)).step == 46
+    with pytest.raises(RunFailed, match="step 50: x; the run was taken back 1 times, which is config.train.max_roll"):
+        plan_rollback(Spike(50, "step 50: x"), once, settings(max_rollbacks=1))
+
+
+def test_a_spike_says_what_was_seen():
+    assert str(Spike(50, "step 50: x")) == "step 50: x"

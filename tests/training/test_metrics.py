@@ -12,7 +12,15 @@ from matplotlib import figure
 
 from pretrainax.config import RunFailed
 from pretrainax.training import metrics_writer
-from pretrainax.training.metrics import read_metrics, summarize
+from pretrainax.training.metrics import (
+    MEANINGS,
+    cut_after,
+    meaning,
+    of_loss,
+    read_metrics,
+    summarize,
+    summarize_parts,
+)
 from pretrainax.training.metrics_writer import MetricsWriter
 
 
@@ -181,7 +189,8 @@ def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):
 def test_whole_sequences_that_are_right_are_shown_beside_their_tokens(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
     run.log(4, "valid", example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54})
-    run.finish(example_metrics(4) | {"accuracy": 0.897, "sequence_accuracy": 0.54}, {"loss": 3.0, "accuracy": 0.125})
+    metrics = {"loss": 2.5, "perplexity": 2.0, "accuracy": 0.897, "sequence_accuracy": 0.54}
+    run.finish(metrics, {"loss": 3.0, "accuracy": 0.125})
     run.close()
     said = capsys.readouterr().err
     assert "token accuracy 89.70% · sequence accuracy 54.00%\n" in said
@@ -228,6 +237,7 @@ def test_the_header_is_an_aligned_table(tmp_path, capsys):
     assert capsys.readouterr().err == "PretrainAX\n  model       decoder\n  parameters  0.8 M\n\n"
 
 
+BASELINE = f"  unigram baseline: {metrics_writer._BASELINE}"
 MEANING = "  token accuracy: target tokens guessed right, each from the true ones around it (teacher-forced)"
 
 
@@ -239,20 +249,66 @@ def test_the_end_is_a_table_beside_the_unigram_baseline(tmp_path, capsys):
     run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {"loss": 3.0, "accuracy": 0.125})
     assert capsys.readouterr().err.splitlines() == [
         "",
-        "                               model   unigram baseline",
-        "  training loss, last batch   2.5000",
-        "  validation loss             2.0000             3.0000",
-        "  perplexity                    7.39              20.09",
-        "  token accuracy              50.00%             12.50%",
+        "                              model   unigram baseline",
+        "  training loss, last line   2.5000",
+        "  validation loss            2.0000             3.0000",
+        "  perplexity                   7.39              20.09",
+        "  token accuracy             50.00%             12.50%",
         "",
         MEANING,
+        BASELINE,
         "",
+    ]
+
+
+def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    run.finish({"loss": 2.0, "text_loss": 2.5, "text_accuracy": 0.25}, {"loss": 3.0, "text_loss": 4.0})
+    said = capsys.readouterr().err
+    assert "  loss of text       2.5000             4.0000\n  accuracy of text   25.00%\n" in said
+    assert "  loss of text: nats a target token that is text: no sentinel, no end, no [SEP]\n" in said
+    run.log(4, "valid", {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5})
+    assert capsys.readouterr().err == "step 4/4 · validation loss 2.0000 · bits per byte 1.5000\n"
+    run.close()
+
+
+def test_nothing_that_is_measured_is_missing_in_the_table(tmp_path, capsys):
+    """Of the whole, of a source, and what only a head of another package calls so."""
+    figures = {name: 0.25 for name in (*MEANINGS, "my_loss", "my_accuracy")} | {"text_loss": 0.5}
+    parts = {f"{name}/source={of}": 0.5 for name in ("loss", "accuracy", "pair_loss") for of in ("web", "books")}
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="pair_loss")
+    run.log(3, "train", {"loss": 2.0, "pair_loss": 0.125})
+    run.finish(figures | parts | {"loss/denoiser=R-0.15-3": 0.75}, {})
+    run.close()
+    said = capsys.readouterr().err.partition("\n\n")[2]
+    whole, by_source, by_denoiser, notes, *_ = said.split("\n\n")
+    assert len(whole.splitlines()) == 1 + 2 + len(figures)  # a header, two training losses
+    trained = "  training loss, last line        2.0000\n  training pair loss, last line   0.1250\n"
+    assert trained in whole
+    assert "  my loss                         0.2500" in whole and "  my accuracy                     25.00%" in whole
+    assert [line.split() for line in by_source.splitlines()] == [
+        ["by", "source", "loss", "token", "accuracy", "pair", "loss"],
+        ["web", "0.5000", "50.00%", "0.5000"],
+        ["books", "0.5000", "50.00%", "0.5000"],
+    ]
+    assert by_denoiser.splitlines() == ["  by denoiser     loss", "  R-0.15-3      0.7500"]
+    assert "  pair accuracy: pairs of segments of which the right label is said" in notes.splitlines()
+
+
+def test_a_line_of_training_and_one_of_validation_show_the_figure_that_counts(tmp_path, capsys):
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by="total_loss")
+    run.log(1, "train", {"loss": 2.0, "total_loss": 2.5})
+    run.log(1, "valid", {"loss": 2.0, "pair_loss": 0.5, "total_loss": 2.5, "loss/source=web": 3.0})
+    run.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "step 1/4 · loss 2.000 · total loss 2.5000",
+        "step 1/4 · validation loss 2.0000 · pair loss 0.5000 · total loss 2.5000",
     ]
 
 
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
-    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, None)
+    run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {})
     run.close()
     assert capsys.readouterr().err.splitlines()[1:3] == ["                     model", "  validation loss   2.0000"]
 
@@ -263,12 +319,12 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
         run.log(step, "train", example_metrics(step) | {"loss": 3.0 + 0.25 * (step % 2)})
     written = []
     monkeypatch.setattr(figure.Figure, "text", lambda self, x, y, text, **style: written.append(text))
-    run.draw(3.0)
-    run.finish({"loss": 2.0}, None)
+    run.draw({"loss": 3.0})
+    run.finish({"loss": 2.0}, {})
     run.close()
     assert read_metrics(run.path)[-1]["loss"] == 3.0
     assert written[written.index("training loss") - 1] == "3.000"
-    assert "training loss, last batch   3.0000\n" in capsys.readouterr().err
+    assert "training loss, last line   3.0000\n" in capsys.readouterr().err
 
 
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():
@@ -283,7 +339,8 @@ def test_importing_it_brings_in_neither_jax_nor_matplotlib():
 
 
 def test_metrics_of_sums_and_counts():
-    metrics = summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)}, bytes_per_token=3.0)
+    sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "text_loss": [5.0, 2.0], "bits_per_byte": (9.0, 12.0)}
+    metrics = summarize(sums)
     assert metrics == pytest.approx(
         {
             "loss": 1.5,
@@ -291,10 +348,62 @@ def test_metrics_of_sums_and_counts():
             "bits_per_token": 1.5 / math.log(2),
             "accuracy": 0.25,
             "loss_tokens": 4.0,
-            "bits_per_byte": 0.5 / math.log(2),
+            "text_loss": 2.5,
+            "bits_per_byte": 0.75,
         }
     )
 
 
 def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
     assert "bits_per_byte" not in summarize({"loss": (6.0, 4.0), "accuracy": (1.0, 4.0)})
+
+
+def test_further_sums_are_means_beside_the_loss_and_the_z_loss_is_part_of_none():
+    sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "z_loss": (9.0, 4.0), "pair_loss": (3.0, 2.0)}
+    metrics = summarize(sums | {"my_share": (0.0, 0.0)})
+    assert metrics["pair_loss"] == 1.5 and metrics["my_share"] == 0.0
+    assert "z_loss" not in metrics and metrics["loss"] == 1.5
+
+
+def test_a_batch_without_targets_has_figures_of_nothing():
+    metrics = summarize({"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)})
+    assert (metrics["loss"], metrics["accuracy"], metrics["perplexity"], metrics["loss_tokens"]) == (0, 0, 1, 0)
+
+
+@pytest.mark.parametrize("loss, finite", [(0.0, 1.0), (700.0, math.exp(700.0)), (1e9, math.exp(700.0))])
+def test_perplexity_is_finite_for_any_loss(loss, finite):
+    assert of_loss(loss)["perplexity"] == finite
+
+
+def test_parts_are_added_before_they_are_divided_and_a_batch_may_be_of_two():
+    sums = [{"loss": (4.0, 1.0), "accuracy": (1.0, 1.0)}, {"loss": (0.0, 3.0), "accuracy": (0.0, 3.0)}]
+    of_both = summarize_parts([("source=web", "denoiser=R"), ("source=web", "denoiser=S")], sums)
+    assert of_both == {
+        **{"loss/source=web": 1.0, "accuracy/source=web": 0.25, "loss_tokens/source=web": 4.0},
+        **{"loss/denoiser=R": 4.0, "accuracy/denoiser=R": 1.0, "loss_tokens/denoiser=R": 1.0},
+        **{"loss/denoiser=S": 0.0, "accuracy/denoiser=S": 0.0, "loss_tokens/denoiser=S": 3.0},
+    }
+    assert summarize_parts([(), ()], sums) == {}
+
+
+def test_heads_give_the_sum_that_is_trained_and_the_share_that_was_replaced():
+    tokens = {"loss": (6.0, 3.0), "accuracy": (0.0, 3.0)}
+    assert summarize(tokens | {"pair_loss": (1.0, 2.0), "pair_accuracy": (1.0, 2.0)})["total_loss"] == 2.5
+    replaced = {"replaced_loss": (1.0, 8.0), "replaced_recall": (1.0, 2.0)}
+    assert summarize(tokens | replaced)["replaced_fraction"] == 0.25
+
+
+def test_a_figure_of_a_part_means_what_the_whole_does():
+    assert meaning("loss/source=web") == "nats a target token, of source=web" and meaning("my_loss") == ""
+
+
+def test_of_a_file_that_is_not_there_no_line_is_damaged(tmp_path):
+    assert cut_after(str(tmp_path / "metrics.jsonl"), step=3) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_last_line_without_its_end_is_dropped_and_no_damage(tmp_path):
+    path, line = tmp_path / "metrics.jsonl", b'{"step": 1, "split": "train", "loss": null}'
+    path.write_bytes(line + b"\n" + line)
+    assert read_metrics(str(path)) == [{"step": 1, "split": "train", "loss": None}]
+    assert cut_after(str(path), step=1) == 0 and path.read_bytes() == line + b"\n"

@@ -93,6 +93,11 @@ def run(experiment, directory, cache) -> list[dict]:
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
     assert all(np.isfinite(line["loss"]) for line in lines)
+    counted = ("step", "split", "loss_tokens", "replaced_fraction")
+    for name in lines[-1]:
+        if name.partition("/")[0] not in counted:
+            experiment.evaluate.select_by = name
+            validate(experiment)  # a run can be judged by all that is measured
     return lines
 
 

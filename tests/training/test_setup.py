@@ -1,12 +1,13 @@
 """The header of a run announces the attention that its model is traced with, on hardware that need not be there."""
 
+import contextlib
 import types
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from pretrainax.config import Generator, UserError
+from pretrainax.config import Generator, LearnedPositions, UserError
 from pretrainax.data.batch import lengths_of
 from pretrainax.data.packing import OneEach
 from pretrainax.data.preparation.prepare import prepare
@@ -44,12 +45,13 @@ def t5(**other):
     return experiment
 
 
-def header(experiment, platform, length=512, **sizes):
-    """What is announced of attention, and the warnings."""
+@contextlib.contextmanager
+def run_on(platform, experiment, length=512, **sizes):
+    """A run on devices that are not there, under its mesh."""
     shapes = example_shapes(experiment.model, length=length)
     mesh = abstract_mesh(dict.fromkeys(AXES, 1) | sizes, platform)
     with jax.sharding.use_abstract_mesh(mesh):
-        rows = Run(
+        yield Run(
             experiment=experiment,
             prepared=types.SimpleNamespace(summary=""),
             mesh=mesh,
@@ -59,7 +61,13 @@ def header(experiment, platform, length=512, **sizes):
             train_batches=None,
             valid_batches=None,
             **build_steps(experiment, shapes, mesh)._asdict(),
-        ).describe()
+        )
+
+
+def header(experiment, platform, length=512, **sizes):
+    """What is announced of attention, and the warnings."""
+    with run_on(platform, experiment, length, **sizes) as run:
+        rows = run.describe()
     return dict(rows)["compute"].split(", attention ")[1], [value for name, value in rows if name == "WARNING"]
 
 
@@ -122,3 +130,29 @@ def test_a_request_that_a_layer_cannot_serve_ends_the_run_before_it_begins(trace
     experiment.train.attention = "tpu_splash"
     with pytest.raises(UserError, match="config.train.attention is 'tpu_splash', which takes no bias"):
         header(experiment, "tpu")
+
+
+def gpt():
+    experiment = tiny.get_config("gpt")
+    experiment.model.head_dim, experiment.model.position = 64, LearnedPositions(512)
+    return experiment
+
+
+@pytest.mark.parametrize("platform, pairs", [("gpu", 512 * 513 / 2), ("tpu", 512**2), ("cpu", 512**2)])
+def test_a_run_counts_what_its_attention_skips(traced, platform, pairs):
+    with run_on(platform, gpt()) as run:
+        row = dict(run.describe())["FLOPs"]
+    # 8 rows, 2 layers, 4 heads of 64, 2 products forward and 4 backward
+    assert run.flops_per_step - run.flops_done_per_step == 2 * 6 * 8 * 2 * 4 * 64 * (512**2 - pairs)
+    share = f"; done {run.flops_done_per_step / run.flops_per_step:.0%}: attention skips what its masks hide"
+    assert row.endswith(share) == (platform == "gpu")
+    assert ("done" in row) == (platform == "gpu")
+
+
+def test_flops_of_a_step_are_of_the_lengths_of_its_batch(traced):
+    with run_on("gpu", gpt()) as run:
+        short = run.lengths._replace(inputs=128, targets=128)
+        run.train_batches = types.SimpleNamespace(lengths_of=lambda step: (short, run.lengths)[step])
+        assert [run.flops_of(step) for step in (1, 0)] == [run.flops_per_step, run._flops(short)]
+        assert run.flops_done_of(1) == run.flops_done_per_step
+        assert run.flops_of(0) - run.flops_done_of(0) == 2 * 6 * 8 * 2 * 4 * 64 * (128**2 - 128 * 129 / 2)

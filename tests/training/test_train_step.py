@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, RelativePositionBuckets, TrainConfig
+from pretrainax.config import (
+    LearnedPositions,
+    MeshConfig,
+    ModelConfig,
+    RelativePositionBuckets,
+    TrainConfig,
+)
 from pretrainax.layers.compute import Compute, for_this_machine
-from pretrainax.models.heads.language_model import LanguageModelOutput
-from pretrainax.optim.optimizers import AdamW
+from pretrainax.optim import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
@@ -228,7 +233,7 @@ def test_the_new_state_lies_where_the_old_one_lay_and_the_step_compiles_once(two
 
 def test_metrics_name_what_the_contract_names(two_steps):
     _, _, (metrics, _) = two_steps
-    assert set(metrics) == {"sums", "gradient_norm", "learning_rate", "finite", "bad_parameter"}
+    assert set(metrics) == {"sums", "text", "gradient_norm", "learning_rate", "finite", "bad_parameter"}
 
 
 def test_metrics_are_finite_scalars_of_their_types(two_steps):
@@ -250,91 +255,29 @@ def test_a_finite_update_counts_as_one(two_steps):
 
 
 def test_evaluation_of_a_batch_needs_no_dropout_key():
-    config = model_config("decoder", dropout_rate=0.5)
+    config = model_config("decoder", dropout_rate=0.5, attention_dropout_rate=0.5)
     run = Run(config)
     with jax.set_mesh(run.mesh):
         sums = train_step.make_eval_step(run.model, run.train, run.mesh)(run.init().params, run.batch())
     np.testing.assert_allclose(sums["loss"][1], make_batch(config)["loss_weights"].sum())
 
 
-# --- with a model of two numbers -----------------------------------------------------------------------------------
+def test_evaluation_has_no_dropout():
+    def evaluated(**fields):
+        run = Run(model_config("decoder", **fields))
+        with jax.set_mesh(run.mesh):
+            return train_step.make_eval_step(run.model, run.train, run.mesh)(fresh("decoder").params, run.batch())
+
+    chex.assert_trees_all_equal(evaluated(dropout_rate=0.5), evaluated())
 
 
-class Toy:
-    """Features a + sqrt(b): at b = 0 the loss is finite and the gradient of b is not. Records its dropout keys."""
-
-    def __init__(self, a=1.0, b=1.0):
-        self.start, self.keys = (a, b), []
-
-    def record(self, key):
-        jax.debug.callback(lambda k: self.keys.append(np.asarray(k).tobytes()), jax.random.key_data(key))
-
-    def init(self, rngs, batch, deterministic):
-        self.record(rngs["params"])
-        a, b = self.start
-        return {"params": {"a": {"bias": jnp.full(8, a)}, "b": {"bias": jnp.full(8, b)}}}
-
-    def apply(self, variables, batch, deterministic, rngs):
-        self.record(rngs["dropout"])
-        a, b = (variables["params"][k]["bias"] for k in "ab")
-        features = jnp.broadcast_to((a + jnp.sqrt(b))[None, None], (*batch["tokens"].shape, 8))
-        return models.Outputs({"lm": LanguageModelOutput(features, jnp.eye(8))})
-
-
-EIGHT = {name: jax.ShapeDtypeStruct((8, 4), jnp.int32) for name in ("tokens", "targets")}
-EIGHT["loss_weights"] = jax.ShapeDtypeStruct((8, 4), jnp.float32)
-ONES = {name: jnp.ones(x.shape, x.dtype) for name, x in EIGHT.items()}
-
-
-def toy_steps(toy, batches, monkeypatch, **train):
-    """The states and metrics of a step on each batch; the two parameters are copied to the one device."""
-    monkeypatch.setattr("pretrainax.sharding.rules.PARTITION_RULES", ((r"[ab]/bias", "d_model"),))
-    mesh, train = mesh_named("1 device"), for_this_machine(TrainConfig(**train))
-    with jax.set_mesh(mesh):
-        optimizer = AdamW(weight_decay=0.0).build(lambda step: 0.1, train_step.abstract_params(toy, EIGHT))
-        step = train_step.make_train_step(toy, optimizer, lambda step: jnp.float32(0.1), train, mesh)
-        state = train_step.init_state(toy, optimizer, EIGHT, mesh, seed=train.seed)
-        states, metrics = [jax.device_get(state)], []
-        for batch in batches:
-            state, out = step(state, batch)
-            states.append(jax.device_get(state))
-            metrics.append(jax.device_get(out))
-    jax.effects_barrier()
-    return states, metrics
-
-
-def test_no_key_is_used_twice(monkeypatch):
-    toy = Toy()
-    toy_steps(toy, [ONES] * 3, monkeypatch, accumulate=4)
-    assert len(toy.keys) == len(set(toy.keys)) == 1 + 3 * 4
-
-
-def test_another_seed_draws_other_dropout(monkeypatch):
-    one, other = Toy(), Toy()
-    toy_steps(one, [ONES], monkeypatch, seed=0)
-    toy_steps(other, [ONES], monkeypatch, seed=1)
-    assert not set(one.keys) & set(other.keys)
-
-
-def test_a_gradient_that_is_not_finite_is_named_and_changes_only_the_step(monkeypatch):
-    states, (metrics,) = toy_steps(Toy(b=0.0), [ONES], monkeypatch)
-    assert not metrics["finite"] and parameter_names(states[0].params)[metrics["bad_parameter"]] == "b/bias"
-    assert states[1].step == 1
-    chex.assert_trees_all_equal(states[0].replace(step=0), states[1].replace(step=0))
-
-
-def test_a_loss_that_is_not_finite_is_skipped_and_training_goes_on(monkeypatch):
-    poisoned = ONES | {"loss_weights": jnp.full((8, 4), jnp.inf)}
-    states, metrics = toy_steps(Toy(), [poisoned, ONES], monkeypatch)
-    assert [bool(m["finite"]) for m in metrics] == [False, True]
-    expected, _ = toy_steps(Toy(), [ONES], monkeypatch)
-    chex.assert_trees_all_equal(states[2].params, expected[1].params)
-
-
-def test_a_batch_without_loss_tokens_gives_no_gradient(monkeypatch):
-    empty = ONES | {"loss_weights": jnp.zeros((8, 4))}
-    _, (metrics,) = toy_steps(Toy(), [empty], monkeypatch)
-    assert (metrics["finite"], metrics["gradient_norm"]) == (True, 0.0)
+@pytest.mark.parametrize("asked", [False, True])
+def test_whole_sequences_are_counted_where_they_are_asked_for(asked):
+    run = Run(model_config("decoder"))
+    options = {"sequences": True} if asked else {}
+    with jax.set_mesh(run.mesh):
+        step = train_step.make_eval_step(run.model, run.train, run.mesh, **options)
+        assert ("sequence_accuracy" in jax.eval_shape(step, run.abstract.params, run.batch())) == asked
 
 
 # --- micro-batches -------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):
     # None and what it stands for are the same, as in write_config
     again = dataclasses.replace(again, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     assert (again.kv_heads, again.dim_per_head) == (config.kv_heads, config.dim_per_head)
-    training = ("dropout_rate", "init_stddev", "scale_residual_init")
+    training = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
     changes = {field: getattr(config, field) for field in training}
     assert dataclasses.replace(again, **changes) == config
 
@@ -286,7 +286,7 @@ def read(json):
 def test_a_released_config_json_is_the_row(name):
     config, row = read(RELEASED[name]), zoo.preset(name)
     assert (config.kv_heads, config.dim_per_head) == (row.kv_heads, row.dim_per_head)
-    same = ("num_kv_heads", "head_dim", "dropout_rate", "scale_residual_init")
+    same = ("num_kv_heads", "head_dim", "dropout_rate", "attention_dropout_rate", "scale_residual_init")
     assert dataclasses.replace(config, **{field: getattr(row, field) for field in same}) == row
 
 

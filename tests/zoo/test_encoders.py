@@ -127,7 +127,7 @@ def test_the_released_config_is_the_preset(name):
 def test_a_preset_is_written_and_read_back(name):
     family, variant = zoo.PRESETS[name]
     config = family.preset(variant)
-    config.dropout_rate, config.init_stddev = 0.25, 0.01
+    config.dropout_rate, config.attention_dropout_rate, config.init_stddev = 0.25, 0.125, 0.01
     assert family.huggingface.read_config(family.huggingface.write_config(config)) == config
 
 

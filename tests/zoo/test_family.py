@@ -1,8 +1,12 @@
 """What every family's config.json goes through, on a family made up here."""
 
+import dataclasses
+
 import pytest
 
+from pretrainax import zoo
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.models.electra import discriminator_config
 from pretrainax.zoo.family import HuggingFace
 
 FAMILY = HuggingFace(
@@ -68,3 +72,33 @@ def test_what_theirs_cannot_say_is_refused_by_name():
 def test_training_fields_may_differ():
     config = ModelConfig(d_model=64, d_ff=128, num_heads=4, dropout_rate=0.0, position=LearnedPositions(32))
     assert FAMILY.write_config(config)
+
+
+# --- dropout of attention weights, where papers and released code have it ------------------------------------------
+
+DROPPING = {
+    **dict.fromkeys(("bert_base", "macbert_base", "distilbert_base", "roberta_base", "xlm_roberta_base"), 0.1),
+    **dict.fromkeys(("electra_small", "electra_base", "deberta_v2_xlarge", "deberta_v3_base"), 0.1),
+    **dict.fromkeys(("albert_v1_base", "bart_base", "t5_v1_0_base", "gpt1_117m", "gpt2_124m"), 0.1),
+    **dict.fromkeys(("albert_base", "t5_base", "mt5_base", "ul2_20b", "gpt3_125m", "gpt_neo_125m"), 0.0),
+    **dict.fromkeys(("transformer_base", "modernbert_base", "llama3_1_8b", "mistral_7b", "gemma3_1b"), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_a_preset_drops_weights_of_attention_as_its_source_does(name):
+    assert zoo.preset(name).attention_dropout_rate == DROPPING[name]
+
+
+KEYS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop", "dropout_rate")
+
+
+@pytest.mark.parametrize("name", [name for name in DROPPING if zoo.PRESETS[name][0].huggingface is not None])
+def test_config_json_says_how_many_weights_of_attention_are_dropped_both_ways(name):
+    huggingface = zoo.PRESETS[name][0].huggingface
+    config = discriminator_config(zoo.preset(name))
+    config = dataclasses.replace(config, dropout_rate=0.25, attention_dropout_rate=0.25)
+    json = huggingface.write_config(config)
+    (key,) = (key for key in KEYS if key in json)
+    assert json[key] == 0.25
+    assert huggingface.read_config(json | {key: 0.5}).attention_dropout_rate == 0.5

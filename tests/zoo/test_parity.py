@@ -63,7 +63,8 @@ CLIP = 1.0
 def updated(case):
     """Our parameters after three updates of the real training step."""
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    model, arrays = models.build(dataclasses.replace(case.config, dropout_rate=0.0), Compute()), batch(case)
+    config = dataclasses.replace(case.config, dropout_rate=0.0, attention_dropout_rate=0.0)
+    model, arrays = models.build(config, Compute()), batch(case)
     schedule = WarmupConstant(warmup_steps=1).build(LEARNING_RATE, STEPS)
     with jax.set_mesh(mesh):
         params = jax.tree.map(jnp.asarray, weights(case.config))

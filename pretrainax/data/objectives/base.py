@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.config import AUTO, Experiment, UserError, kinds
+from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.parts import parts_of_streams
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
@@ -57,7 +58,14 @@ class Objective(kinds.Objective):
     pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
     is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
+    select_by: ClassVar[str] = "loss"  # the figure of a validation that its model is kept for: a loss that is trained
+    head_figures: ClassVar[tuple[str, ...]] = ()  # that a validation of it has of further heads
     static: bool = False  # the same text gives the same example in each epoch
+
+    @property
+    def part(self) -> str:
+        """Names it in the figures of a mixture, "loss/objective=CausalLM"."""
+        return f"objective={type(self).__name__}"
 
     def lengths(self, sequence_length: int) -> Lengths:
         """Returns the lengths of the longest example that has no more than `sequence_length` inputs."""
@@ -153,6 +161,23 @@ class Objective(kinds.Objective):
                 f"config.data.sequence_length {length} makes rows of {longest} tokens, "
                 f"config.model.position.max_length is {room}"
             )
+
+    def validation_problems(self, experiment: Experiment) -> Iterator[str]:
+        """Yields what is wrong with how a run that trains this objective is validated, of a config otherwise sound."""
+        asked, figure = experiment.validation_objective, experiment.evaluate.select_by
+        if asked.unit != self.unit:
+            yield (
+                f"config.evaluate.objective is {type(asked).__name__}, which is made of {asked.unit}, and "
+                f"config.objective {type(self).__name__} of {self.unit}: validate by one that is made of the same"
+            )
+        sources = experiment.data.source.components()
+        own = ("loss", "accuracy", "text_loss", "text_accuracy", *asked.head_figures)
+        if all(source.pairs for source in sources) and experiment.model.family != "encoder":
+            own += ("sequence_accuracy",)
+        whole = ("perplexity", "bits_per_token", *(("bits_per_byte",) if asked.is_likelihood else ()))
+        parts = dict.fromkeys(part for parts in parts_of_streams(sources, asked) for part in parts)
+        if figure and figure not in (allowed := [*own, *whole, *(f"{name}/{part}" for name in own for part in parts)]):
+            yield f"config.evaluate.select_by is {figure!r}, {nearest(figure, allowed)}"
 
 
 def _kinds(base: type) -> Iterator[type]:

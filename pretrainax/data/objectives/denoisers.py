@@ -9,7 +9,7 @@ import numpy as np
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 from pretrainax.data.objectives.mixture import ObjectiveMixture
-from pretrainax.data.objectives.spans import Denoiser, SpanCorruption, encoder_decoder_example
+from pretrainax.data.objectives.spans import Denoiser, R, S, SpanCorruption, X, encoder_decoder_example
 
 
 @dataclasses.dataclass
@@ -69,9 +69,6 @@ class SequentialDenoising(Denoiser):
             asked=self.noise_density,
             tolerance=5 * deviation + abs(float(expected) - self.noise_density) + 1e-6,
         )
-
-
-R, S, X = "[NLU]", "[S2S]", "[NLG]"  # how the released checkpoints write the modes
 
 
 def _ul2() -> tuple[Objective, ...]:

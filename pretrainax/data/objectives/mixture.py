@@ -41,6 +41,16 @@ class ObjectiveMixture(Objective):
     def unit(self) -> str:
         return self.objectives[0].unit
 
+    @property
+    def select_by(self) -> str:
+        """Names the figure that all of them are kept for, if it is the same."""
+        figures = {objective.select_by for objective in self._used}
+        return figures.pop() if len(figures) == 1 else super().select_by
+
+    @property
+    def head_figures(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(figure for objective in self._used for figure in objective.head_figures))
+
     def components(self, pairs=False):
         found = []
         for weight, objective in zip(self.weights, self.objectives, strict=False):

@@ -101,6 +101,10 @@ class DecoderOnly(Objective):
         return self.objective.packs
 
     @property
+    def part(self) -> str:
+        return self.objective.part
+
+    @property
     def static(self) -> bool:
         return self.objective.static
 

@@ -33,3 +33,7 @@ class ReplacedTokenDetection(MaskedLM):
     random_fraction: float = 0.0  # of these are replaced by a random token
 
     replaced_tokens: ClassVar[bool] = True
+    select_by: ClassVar[str] = "replaced_loss"  # the discriminator is the model; the generator's loss says little of it
+    head_figures: ClassVar[tuple[str, ...]] = (
+        *("replaced_loss", "replaced_accuracy", "replaced_precision", "replaced_recall"),
+    )

@@ -34,6 +34,8 @@ class SentencePairs(Objective):
     shortest: ClassVar[int] = _FRAME + 2
     unit: ClassVar[str] = "sentences"
     packs: ClassVar[bool] = False  # one label a row
+    select_by: ClassVar[str] = "total_loss"  # the one encoder learns both, and is trained by their sum
+    head_figures: ClassVar[tuple[str, ...]] = ("pair_loss", "pair_accuracy", "total_loss")
 
     @property
     def static(self) -> bool:

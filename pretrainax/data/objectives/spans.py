@@ -123,6 +123,10 @@ def encoder_decoder_prompt(inputs: np.ndarray, start: int) -> Example:
     return {name: x for name, x in example.items() if name not in ("targets", "loss_weights")}
 
 
+R, S, X = "[NLU]", "[S2S]", "[NLG]"  # UL2's modes, as the released checkpoints write them
+_LETTERS = {R: "R", S: "S", X: "X"}
+
+
 class Denoiser(Objective):
     """Base of those whose decoder writes what the encoder's text lacks, both with an end of sequence.
 
@@ -135,6 +139,7 @@ class Denoiser(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("eos", "pad")
     tokenizers: ClassVar[str] = "Unigram"
     shortest: ClassVar[int] = 3  # a token, a sentinel, the end
+    rates: ClassVar[tuple[str, ...]] = ("noise_density",)  # the fields that tell it from others
     mode: str = ""
     _mode_ids: Optional[np.ndarray] = None
 
@@ -142,6 +147,11 @@ class Denoiser(Objective):
     def room(self) -> int:
         """The most tokens that the mode takes."""
         return len(self.mode.encode()) + 1 if self.mode else 0
+
+    @property
+    def part(self) -> str:
+        rates = [getattr(self, name) for name in self.rates]
+        return "-".join([f"denoiser={_LETTERS.get(self.mode, type(self).__name__)}", *(f"{x:g}" for x in rates)])
 
     def bind(self, tokenizer):
         if not self.mode:
@@ -199,6 +209,7 @@ class SpanCorruption(Denoiser):
     mode: str = ""  # read before the text: UL2's [NLU] or [NLG]
 
     families: ClassVar[tuple[str, ...]] = ("encoder_decoder",)
+    rates: ClassVar[tuple[str, ...]] = ("noise_density", "mean_span_length")
 
     def field_problems(self):
         if not 0 < self.noise_density < 1:

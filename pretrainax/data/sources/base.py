@@ -21,6 +21,14 @@ class Source(kinds.Source):
     holds_out: ClassVar[bool] = False  # validation has no text of its own: some of that for training is held out
     config_path: ClassVar[str] = "config.data.source"  # where error lines say that its fields are
 
+    @property
+    def part(self) -> str:
+        """Names it in the figures of a mixture, "loss/source=wikipedia-en": by the last word of its path that is no
+        glob and the name of its data set, or by its class."""
+        words = [word for word in getattr(self, "path", "").split("/") if word and not set(word) & set("*?[")]
+        named = (words[-1] if words else "", (getattr(self, "name", None) or "").replace("/", "-"))
+        return f"source={'-'.join(filter(None, named)) or type(self).__name__}"
+
     def components(self) -> tuple["Source", ...]:
         """Returns the sources that a mixture is made of, each with a corpus of its own."""
         return (self,)

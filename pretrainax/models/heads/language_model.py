@@ -1,5 +1,6 @@
 """The head that says which token stands here: the output matrix over the vocabulary, and a masked LM's layer before."""
 
+import math
 from typing import Optional, Unpack
 
 import chex
@@ -71,8 +72,12 @@ class LanguageModel(Head):
         return batch["loss_weights"].sum()
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        sums = loss_sums(output, batch["targets"], batch["loss_weights"], batch.get("segment_ids"), **options)
-        return sums["objective"][0], {name: value for name, value in sums.items() if name != "objective"}
+        asked = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")
+        sums = loss_sums(output, *asked, **options)
+        objective, _ = sums.pop("objective")
+        if "target_bytes" in batch:
+            sums["bits_per_byte"] = sums["loss"][0] / math.log(2), batch["target_bytes"].sum()
+        return objective, sums
 
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         dense = 2 * targets * config.d_model * config.embedding_width if config.masked_lm_head else 0

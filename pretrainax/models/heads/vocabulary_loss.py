@@ -7,7 +7,7 @@ matrix products in all, as many as with all logits kept, and no recomputation.
 
 import functools
 import math
-from typing import Any, NamedTuple, Optional, TypedDict, cast
+from typing import Any, NamedTuple, Optional, TypedDict, Unpack, cast
 
 import chex
 import jax
@@ -21,20 +21,20 @@ from pretrainax.sharding.mesh import axis_size
 
 
 class _Settings(NamedTuple):
-    z_loss: float
-    label_smoothing: float
     logit_cap: Optional[float]
-    chunk: int
-    sequences: bool
+    z_loss: float = 0.0
+    label_smoothing: float = 0.0
+    chunk: int = 4096
+    sequences: bool = False
 
 
 class LossOptions(TypedDict, total=False):
-    """The options of `loss_sums`, as heads are given them, and whether whole sequences are counted too."""
+    """The options of `loss_sums`, as heads are given them."""
 
-    z_loss: float
-    label_smoothing: float
-    chunk: int
-    sequences: bool
+    z_loss: float  # weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5); 0
+    label_smoothing: float  # share of the target that is spread over the vocabulary (Szegedy et al. 2016, section 7); 0
+    chunk: int  # tokens of each device whose logits exist at a time; 4,096
+    sequences: bool  # counts whole sequences too; False
 
 
 def loss_sums(
@@ -42,11 +42,8 @@ def loss_sums(
     targets: jax.Array,
     loss_weights: jax.Array,
     segment_ids: Optional[jax.Array] = None,
-    *,
-    z_loss: float = 0.0,
-    label_smoothing: float = 0.0,
-    chunk: int = 4096,
-    sequences: bool = False,
+    text_weights: Optional[jax.Array] = None,
+    **options: Unpack[LossOptions],
 ) -> Sums:
     """Returns {name: (sum over the tokens, weighted; sum of the weights)}, to be added and then divided once.
 
@@ -57,32 +54,31 @@ def loss_sums(
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 where a token has no loss.
       segment_ids: [B, N] int32, which sequence of its row a target is of; only `sequences` needs them.
-      z_loss: weight of log(Z)^2, Z the softmax's normaliser (Chowdhery et al. 2022, section 5).
-      label_smoothing: share of the target distribution that is spread over the vocabulary (Szegedy et al. 2016,
-        section 7).
-      chunk: tokens of each device whose logits exist at a time.
-      sequences: counts whole sequences too.
+      text_weights: [B, N] float32, the loss weights of the targets that are text; None: nothing is said of these.
 
     Returns:
       "objective", to minimise and the only one with gradients; "loss", the negative log-likelihood in nats;
-      "accuracy", share of targets with the largest logit; "z_loss" where its weight is not 0, weight included;
-      "sequence_accuracy" with `sequences`: those whose every target has it, and the number of sequences.
+      "accuracy", share of targets with the largest logit; "text_loss" and "text_accuracy", both of the targets that are
+      text; "z_loss" where its weight is not 0, weight included; "sequence_accuracy" with `sequences`: those whose every
+      target has it, and the number of sequences.
     """
-    assert chunk > 0, chunk  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
+    settings = _Settings(outputs.logit_cap, **options)
+    assert settings.chunk > 0, settings  # layers.compute.for_this_machine replaces the 0 of config.train.loss_chunk
     chex.assert_rank(outputs.features, 3, custom_message="features are [B, N, D]")
     tokens, (width, vocabulary) = outputs.features.shape[:2], outputs.unembedding.shape
     chex.assert_axis_dimension(outputs.features, 2, width, custom_message="features are [B, N, D], the matrix [D, V]")
     chex.assert_shape((targets, loss_weights), tokens, custom_message="targets and loss_weights are [B, N]")
     if outputs.bias is not None:
         chex.assert_shape(outputs.bias, (vocabulary,), custom_message="the bias is [V]")
-    settings = _Settings(z_loss, label_smoothing, outputs.logit_cap, chunk, sequences)
-    features, targets, weights = map(_by_device, (outputs.features, targets, loss_weights))
-    found = _sums(settings, features, outputs.unembedding, outputs.bias, targets, weights)
+    by_device = jax.tree.map(_by_device, (targets, loss_weights, text_weights))
+    found = _sums(settings, _by_device(outputs.features), outputs.unembedding, outputs.bias, *by_device)
     # partial hides the type of _sums
     objective, reported, right = cast(tuple[jax.Array, dict[str, jax.Array], Optional[jax.Array]], found)
-    count = loss_weights.sum()
+    counts = dict.fromkeys(reported, count := loss_weights.sum())
+    if text_weights is not None:
+        counts |= dict.fromkeys(("text_loss", "text_accuracy"), text_weights.sum())
     sums = {"objective": (objective, count)} | {
-        name: (jax.lax.stop_gradient(value), count) for name, value in reported.items()
+        name: (jax.lax.stop_gradient(value), counts[name]) for name, value in reported.items()
     }
     if right is not None:
         assert segment_ids is not None, "sequences are told apart by segment_ids"
@@ -128,28 +124,31 @@ def _by_row(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(settings: _Settings, features, unembedding, bias, targets, weights):
-    sums, _, right = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=False)
+def _sums(settings: _Settings, features, unembedding, bias, *of_targets):
+    sums, _, right = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=False)
     return sums.pop("objective"), sums, right
 
 
-def _sums_forward(settings: _Settings, features, unembedding, bias, targets, weights):
-    sums, gradients, right = _scan_chunks(settings, features, unembedding, bias, targets, weights, with_gradients=True)
+def _sums_forward(settings: _Settings, features, unembedding, bias, *of_targets):
+    sums, gradients, right = _scan_chunks(settings, features, unembedding, bias, of_targets, with_gradients=True)
     return (sums.pop("objective"), sums, right), gradients
 
 
 def _sums_backward(settings: _Settings, gradients, cotangents):
     # The gradients of the sum are at hand: what follows the sum only scales them.
     scaled = jax.tree.map(lambda g: (g.astype(jnp.float32) * cotangents[0]).astype(g.dtype), gradients)
-    return *scaled, None, None
+    return *scaled, None, None, None
 
 
 _sums.defvjp(_sums_forward, _sums_backward)
 
 
-def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weights, with_gradients: bool):
+def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, with_gradients: bool):
     """Returns the sums, the gradients of the objective's sum for (features, unembedding, bias), and which targets have
-    the largest logit, [B, N]; None where nobody asks."""
+    the largest logit, [B, N]; None where nobody asks.
+
+    of_targets: the targets, their weights, and their weights as text or None.
+    """
     batch, length, width = features.shape
     # Each device keeps its own rows: S shards of R rows, cut along the length, so that no token changes device. The
     # gradient of the unembedding is summed apart in each shard, and over the shards once, after the last chunk.
@@ -161,7 +160,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
         jnp.pad(x, [(0, 0), (0, step * pieces - length)] + [(0, 0)] * (x.ndim - 2)).reshape(
             shards, batch // shards, step * pieces, *x.shape[2:]
         )
-        for x in (features, targets, weights)
+        for x in (features, *jax.tree.leaves(of_targets))
     ]
     matrix = _constrain(
         unembedding.astype(features.dtype), logical_spec(None, "vocab_size")
@@ -169,8 +168,8 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
-        x, y, w = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
-        sums, right, d_logits = _chunk(settings, x, matrix, bias, y, w)
+        x, *y = (jax.lax.dynamic_slice_in_dim(a, start, step, axis=2).reshape(shards, -1, *a.shape[3:]) for a in rows)
+        sums, right, d_logits = _chunk(settings, x, matrix, bias, *y)
         right = right.reshape(shards, -1, step) if settings.sequences else None
         if not with_gradients:
             return (sums, None, None), (right, None)
@@ -204,7 +203,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, targets, weig
     return sums, (d_features, d_matrix, d_bias), right
 
 
-def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
+def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
     """Returns the sums [S] over a chunk [S, M, D] of tokens, which targets have the largest logit, [S, M], and the
     gradient of its objective for the logits [S, M, V]."""
     logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
@@ -228,6 +227,9 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights):
         objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
     right = target_logits >= largest
     sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(right, weights, 0.0).sum(1)}
+    if text_weights is not None:
+        sums["text_loss"] = (loss * text_weights).sum(1)
+        sums["text_accuracy"] = jnp.where(right, text_weights, 0.0).sum(1)
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)

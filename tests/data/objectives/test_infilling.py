@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 
 import numpy as np
 import pytest
@@ -177,6 +178,85 @@ def test_the_texts_of_real_tokenizers_can_be_restored(kind, tokenizers_of_all_ki
         row = example(objective, Text(ids, np.ones_like(ids)), seed, vocabulary)
         assert vocabulary.sentinels[0] == row["tokens"][0]
         np.testing.assert_array_equal(objective.restore(row, vocabulary), ids)
+
+
+# --- between characters --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bpe():
+    return ByteBPE(vocab_size=400, num_sentinels=3).build(iter([ENGLISH, CHINESE] * 4))
+
+
+@pytest.fixture(scope="module")
+def by_characters(bpe):
+    return FillInTheMiddle(fim_rate=1.0, spm_rate=0.0, split="characters").bind(bpe)
+
+
+def parts_of(row, vocabulary):
+    """What stands behind each mark of a PSM example of one document: prefix, suffix, middle."""
+    tokens = CausalLM().restore(row, vocabulary)
+    marks = [int(np.flatnonzero(tokens == mark)[0]) for mark in vocabulary.sentinels[:3]]
+    return np.split(tokens[: len(tokens) - 1], marks)[1:]
+
+
+def test_a_document_is_parted_between_characters_and_each_part_is_tokenized_by_itself(bpe, by_characters):
+    document = "The cat sat on the mat, believe it or not."
+    ids = np.append(bpe.encode(document), np.int32(bpe.vocabulary.separator))
+    within = 0
+    for seed in range(50):
+        row = example(by_characters, Text(ids, np.ones_like(ids)), seed, bpe.vocabulary)
+        prefix, suffix, middle = (bpe.decode(part[1:]) for part in parts_of(row, bpe.vocabulary))
+        assert prefix + middle + suffix == document
+        for part, text in zip(parts_of(row, bpe.vocabulary), (prefix, suffix, middle), strict=True):
+            np.testing.assert_array_equal(part[1:], bpe.encode(text))
+        within += len(np.concatenate(parts_of(row, bpe.vocabulary))) - 3 > len(ids) - 1
+        np.testing.assert_array_equal(by_characters.restore(row, bpe.vocabulary), ids)
+    assert within > 25  # most cuts are within a token
+
+
+def test_each_place_between_characters_is_drawn_alike(bpe, by_characters):
+    document = "unbelievab"
+    ids = np.append(bpe.encode(document), np.int32(bpe.vocabulary.separator))
+    assert len(ids) < 10
+    rows = [example(by_characters, Text(ids, np.ones_like(ids)), seed, bpe.vocabulary) for seed in range(1000)]
+    prefixes = [len(bpe.decode(parts_of(row, bpe.vocabulary)[0][1:])) for row in rows]
+    chances = (2 * (10 - np.arange(11)) + 1) / 121  # as above, of 11 places
+    deviations = np.sqrt(1000 * chances)
+    assert (np.abs(np.bincount(prefixes, minlength=11) - 1000 * chances) < 5 * deviations).all()
+    assert [s.name for s in by_characters.statistics(rows, bpe.vocabulary) if s.is_off] == []
+
+
+@given(st.sampled_from(TEXTS), st.integers(0, 60), st.integers(2, 60), st.integers(0, 2**32))
+def test_the_text_of_any_window_is_restored_and_no_longer_than_announced(bpe, by_characters, text, start, size, seed):
+    ids = np.append(bpe.encode(text), np.int32(bpe.vocabulary.separator))[start : start + size]
+    assume(len(ids) > 1)
+    row = example(by_characters, Text(ids, np.ones_like(ids)), seed, bpe.vocabulary)
+    assert len(row["tokens"]) <= by_characters.measure(len(ids)).inputs
+    spellings = bpe.spellings()
+    written = [b"".join(spellings[i] for i in tokens) for tokens in (by_characters.restore(row, bpe.vocabulary), ids)]
+    assert written[0] == written[1]
+
+
+def test_a_bound_one_makes_the_same_in_another_process(bpe, by_characters):
+    ids = bpe.encode(ENGLISH)
+    again = pickle.loads(pickle.dumps(by_characters))
+    first, other = (example(o, Text(ids, np.ones_like(ids)), 3, bpe.vocabulary) for o in (by_characters, again))
+    np.testing.assert_array_equal(first["targets"], other["targets"])
+
+
+def test_a_tokenizer_that_changes_white_space_cannot_split_characters(tokenizers_of_all_kinds):
+    with pytest.raises(UserError, match=r"config\.objective\.split is 'characters', for which a tokenizer has to give"):
+        FillInTheMiddle(split="characters").bind(tokenizers_of_all_kinds["WordPiece"])
+
+
+def test_a_row_has_room_for_the_tokens_that_cuts_add():
+    objective = FillInTheMiddle(split="characters")
+    lengths = objective.lengths(1024)
+    assert lengths.inputs == 1024 == lengths.raw - 1 + 4 * (3 + 8)
+    line = "config.data.sequence_length is 11, with split='characters' it must be at least 12"
+    experiment = Experiment(ModelConfig(family="decoder"), None, DataConfig(None, 11), objective, None, None)
+    assert list(objective.problems(experiment)) == [line]
 
 
 def test_the_same_seed_gives_the_same_example_and_another_one_another():

@@ -102,6 +102,28 @@ def test_counts_are_the_sum_of_the_weights():
         np.testing.assert_allclose(count, weights.sum(), rtol=1e-6)  # 88 float32 terms
 
 
+@pytest.mark.parametrize("config", (MeshConfig(data=8), MeshConfig(data=2, fsdp=2, sequence=2)), ids=str)
+def test_of_text_loss_and_accuracy_are_those_of_its_targets(config):
+    arrays, targets, weights = example(vocab=96)
+    text_weights = weights * (targets > 30)
+    with jax.set_mesh(make_mesh(config)):
+        sums = jax.jit(functools.partial(chunked_sums, chunk=16))(arrays, targets, weights, text_weights=text_weights)
+    expected, whole = plain_sums(arrays, targets, text_weights), plain_sums(arrays, targets, weights)
+    for name in ("loss", "accuracy"):  # 88 float32 terms in another order
+        np.testing.assert_allclose(sums[f"text_{name}"], (expected[name], text_weights.sum()), rtol=1e-6)
+        np.testing.assert_allclose(sums[name], (whole[name], weights.sum()), rtol=1e-6)
+
+
+def test_text_weights_change_neither_objective_nor_gradients():
+    arrays, targets, weights = example()
+    expected = value_and_gradients(arrays, targets, weights, chunk=16, **BOTH)
+    sums, gradients = value_and_gradients(arrays, targets, weights, chunk=16, text_weights=weights / 2, **BOTH)
+    np.testing.assert_allclose(sums["objective"], expected[0]["objective"], rtol=1e-6)  # compiled into other loops
+    for got, exact in zip(gradients, expected[1], strict=True):
+        np.testing.assert_allclose(got, exact, atol=1e-7, rtol=1e-5)
+    np.testing.assert_allclose(sums["text_loss"], sums["loss"] / 2, rtol=1e-6)
+
+
 SEQUENCES = (MeshConfig(data=8), MeshConfig(data=2, fsdp=2, sequence=2), MeshConfig(sequence=4))
 
 

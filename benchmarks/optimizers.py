@@ -1,0 +1,127 @@
+"""Compares the optimizers on the three families at 1 to 2 M parameters: the validation loss after as many steps.
+
+    python benchmarks/optimizers.py --workdir=runs/optimizers --source="JsonLines(path='books/train-*.jsonl.gz')"
+
+Each optimizer has the same small budget: its default rate times each of --factors with seed 0, and the best of them
+again with the other seeds. Clipping is at 1 for all, the rate falls by a cosine (schedule-free: not at all). Runs that
+are there already are not made again; the table is of all that there are.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import NamedTuple, Optional
+
+from pretrainax.optim import (
+    SM3,
+    Adafactor,
+    AdamW,
+    AdEMAMix,
+    Lamb,
+    Lion,
+    Muon,
+    Optimizer,
+    ScheduleFreeAdamW,
+    Sophia,
+    StableAdamW,
+)
+from pretrainax.reporting.tables import markdown
+
+FAMILIES = {
+    "decoder": ["--config=configs/gpt2.py:tiny"],
+    "encoder": ["--config=configs/bert_base.py:tiny"],
+    "encoder-decoder": ["--config=configs/t5_base.py:tiny", "--config.tokenizer.vocab_size=4096"],
+}
+KINDS = (AdamW, StableAdamW, AdEMAMix, Lamb, Lion, Adafactor, SM3, Muon, Sophia, ScheduleFreeAdamW)
+OPTIMIZERS = {kind.__name__: kind() for kind in KINDS}
+OPTIMIZERS["AdamW-relative"] = AdamW(learning_rate=2e-2, scale_by_parameter_rms=True)  # nanoT5's
+
+
+class Result(NamedTuple):
+    """The end of a run."""
+
+    loss: float  # of the validation text, nats a target token
+    seconds: float  # of a step, the median of the lines
+
+
+def optimizer_of(name: str, factor: float, steps: int) -> Optimizer:
+    """Returns an optimizer at `factor` times its default rate, or rates: Muon has two."""
+    default = OPTIMIZERS[name]
+    rates = {field: getattr(default, field, None) for field in ("learning_rate", "adam_learning_rate")}
+    chosen = dataclasses.replace(default, clip_norm=1.0, **{k: v * factor for k, v in rates.items() if v is not None})
+    return dataclasses.replace(chosen, rise_steps=steps) if isinstance(chosen, AdEMAMix) else chosen
+
+
+def run(options: argparse.Namespace, family: str, name: str, factor: float, seed: int) -> Result:
+    """Trains where that was not done yet, in a process of its own; returns what came of it."""
+    workdir = os.path.join(options.workdir, f"{family}-{name}-{factor:g}-{seed}")
+    schedule = "WarmupConstant" if name == "ScheduleFreeAdamW" else "WarmupCosine"
+    fields = {
+        "data.source": options.source,
+        "optimizer": optimizer_of(name, factor, options.steps),
+        "schedule": f"{schedule}(warmup_steps={options.steps // 10})",
+        "train.steps": options.steps,
+        "train.seed": seed,
+        "train.attention": "xla",
+        "train.on_nonfinite": "skip",
+        "evaluate.every": options.steps,
+        "checkpoint.every": options.steps,
+    }
+    if (result := read(workdir)) is None:
+        flags = [*FAMILIES[family], f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        done = subprocess.run([sys.executable, "-m", "pretrainax.main", *flags], capture_output=True, text=True)
+        if (result := read(workdir)) is None:
+            sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return result
+
+
+def read(workdir: str) -> Optional[Result]:
+    """Returns the result of a run that has come to its end."""
+    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
+        return None
+    with open(path) as file:
+        lines = [json.loads(line) for line in file]
+    losses = [line["loss"] for line in lines if line["split"] == "valid"]
+    seconds = [line["step_seconds"] for line in lines if line["split"] == "train"]
+    return Result(losses[-1], statistics.median(seconds)) if losses else None
+
+
+def compare(options: argparse.Namespace, family: str) -> list[list[str]]:
+    """Returns the rows of a family, best first."""
+    found = []
+    for name in options.optimizers:
+        tried = {factor: run(options, family, name, factor, 0).loss for factor in options.factors}
+        best = min(tried, key=lambda factor: tried[factor])
+        results = [run(options, family, name, best, seed) for seed in range(options.seeds)]
+        losses = [result.loss for result in results]
+        rate = f"{optimizer_of(name, best, options.steps).learning_rate:.2g}"
+        if len(tried) > 1 and best in (min(tried), max(tried)):
+            rate += " (the least or the most of those tried)"
+        found.append((statistics.mean(losses), losses, name, rate, results[0].seconds))
+        print(f"{family} {name} {rate}: {losses}", file=sys.stderr, flush=True)
+    return [
+        [family, name, rate, f"{mean:.3f} ({min(losses):.3f} to {max(losses):.3f})", f"{1000 * seconds:.0f} ms"]
+        for mean, losses, name, rate, seconds in sorted(found)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True, help="a folder for the runs")
+    parser.add_argument("--source", required=True, help="the text, as --config.data.source takes it")
+    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    parser.add_argument("--factors", nargs="+", type=float, default=[0.3, 1.0, 3.0], help="of the default rate")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    rows = [row for family in options.families for row in compare(options, family)]
+    print(markdown(["family", "optimizer", "rate", "validation loss, mean (range)", "a step"], rows))
+
+
+if __name__ == "__main__":
+    main()

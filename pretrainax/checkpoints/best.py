@@ -1,0 +1,21 @@
+"""Says which value of a figure of the validation is the better one, and so which checkpoint of a run is the best."""
+
+from collections.abc import Mapping
+from typing import Optional
+
+_LARGER = ("accuracy", "precision", "recall")  # ends of the names of figures of which more is better; of others, less
+
+
+def larger_is_better(figure: str) -> bool:
+    """Returns whether more is better, of a figure ("accuracy") or a part of one ("accuracy/source=wiki")."""
+    return figure.partition("/")[0].endswith(_LARGER)
+
+
+def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[int]:
+    """Returns the first step with the best value of a figure; None where no step has one.
+
+    values: of the steps, in their order; None: not known.
+    """
+    known = {step: value for step, value in values.items() if value is not None}
+    best = max if larger_is_better(figure) else min
+    return best(known, key=known.__getitem__) if known else None

@@ -1,0 +1,31 @@
+"""Which value of a figure is the better one follows from its name, and so does the best step."""
+
+import pytest
+
+from pretrainax.checkpoints.best import best_step, larger_is_better
+from pretrainax.training.metrics import MEANINGS
+
+LARGER = {
+    "replaced_precision",
+    "replaced_recall",
+    *(f"{of}accuracy" for of in ("", "text_", "sequence_", "replaced_", "pair_")),
+}
+
+
+def test_of_all_figures_that_are_explained_shares_of_right_answers_are_the_better_the_larger():
+    assert {name for name in MEANINGS if larger_is_better(name)} == LARGER
+    assert larger_is_better("accuracy/source=loss") and not larger_is_better("loss/source=accuracy")
+
+
+@pytest.mark.parametrize(
+    "figure, values, best",
+    [
+        ("loss", {1: 3.0, 2: 2.0, 3: 2.0}, 2),
+        ("accuracy", {1: 0.3, 2: 0.5, 3: 0.5}, 2),
+        ("accuracy/source=web", {1: None, 2: 0.1, 3: 0.5}, 3),
+        ("loss", {1: None, 2: None}, None),
+        ("loss", {}, None),
+    ],
+)
+def test_the_best_step_is_the_first_of_the_best_that_are_known(figure, values, best):
+    assert best_step(values, figure) == best

@@ -1,0 +1,148 @@
+"""A ledger and a config differ wherever a number of one of them is another, or has none."""
+
+import dataclasses
+import textwrap
+
+import pytest
+
+from pretrainax.config import LearnedPositions, ModelConfig, UserError, ledger
+from pretrainax.data.objectives import NGrams
+from tests.support import tiny
+
+# With what `configs/defaults.toml` says, all numbers of the tiny decoder.
+LEDGER = """
+    default = "small"
+    scaled_down = "half"
+
+    [[facts]]
+    paper = "table 1"
+    model.num_layers = {half = 1}
+    optimizer.learning_rate = {"small large" = 3e-3, "wide_*" = 1e-3}
+
+    [[facts]]
+    code = "train.py"
+    theirs = "growing batches"
+    tokens.train.steps = 10_240
+    optimizer.b1 = {wide_1 = 0.8}
+"""
+
+
+@pytest.fixture
+def compare(tmp_path):
+    def compare(text: str, variant: str = "", path: str = "", config=None) -> ledger.Comparison:
+        file = tmp_path / "tiny.toml"
+        file.write_text(textwrap.dedent(text))
+        return ledger.compare(config or tiny.get_config("gpt"), str(file), variant, path)
+
+    return compare
+
+
+def of(comparison: ledger.Comparison, path: str) -> ledger.Row:
+    (row,) = [row for row in comparison.rows if row.path == path]
+    return row
+
+
+def test_a_number_has_its_source_and_a_number_without_one_is_said(compare):
+    compared = compare(LEDGER)
+    rate = of(compared, "optimizer.learning_rate")
+    assert rate.agrees and (rate.fact.status, rate.fact.source) == ("paper", "table 1")
+    assert of(compared, "optimizer.b1") == ledger.Row("optimizer.b1", 0.9, None, False)
+    assert of(compared, "train.seed").fact.status == "chosen"  # by configs/defaults.toml
+    assert not [row for row in compared.rows if row.path in ("train.log_every", "checkpoint.every", "mesh.fsdp")]
+
+
+@pytest.mark.parametrize(
+    "variant, value",
+    [("", 3e-3), ("small", 3e-3), ("large", 3e-3), ("wide_1", 1e-3), ("wide_2", 1e-3), ("half", 3e-3), ("other", None)],
+)
+def test_a_value_is_that_of_the_variant(compare, variant, value):
+    fact = of(compare(LEDGER, variant), "optimizer.learning_rate").fact
+    assert (fact and fact.value) == value
+
+
+def test_what_is_scaled_down_has_its_own_value_and_else_that_of_the_default(compare):
+    assert of(compare(LEDGER, "half"), "model.num_layers").fact.value == 1
+    assert of(compare(LEDGER, "large"), "model.num_layers").fact is None
+
+
+def test_steps_in_tokens_are_the_nearest_whole_number(compare):
+    assert of(compare(LEDGER), "train.steps").agrees  # 40 of 8 x 32
+    assert of(compare(LEDGER.replace("10_240", "10_367")), "train.steps").agrees
+    assert not of(compare(LEDGER.replace("10_240", "10_369")), "train.steps").agrees
+    assert not of(compare(LEDGER.replace("10_240", "'many'")), "train.steps").agrees
+
+
+def test_a_block_is_a_deviation_where_one_of_its_values_counts(compare):
+    assert [d.theirs for d in compare(LEDGER).deviations] == ["growing batches"]
+    before = LEDGER.replace("[[facts]]", '[[facts]]\n    chosen = "short"\n    train.steps = 40\n\n    [[facts]]', 1)
+    assert of(compare(before), "train.steps").fact.source == "short" and compare(before).deviations == []
+    assert [d.theirs for d in compare(before, "wide_1").deviations] == ["growing batches"]
+
+
+def test_a_deviation_without_values_is_of_the_variants_that_it_names(compare):
+    text = '[[facts]]\nchosen = "here"\ntheirs = "there"\nvariants = "large wide_*"'
+    assert [compare(text, variant).deviations for variant in ("large", "wide_3", "small", "")] == [
+        [ledger.Deviation("there", "here")],
+        [ledger.Deviation("there", "here")],
+        [],
+        [],
+    ]
+
+
+def test_one_line_says_what_the_source_has_and_which_fields_are_others(compare):
+    compared = compare(LEDGER.replace("10_240", "20_480"))
+    compared = compared._replace(rows=[row for row in compared.rows if row.fact])
+    assert compared.one_line() == "the source has growing batches. Other values here: train.steps"
+    assert ledger.Comparison([], []).one_line() == ""
+
+
+def test_no_number_where_one_is_usual_needs_a_source_too(compare):
+    config = tiny.get_config("gpt")
+    config.optimizer.clip_norm = None
+    assert of(compare(LEDGER, config=config), "optimizer.clip_norm") == ledger.Row(
+        "optimizer.clip_norm", None, None, False
+    )
+    text = LEDGER.replace(
+        "[[facts]]", '[[facts]]\n    paper = "a"\n    optimizer.clip_norm = "none"\n\n    [[facts]]', 1
+    )
+    assert of(compare(text, config=config), "optimizer.clip_norm").agrees
+
+
+def test_parts_of_tuples_none_and_words_have_their_sources(compare):
+    model = ModelConfig(position=LearnedPositions("auto"), generator=None, head_dim=None)
+    text = (
+        '[[facts]]\ncode = "a.py"\nmodel.position.max_length = "auto"\nmodel.head_dim = "none"\nmodel.use_bias = true'
+    )
+    compared = compare(text, path="model", config=model)
+    for path in ("model.position.max_length", "model.head_dim", "model.use_bias"):
+        assert of(compared, path).agrees
+    assert not of(compare(text.replace("true", "1"), path="model", config=model), "model.use_bias").agrees
+    weights = '[[facts]]\ncode = "a.py"\nunit.weights = [1.0, 0.5]'
+    unit = NGrams(weights=(1.0, 0.5))
+    assert of(compare(weights, path="unit", config=unit), "unit.weights").agrees
+    assert not of(
+        compare(weights, path="unit", config=dataclasses.replace(unit, weights=(1.0,))), "unit.weights"
+    ).agrees
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("[[facts]", "is no ledger: "),
+        ("default = 'base'", "it needs blocks that begin with [[facts]]"),
+        ("facts = [1]", "it needs blocks that begin with [[facts]]"),
+        (
+            "[[facts]]\ntrain.steps = 5",
+            "block 1: it must say where its values are from, by one of paper, code, chosen, see",
+        ),
+        ("[[facts]]\npaper = 'a'\ncode = 'b'", "block 1: it must say where"),
+        ("[[facts]]\npaper = 3", "block 1: paper is 3, it must be text in quotes"),
+        ("default = 3\n[[facts]]\npaper = 'a'", "default is 3, it must be text in quotes"),
+        ("[[facts]]\npaper = 'a'\ntokens.model.d_model = 5", "block 1: only fields of train and of schedule"),
+        ("[[facts]]\nsee = 'zoo/nosuch.toml'", "zoo/nosuch.toml is no ledger: [Errno 2] No such file"),
+    ],
+)
+def test_what_is_no_ledger_is_one_line(compare, text, said):
+    with pytest.raises(UserError) as refused:
+        compare(text)
+    assert said in str(refused.value)

@@ -1,0 +1,129 @@
+"""Text is counted in what examples are made of and in their targets; ids that do not tell their text are found out."""
+
+import collections
+import re
+
+import numpy as np
+import pytest
+
+from pretrainax.data.collate import collate
+from pretrainax.data.corpus import Corpus
+from pretrainax.data.objectives import CausalLM, SpanCorruption, Text
+from pretrainax.data.packing import BestFit
+from pretrainax.data.pipeline import Batches
+from pretrainax.data.preparation import shards
+from pretrainax.data.row_stream import RowOptions
+from pretrainax.data.text_counts import TextCounter, lost_text
+from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+
+TEXTS = [
+    "The cat sat on the mat, and the dog on the log.\n" * 4,
+    "A caf\u00e9, an \u00c9clair\t\u2014 and the END.\n" * 4,
+]
+LINES = [line for text in TEXTS * 5 for line in text.splitlines()]
+BYTE_BPE = ByteBPE(vocab_size=280).build(iter(TEXTS))
+UNIGRAM = Unigram(vocab_size=290).build(iter(TEXTS))
+
+
+def corpus(folder, tokenizer, texts=TEXTS):
+    folder.mkdir()
+    with shards.ShardWriter(str(folder), 0, tokenizer) as writer:
+        list(writer.write(texts, collections.Counter()))
+    shards.write_index(str(folder), 1, tokenizer.vocabulary.size, "fingerprint")
+    return Corpus(str(folder))
+
+
+# --- what ids tell
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [BYTE_BPE, UNIGRAM, BPE(vocab_size=300).build(iter(TEXTS))], ids=("bytes", "unigram", "bpe")
+)
+def test_tokenizers_that_keep_the_text_lose_nothing(tmp_path, tokenizer):
+    assert lost_text(tokenizer, [corpus(tmp_path / "c", tokenizer)]) == ""
+
+
+@pytest.mark.parametrize(
+    "tokenizer, text, reason",
+    [
+        (WordPiece(vocab_size=60).build(iter(TEXTS)), TEXTS, "the tokenizer does not tell 'A' from 'a'"),
+        (
+            WordPiece(vocab_size=60, lowercase=False).build(iter(TEXTS)),
+            TEXTS,
+            "the tokens spell 354 bytes of a text that",
+        ),
+        (WordPiece(vocab_size=9, lowercase=False).build(iter(["ab ba"])), ["a b"], "does not tell .a.{2}b. from 'a b'"),
+        (Characters().build(iter(["abc "])), ["abc", "a c!?"], "2 tokens of the text are unknown to the tokenizer"),
+    ],
+)
+def test_what_a_tokenizer_loses_is_said(tmp_path, tokenizer, text, reason):
+    assert re.search(reason, lost_text(tokenizer, [corpus(tmp_path / "c", tokenizer, text)]))
+
+
+def test_bytes_that_no_token_spells_are_lost(tmp_path):
+    prepared = corpus(tmp_path / "c", BYTE_BPE)
+    prepared.num_bytes += 3  # as where blanks were dropped
+    assert f"of a text that has {prepared.num_bytes:,}" in lost_text(BYTE_BPE, [prepared])
+
+
+# --- what is counted
+
+
+def batches_of_text(folder, tokenizer, objective, packing=None, with_target_bytes=False):
+    options = RowOptions(
+        sequence_length=24,
+        global_batch_size=4,
+        seed=3,
+        packing=packing,
+        text=tokenizer.text_table,
+        with_target_bytes=with_target_bytes,
+    )
+    return Batches([corpus(folder, tokenizer, LINES)], objective, tokenizer.vocabulary, options)
+
+
+@pytest.mark.parametrize("packing", [None, BestFit()], ids=("windows", "packed"))
+def test_rows_say_how_much_text_they_are_made_of_and_targets_how_many_bytes_they_have(tmp_path, packing):
+    batches = batches_of_text(tmp_path / "c", BYTE_BPE, CausalLM(), packing, with_target_bytes=True)
+    batch, eos = batches[2], BYTE_BPE.vocabulary.eos
+    for row in range(4):
+        examples = batches.examples(8 + row)[1]
+        raw = np.concatenate([batches.streams[0].objective.restore(e, BYTE_BPE.vocabulary) for e in examples])
+        assert batch["text_tokens"][row] == (raw != eos).sum()
+        assert batch["text_bytes"][row] == sum(len(BYTE_BPE.spellings()[i]) for i in raw if i != eos)
+        targets = np.concatenate([e["targets"][e["loss_weights"] > 0] for e in examples])
+        assert batch["target_bytes"][row] == sum(len(BYTE_BPE.spellings()[i]) for i in targets if i != eos)
+    is_text = (batch["targets"] != eos) & (batch["loss_weights"] > 0)
+    np.testing.assert_array_equal(batch["text_weights"], is_text.astype(np.float32))
+    assert 0 < is_text.sum() < batch["loss_weights"].sum() and batch["text_tokens"].dtype == np.int32
+
+
+def test_sentinels_and_ends_are_no_text(tmp_path):
+    batch = batches_of_text(tmp_path / "c", UNIGRAM, SpanCorruption())[0]
+    vocabulary = UNIGRAM.vocabulary
+    is_text = ~np.isin(batch["targets"], [vocabulary.eos, *vocabulary.sentinels])
+    np.testing.assert_array_equal(batch["text_weights"], (is_text & (batch["loss_weights"] > 0)).astype(np.float32))
+    read = sum(
+        int((~np.isin(batch[name], list(vocabulary.special_ids))).sum()) for name in ("encoder_tokens", "targets")
+    )
+    assert batch["text_tokens"].sum() == read  # each token of the text is on one of the two sides
+    assert "target_bytes" not in batch  # of what the decoder writes the loss is no likelihood of a text
+
+
+def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
+    prepared = corpus(tmp_path / "c", BYTE_BPE, [" cat", " dog"])  # as if "cat" and "dog" had got a space each
+    prepared.num_bytes -= 2
+    table, eos = BYTE_BPE.text_table._replace(adds_space=True), BYTE_BPE.vocabulary.eos
+    tokens = prepared.tokens(0, prepared.num_tokens)
+    example = CausalLM().example(Text(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
+    example = TextCounter(table, prepared, eos, with_target_bytes=True).counted(example, tokens)
+    first = len(BYTE_BPE.spellings()[tokens[0]])
+    assert (
+        example["target_bytes"] == len(" cat" + " dog") - first - 1
+    )  # the first token is no target, "dog" has no space
+    assert example["text_bytes"] == len("cat" + "dog")
+
+
+def test_counts_of_a_row_are_those_of_all_its_examples():
+    examples = [{"tokens": np.zeros(2, np.int32), "text_tokens": np.array(n, np.int32)} for n in (3, 4)]
+    batch = collate([examples], CausalLM().lengths(8), 0)
+    assert batch["text_tokens"].tolist() == [7] and batch["text_tokens"].dtype == np.int32

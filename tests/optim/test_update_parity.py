@@ -1,0 +1,332 @@
+"""Three updates of each optimizer beside its paper or its released code, written out for one matrix in NumPy, float64.
+
+Those of a config are with its schedule, clipping and decay. Its numbers are taken as they are.
+"""
+
+import dataclasses
+import re
+import runpy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax import models  # noqa: F401, whose parts say which axes their parameters have
+from pretrainax.optim import (
+    SM3,
+    Adafactor,
+    AdEMAMix,
+    Lion,
+    Muon,
+    ScheduleFreeAdamW,
+    StableAdamW,
+    WarmupConstant,
+    WarmupLinear,
+)
+from pretrainax.sharding.param_paths import parameter_names
+from tests.support.runs import ROOT
+
+# [L, D, H, K], [L, H, K, D], …: matrices of 128 and more, which Adafactor factors, and smaller ones
+SHAPES = {
+    "decoder/blocks/self_attention/query/kernel": (2, 128, 2, 64),
+    "decoder/blocks/self_attention/query/bias": (2, 2, 64),
+    "decoder/blocks/self_attention/out/kernel": (2, 2, 64, 128),
+    "decoder/blocks/mlp/up/kernel": (2, 128, 160),
+    "decoder/blocks/mlp_norm/scale": (2, 128),
+    "decoder/relative_bias/embedding": (8, 2),
+    "decoder/final_norm/scale": (128,),
+    "token_embedding/embedding": (130, 128),
+}
+
+
+def nested(flat):
+    tree = {}
+    for path, x in flat.items():
+        *folders, name = path.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[name] = jnp.asarray(x, jnp.float32)
+    return tree
+
+
+def matrices(flat):
+    """{path: array} -> {path:layer: matrix}, heads side by side, float64."""
+    found = {}
+    for path, x in flat.items():
+        layers = {f"{path}:{i}": layer for i, layer in enumerate(x)} if "/blocks/" in path else {path: x}
+        for name, layer in layers.items():
+            heads = {"query/kernel": (128, 128), "query/bias": (128,), "out/kernel": (128, 128)}
+            shape = next((s for end, s in heads.items() if path.endswith(end)), layer.shape)
+            found[name] = np.asarray(layer, np.float64).reshape(shape)
+    return found
+
+
+def draw(seed, scale):
+    rng = np.random.default_rng(seed)
+    return {path: (scale(path) * rng.normal(size=shape)).astype(np.float32) for path, shape in SHAPES.items()}
+
+
+PARAMS = draw(0, lambda path: 0.5 if path.endswith("scale") else 0.02)
+# Of all sizes, so that epsilon counts.
+GRADIENTS = [draw(seed, lambda path: 10.0 ** -(len(path) % 7)) for seed in (1, 2, 3)]
+LARGE = [{path: np.sign(x) + x for path, x in draw(seed, lambda path: 1.0).items()} for seed in (1, 2, 3)]
+
+
+def ours(optimizer, schedule, steps, gradients):
+    """The matrices after three updates, at these steps of a run of 1,000."""
+    tx = optimizer.build(schedule.build(optimizer.learning_rate, 1000), nested(PARAMS))
+    params = nested(PARAMS)
+    state = tx.init(params)
+    update = jax.jit(tx.update)
+    for step, gradient in zip(steps, gradients, strict=True):
+        updates, state = update(nested(gradient), state, params, step=jnp.int32(step))
+        params = jax.tree.map(jnp.add, params, updates)
+    return matrices(dict(zip(parameter_names(params), jax.tree.leaves(params), strict=True)))
+
+
+def theirs(step_of, optimizer, schedule, steps, gradients):
+    """The same by `step_of(optimizer, name, w, g, state, rate, number) -> w`, of each matrix for itself."""
+    rate_of = schedule.build(optimizer.learning_rate, 1000)
+    params, states = matrices(PARAMS), {name: {} for name in matrices(PARAMS)}
+    for number, (step, gradient) in enumerate(zip(steps, gradients, strict=True), 1):
+        gradient, rate = matrices(gradient), float(rate_of(jnp.int32(step)))
+        norm = np.sqrt(sum(np.sum(g**2) for g in gradient.values()))
+        scale = min(1.0, optimizer.clip_norm / norm) if optimizer.clip_norm else 1.0
+        params = {
+            name: step_of(optimizer, name, w, scale * gradient[name], states[name], rate, number)
+            for name, w in params.items()
+        }
+    return {name: states[name].get("x", w) for name, w in params.items()}  # schedule-free: the average
+
+
+def mean(state, name, memory, x):
+    """A moving average that starts at zero."""
+    state[name] = memory * state.get(name, 0.0) + (1 - memory) * x
+    return state[name]
+
+
+def rms(x):
+    return np.sqrt(np.mean(x**2))
+
+
+def decay(o, name):
+    """The decay of matrices and embeddings, as all of these releases have it."""
+    return 0.0 if re.search(r"bias|scale", name) else o.weight_decay
+
+
+# --- from the papers and the released code ---------------------------------------------------------------------------
+
+
+def adamw(o, name, w, g, state, rate, t):
+    """torch.optim.AdamW: LLaMA's kin, GPT."""
+    m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
+    v = mean(state, "v", o.b2, g**2) / (1 - o.b2**t)
+    return w * (1 - rate * decay(o, name)) - rate * m / (np.sqrt(v) + o.epsilon)
+
+
+def adam_of_rate(o, name, w, g, state, rate, t):
+    """tf.train.AdamOptimizer, fairseq's Adam: the correction is of the rate, and epsilon stays outside of it."""
+    m, v = mean(state, "m", o.b1, g), mean(state, "v", o.b2, g**2)
+    rate_t = rate * np.sqrt(1 - o.b2**t) / (1 - o.b1**t)
+    return w * (1 - rate * decay(o, name)) - rate_t * m / (np.sqrt(v) + o.epsilon)
+
+
+def adamw_scale(o, name, w, g, state, rate, t):
+    """nanoT5, copied_utils.py, AdamWScale."""
+    m, v = mean(state, "m", o.b1, g), mean(state, "v", o.b2, g**2)
+    rate_t = rate * np.sqrt(1 - o.b2**t) / (1 - o.b1**t) * max(1e-3, rms(w))
+    return w - rate_t * m / (np.sqrt(v) + o.epsilon)
+
+
+def bert(o, name, w, g, state, rate, t):
+    """google-research/bert, optimization.py, AdamWeightDecayOptimizer, and electra's: no correction."""
+    update = mean(state, "m", o.b1, g) / (np.sqrt(mean(state, "v", o.b2, g**2)) + o.epsilon)
+    return w - rate * (update + decay(o, name) * w)
+
+
+def albert(o, name, w, g, state, rate, t):
+    """google-research/albert, lamb_optimizer.py: no correction; what does not decay is not adapted either."""
+    update = mean(state, "m", o.b1, g) / (np.sqrt(mean(state, "v", o.b2, g**2)) + o.epsilon) + decay(o, name) * w
+    ratio = np.linalg.norm(w) / np.linalg.norm(update) if decay(o, name) else 1.0
+    return w - rate * ratio * update
+
+
+def adafactor(o, name, w, g, state, rate, t):
+    """tensorflow/mesh, optimize.py, AdafactorOptimizer, with T5's numbers (its operative_config.gin)."""
+    memory, squares = 1 - t**-0.8, g**2 + 1e-30
+    if g.ndim == 2 and min(g.shape) >= 128:
+        rows, columns = mean(state, "r", memory, squares.mean(1)), mean(state, "c", memory, squares.mean(0))
+        update = g / np.sqrt(np.outer(rows / rows.mean(), columns))
+    else:
+        update = g / np.sqrt(mean(state, "v", memory, squares))
+    update /= max(1.0, rms(update) / 1.0)
+    return w - rate * max(1e-3, rms(w)) * update
+
+
+def stable_adamw(o, name, w, g, state, rate, t):
+    """optimi, stableadamw.py, with decouple_lr: the memories are corrected where they are made."""
+    for key, x, memory in (("m", g, o.b1), ("v", g**2, o.b2)):
+        share = (1 - memory) / (1 - memory**t)
+        state[key] = (1 - share) * state.get(key, 0.0) + share * x
+    slowed = rate / max(1.0, rms(g / np.sqrt(np.maximum(state["v"], o.epsilon**2))))
+    max_lr = o.learning_rate
+    released_decay = decay(o, name) * max_lr  # 1e-5 of ModernBERT
+    return w * (1 - slowed / max_lr * released_decay) - slowed * state["m"] / (np.sqrt(state["v"]) + o.epsilon)
+
+
+def lion(o, name, w, g, state, rate, t):
+    """Chen et al. 2023, algorithm 2."""
+    sign = np.sign(o.b1 * state.get("m", 0.0) + (1 - o.b1) * g)
+    mean(state, "m", o.b2, g)
+    return w - rate * (sign + decay(o, name) * w)
+
+
+def ademamix(o, name, w, g, state, rate, t):
+    """apple/ml-ademamix, optax/ademamix.py, with its alpha_scheduler and beta3_scheduler."""
+    risen = (t - 1) / o.rise_steps  # of a rise that is not over
+    f = lambda beta: np.log(0.5) / np.log(beta) - 1  # noqa: E731
+    b3 = 0.5 ** (1 / ((1 - risen) * f(o.b1) + risen * f(o.b3) + 1))
+    m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
+    v = mean(state, "v", o.b2, g**2) / (1 - o.b2**t)
+    slow = mean(state, "m2", b3, g)
+    return w - rate * ((m + risen * o.alpha * slow) / (np.sqrt(v) + o.epsilon) + decay(o, name) * w)
+
+
+def newton_schulz(x):
+    """KellerJordan/Muon, muon.py, zeropower_via_newtonschulz5, of a matrix [out, in]; there in bfloat16."""
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+    return x.T if tall else x
+
+
+def muon(o, name, w, g, state, rate, t):
+    """KellerJordan/Muon, muon.py, MuonWithAuxAdam: lerp is a mean, and Nesterov's a mean of it with the gradient."""
+    if "/blocks/" not in name or "kernel" not in name:
+        m = mean(state, "m", o.b1, g) / (1 - o.b1**t)
+        v = mean(state, "v", o.b2, g**2) / (1 - o.b2**t)
+        rate *= o.adam_learning_rate / o.learning_rate
+        return w * (1 - rate * decay(o, name)) - rate * m / (np.sqrt(v) + o.epsilon)
+    g = g.T  # torch's matrices are [out, in]
+    momentum = mean(state, "m", o.momentum, g)
+    update = newton_schulz((1 - o.momentum) * g + o.momentum * momentum)
+    update *= max(1, g.shape[0] / g.shape[1]) ** 0.5
+    return w * (1 - rate * decay(o, name)) - rate * update.T
+
+
+def moonlight(o, name, w, g, state, rate, t):
+    """Liu et al. 2025, section 2.2, of heads apart: momentum is a sum, the rate one for all."""
+    if "/blocks/" not in name or "kernel" not in name:
+        return adamw(o, name, w, g, state, rate, t)
+    state["m"] = o.momentum * state.get("m", 0.0) + g
+    nesterov = o.momentum * state["m"] + g
+    axis = {"query": 1, "out": 0}.get(name.split("/")[-2])  # of the heads, two of them
+    parts = [nesterov] if axis is None else np.split(nesterov, 2, axis)
+    parts = [0.2 * np.sqrt(max(part.shape)) * newton_schulz(part) for part in parts]
+    update = parts[0] if axis is None else np.concatenate(parts, axis)
+    return w - rate * (update + decay(o, name) * w)
+
+
+def sm3(o, name, w, g, state, rate, t):
+    """Anil et al. 2019, SM3-II, with momentum as in google-research/sm3, sm3.py."""
+    sums = state.setdefault("sums", [np.zeros(n) for n in g.shape])
+    least = np.minimum(sums[0][:, None], sums[1]) if g.ndim == 2 else sums[0]
+    v = least + g**2
+    state["sums"] = [v.max(1), v.max(0)] if g.ndim == 2 else [v]
+    return w - rate * (mean(state, "m", o.b1, g / np.sqrt(v)) + decay(o, name) * w)
+
+
+def schedule_free(o, name, w, g, state, rate, t):
+    """facebookresearch/schedule_free, adamw_schedulefree_reference.py; it holds z and x, and y where gradients are."""
+    x, y, z = state.get("x", w), state.get("y", w), state.get("z", w)
+    rate *= np.sqrt(1 - o.b2**t)
+    state["sum"] = state.get("sum", 0.0) + rate**2
+    share = rate**2 / state["sum"]
+    z = z - rate * decay(o, name) * y - rate * g / (np.sqrt(mean(state, "v", o.b2, g**2)) + o.epsilon)
+    state["x"], state["z"] = (1 - share) * x + share * z, z
+    state["y"] = o.b1 * state["x"] + (1 - o.b1) * z
+    return state["y"]
+
+
+# --- ours beside them ------------------------------------------------------------------------------------------------
+
+FALLING, CONSTANT = WarmupLinear(2), WarmupConstant(2)
+
+
+@pytest.mark.parametrize(
+    "step_of, optimizer, schedule",
+    [
+        (adafactor, Adafactor(), FALLING),
+        (stable_adamw, StableAdamW(8e-4, weight_decay=1e-5 / 8e-4, b2=0.98), FALLING),
+        (lion, Lion(), FALLING),
+        (ademamix, AdEMAMix(rise_steps=4, clip_norm=None), FALLING),
+        (muon, Muon(weight_decay=0.1), FALLING),
+        (
+            moonlight,
+            Muon(2e-3, adam_learning_rate=None, update_rms=0.2, split_heads=True, weight_decay=0.1, epsilon=1e-8),
+            FALLING,
+        ),
+        (sm3, SM3(), FALLING),
+        (schedule_free, ScheduleFreeAdamW(weight_decay=0.1), CONSTANT),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_three_updates_are_those_of_the_paper_or_the_release(step_of, optimizer, schedule):
+    check(step_of, optimizer, schedule, (0, 1, 2))
+
+
+# config -> the update of what it names as its recipe's release
+RELEASED = {
+    "albert_base": albert,
+    "bart_base": adam_of_rate,
+    "bert_base": bert,
+    "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
+    "electra_base": bert,
+    "electra_small": bert,
+    "gemma": adamw,
+    "gpt2": adamw,
+    "gpt3": adamw,
+    "llama": adamw,
+    "mistral": adamw,
+    "modernbert_base": stable_adamw,
+    "qwen": adamw,
+    "roberta_base": adam_of_rate,
+    "shakespeare_char": adamw,
+    "t5_base": adamw_scale,
+    "t5_base:base": adafactor,
+    "transformer": adam_of_rate,
+    "ul2_base": adafactor,
+}
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_three_updates_of_a_config_are_those_of_its_release(name):
+    step_of = RELEASED[name]
+    name, _, variant = name.partition(":")
+    experiment = runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"](*[variant] * bool(variant))
+    schedule = dataclasses.replace(experiment.schedule, warmup_steps=100)
+    check(step_of, experiment.optimizer, schedule, (98, 99, 100))  # across the peak
+
+
+def test_every_config_has_its_release_here():
+    assert {name.partition(":")[0] for name in RELEASED} == {path.stem for path in (ROOT / "configs").glob("*.py")} - {
+        "quickstart"  # a recipe of ours
+    }
+
+
+def check(step_of, optimizer, schedule, steps):
+    gradients = LARGE if step_of is moonlight else GRADIENTS  # whose momentum is a sum, so that its 1e-7 is less
+    found = ours(optimizer, schedule, steps, gradients)
+    expected = theirs(step_of, optimizer, schedule, steps, gradients)
+    assert found.keys() == expected.keys()
+    before = matrices(PARAMS)
+    for name, w in expected.items():
+        moved = np.abs(w - before[name]).max()
+        assert moved > 0
+        # float32 beside float64: 1e-7 of a weight is lost in each addition, a few of the moves in roots and products
+        np.testing.assert_allclose(found[name], w, rtol=3e-7, atol=2e-5 * moved, err_msg=name)

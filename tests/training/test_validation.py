@@ -1,0 +1,309 @@
+"""What a validation measures: the figure that a model is kept for, those of each part, and what its own objective asks.
+
+Two models are trained for a few steps; of the others only a validation is made, with fresh parameters.
+"""
+
+import contextlib
+import dataclasses
+import io
+import math
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.config import Generator, UserError
+from pretrainax.config.validation import validate
+from pretrainax.data.objectives import (
+    MaskedLM,
+    NextSentencePrediction,
+    ObjectiveMixture,
+    ReplacedTokenDetection,
+    SequentialDenoising,
+    SpanCorruption,
+)
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import SourceMixture, TextFiles
+from pretrainax.inference.origin import find_origin
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.training import header, loop
+from pretrainax.training.metrics import add_up, read_metrics, summarize
+from pretrainax.training.setup import build_run
+from tests.support import tiny
+
+
+def config(variant, objective, text, cache):
+    experiment = tiny.get_config(variant)
+    experiment.objective, experiment.data.source = objective, TextFiles(path=str(text))
+    experiment.data.cache_dir, experiment.mesh.data = str(cache), 8
+    experiment.schedule.warmup_steps = 1
+    return experiment
+
+
+def electra(text, cache):
+    experiment = config("bert", ReplacedTokenDetection(), text, cache)
+    experiment.model.masked_lm_head, experiment.model.replaced_token_head = False, True
+    experiment.model.generator = Generator(num_layers=2, d_model=16, d_ff=32, num_heads=2)
+    return experiment
+
+
+# --- the figure that a model is kept for ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(text, cache, tmp_path_factory):
+    """An ELECTRA whose generator learns and whose discriminator unlearns, by the weight of its loss; what it said."""
+    experiment, workdir, said = electra(text, cache), tmp_path_factory.mktemp("electra"), io.StringIO()
+    experiment.model.generator.loss_weight = -10.0
+    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 6, 2, 1
+    experiment.checkpoint.every = experiment.checkpoint.keep = 1
+    experiment.train.on_spike = "stop"  # which remembers what it looks at
+    with contextlib.redirect_stderr(said):
+        assert loop.train(experiment, str(workdir)) == 0
+    return workdir, said.getvalue()
+
+
+@pytest.fixture
+def unlearning(trained):
+    return trained[0]
+
+
+def lines(workdir, split):
+    return [line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == split]
+
+
+def best(workdir, name):
+    return min(lines(workdir, "valid"), key=lambda line: line[name])["step"]
+
+
+def test_the_best_checkpoint_of_an_electra_follows_the_discriminator(unlearning):
+    assert (best(unlearning, "loss"), best(unlearning, "replaced_loss")) == (6, 2)
+    assert sorted(path.name for path in (unlearning / "checkpoints").iterdir()) == ["2", "6"]  # the best, the newest
+    origin, first = find_origin(f"{unlearning}@best"), lines(unlearning, "valid")[0]
+    said = f"step 2, the best by validation replaced_loss: {first['replaced_loss']:.4f}"
+    assert origin.description == f"{unlearning}, {said}"
+
+
+def test_run_json_has_all_figures_and_the_best_of_the_one_that_counts(unlearning):
+    first, last = (read_run_json(str(unlearning / "checkpoints" / step)) for step in ("2", "6"))
+    valid = lines(unlearning, "valid")[0]
+    assert first["metrics"] == {name: value for name, value in valid.items() if name not in ("step", "split")}
+    assert last["extra"]["select_by"] == "replaced_loss" and last["extra"]["best_loss"] == valid["replaced_loss"]
+    assert last["extra"]["evaluations_since_best"] == 2  # what patience counts
+
+
+def test_spikes_are_looked_for_in_the_discriminators_loss(unlearning):
+    recent = read_run_json(str(unlearning / "checkpoints" / "6"))["extra"]["recent"]
+    assert [loss for loss, _ in recent] == [line["replaced_loss"] for line in lines(unlearning, "train")]
+
+
+def test_the_table_of_an_electra_has_all_that_is_measured_beside_always_saying_original(trained):
+    workdir, said = trained
+    valid = lines(workdir, "valid")[-1]
+    table = {" ".join(line.split()[:2]): line.split()[2:] for line in said.splitlines()}
+    original = 1 - valid["replaced_fraction"]
+    assert table["replaced accuracy"] == [f"{valid['replaced_accuracy']:.2%}", f"{original:.2%}"]
+    entropy = -original * math.log(original) - (1 - original) * math.log(1 - original)
+    assert table["replaced loss"] == [f"{valid['replaced_loss']:.4f}", f"{entropy:.4f}"]
+    for label in ("precision", "recall", "fraction"):
+        assert table[f"replaced {label}"][0] == f"{valid[f'replaced_{label}']:.2%}"
+    assert "the best checkpoint is that of the best validation replaced_loss" in said
+
+
+# --- by part --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def texts(text, tmp_path_factory):
+    """Two sources of other words."""
+    other = tmp_path_factory.mktemp("other")
+    for file in text.iterdir():
+        (other / file.name).write_text(file.read_text()[::-1])
+    return TextFiles(path=str(text)), TextFiles(path=str(other))
+
+
+def built(experiment):
+    """A run of a config, and fresh parameters."""
+    mesh = make_mesh(experiment.mesh)
+    with jax.set_mesh(mesh):
+        run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, peers=None)
+        return run, run.fresh_state().params
+
+
+def mixed(variant, objective, texts, text, cache):
+    experiment = config(variant, objective, text, cache)
+    experiment.data.source, experiment.evaluate.batches = SourceMixture(sources=texts, weights=(3.0, 1.0)), 2
+    if variant == "bert":
+        experiment.model.pair_head, experiment.data.sequence_length = True, 64
+    return built(experiment)
+
+
+@pytest.fixture(scope="module")
+def of_spans(texts, text, cache):
+    objective = ObjectiveMixture((SpanCorruption(), SequentialDenoising()), (1.0, 1.0))
+    return mixed("t5", objective, texts, text, cache)
+
+
+@pytest.fixture(scope="module")
+def of_pairs(texts, text, cache):
+    return mixed("bert", NextSentencePrediction(), texts, text, cache)
+
+
+@pytest.fixture(params=["of_spans", "of_pairs"])
+def mixture(request):
+    return request.getfixturevalue(request.param)
+
+
+def sums_of(run, params, batches):
+    with jax.set_mesh(run.mesh):
+        return add_up(jax.device_get([run.eval_step(params, put_batch(batch, run.mesh)) for batch in batches]))
+
+
+def validated(run, params):
+    with jax.set_mesh(run.mesh):
+        return run.validate(params)
+
+
+def test_the_pooled_figures_are_those_of_the_same_rows(mixture):
+    run, params = mixture
+    expected, found = summarize(sums_of(run, params, run.validation_batches())), validated(run, params)
+    assert [name for name in found if "/" not in name] == list(expected)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-5), name  # float32 sums in another order
+    assert found["loss_tokens"] == expected["loss_tokens"]
+
+
+def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
+    """Each row of the validation in a batch of its own, eight times: the counts are eight times as large."""
+    run, params = mixture
+    rows, found, by_part = range(2 * 8), validated(run, params), {}
+    for row in rows:
+        (stream, _), batch = run.valid_batches.schedule[row], run.valid_batches[row // 8]
+        alone = {name: np.repeat(x[row % 8 : row % 8 + 1], 8, axis=0) for name, x in batch.items()}
+        for part in run.validation_parts[stream]:
+            by_part.setdefault(part, []).append(sums_of(run, params, [alone]))
+    assert {name.partition("/")[2] for name in found} == {"", *by_part}
+    for part, sums in by_part.items():
+        for name, value in summarize(add_up(sums)).items():
+            if name not in ("perplexity", "bits_per_token"):
+                factor = 8 if name == "loss_tokens" else 1
+                assert factor * found[f"{name}/{part}"] == pytest.approx(value, rel=1e-5), (name, part)
+
+
+def test_a_source_has_its_share_of_the_rows_and_each_objective_too(of_spans):
+    run, params = of_spans
+    parts = dict.fromkeys(part for parts in run.validation_parts for part in parts)
+    assert [part.partition("=")[0] for part in parts] == ["source", "denoiser", "denoiser", "source"]
+    assert run.validation_rows == [6, 6, 2, 2]
+    sources = [name for name in validated(run, params) if name.startswith("loss_tokens/source")]
+    assert len(sources) == 2
+
+
+def test_what_a_validation_sees_nothing_of_is_said_and_cannot_be_selected_by(of_spans):
+    run, _ = of_spans
+    source = dataclasses.replace(run.experiment.data.source, stages=((0.5, (1.0, 0.0)),))
+    experiment = dataclasses.replace(run.experiment, data=dataclasses.replace(run.experiment.data, source=source))
+    run, _ = built(experiment)
+    unseen = run.validation_parts[-1][0]
+    said = []
+    with jax.set_mesh(run.mesh):
+        header.show(run, SimpleNamespace(header=said.extend), [])
+        warning = f"NOT VALIDATED: a validation has no row of {unseen}: raise config.evaluate.batches or weights"
+        assert ("WARNING", warning) in said
+        run.experiment.evaluate.select_by = f"loss/{unseen}"
+        with pytest.raises(UserError, match="and a validation has no row of it"):
+            header.show(run, SimpleNamespace(header=said.extend), [])
+
+
+# --- an objective of its own ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other_rate(text, cache):
+    """Trained on 30 % of the tokens, validated on 15 %; and one that is validated as it is trained."""
+    experiment = config("bert", MaskedLM(rate=0.3), text, cache)
+    plain, _ = built(dataclasses.replace(experiment))
+    experiment.evaluate = dataclasses.replace(experiment.evaluate, objective=MaskedLM(rate=0.15), batches=2)
+    return built(experiment), plain
+
+
+def test_validation_asks_its_own_objective(other_rate):
+    (run, params), _ = other_rate
+    tokens = sum(float(batch["loss_weights"].sum()) for batch in run.validation_batches())
+    read = sum(int((batch["segment_ids"] > 0).sum()) for batch in run.validation_batches())
+    assert tokens / read == pytest.approx(0.15, abs=0.02)  # without the special tokens, which are 2 of 32
+    found = validated(run, params)
+    assert found["loss_tokens"] == tokens and math.isfinite(found["loss"])
+    assert dict(header.rows(run))["validation"] == "MaskedLM()"
+
+
+def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
+    (run, _), plain = other_rate
+    assert run.valid_batches[0]["targets"].shape != plain.valid_batches[0]["targets"].shape
+    for step in range(3):
+        batch, same = run.train_batches[step], plain.train_batches[step]
+        assert batch.keys() == same.keys()
+        for name in batch:
+            np.testing.assert_array_equal(batch[name], same[name], strict=True)
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def message(experiment):
+    with pytest.raises(UserError) as error:
+        validate(experiment)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_figure_that_no_validation_has_is_one_line(texts, text, cache):
+    experiment = electra(text, cache)
+    for figure in ("replaced_recall", "loss", "perplexity"):
+        experiment.evaluate.select_by = figure
+        validate(experiment)
+    experiment.evaluate.select_by = "replaced_los"
+    assert "config.evaluate.select_by is 'replaced_los', did you mean 'replaced_loss'" in message(experiment)
+    experiment = config("gpt", tiny.get_config("gpt").objective, text, cache)
+    experiment.evaluate.select_by = "xyz"
+    allowed = "accuracy, bits_per_byte, bits_per_token, loss, perplexity"
+    assert message(experiment) == f"config.evaluate.select_by is 'xyz', allowed: {allowed}"
+    experiment.evaluate.select_by = "loss/source=nowhere"
+    assert "config.evaluate.select_by is 'loss/source=nowhere'" in message(experiment)
+    experiment.data.source = SourceMixture(sources=texts)
+    experiment.evaluate.select_by = f"loss/{texts[1].part}"
+    validate(experiment)
+
+
+@pytest.mark.parametrize(
+    "objective, said",
+    [
+        (
+            NextSentencePrediction(),
+            "config.model.pair_head is False, NextSentencePrediction trains it: set it to True",
+        ),
+        (MaskedLM(rate=2.0), "config.evaluate.objective.rate is 2.0, it must be in (0, 1]"),
+        (SpanCorruption(), "config.evaluate.objective is SpanCorruption, which trains config.model.family"),
+        (
+            ReplacedTokenDetection(),
+            "config.evaluate.objective is ReplacedTokenDetection, config.model has no replaced_token_head: set "
+            "config.evaluate.objective to MaskedLM",
+        ),
+    ],
+)
+def test_an_objective_of_validation_that_does_not_fit_is_named(objective, said, text, cache):
+    experiment = config("bert", MaskedLM(), text, cache)
+    experiment.evaluate.objective = objective
+    assert said in message(experiment)
+
+
+def test_a_validation_is_made_of_the_same_kind_of_text_as_the_training(text, cache):
+    experiment = config("bert", NextSentencePrediction(), text, cache)
+    experiment.model.pair_head, experiment.evaluate.objective = True, MaskedLM()
+    assert message(experiment) == (
+        "config.evaluate.objective is MaskedLM, which is made of tokens, and config.objective NextSentencePrediction "
+        "of sentences: validate by one that is made of the same"
+    )
