@@ -18,7 +18,12 @@ from tests.data.test_pipeline import CountingCorpus, same
 from tests.support import tiny
 
 VOCABULARY = Vocabulary(size=9000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
-TOKENIZER = types.SimpleNamespace(vocabulary=VOCABULARY)
+TOKENIZER = types.SimpleNamespace(vocabulary=VOCABULARY, text_table=None)
+
+
+@pytest.fixture(autouse=True)
+def _no_text_is_counted(monkeypatch):
+    monkeypatch.setattr("pretrainax.data.pipeline.lost_text", lambda tokenizer, corpora: "corpora of numbers")
 
 
 def run(*phases: Phase, steps: int = 20, corpora=None, **changes):

@@ -142,7 +142,8 @@ def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_
     assert [models[step].model.position.theta for step in (2, 4)] == [1000.0, 500_000.0]
     assert [models[step].data.sequence_length for step in (2, 4)] == [16, 32]
     for step, theta in ((2, 1000.0), (None, 500_000.0)):
-        export_workdir(workdir, str(tmp_path / f"{step}"), step)
+        checkpoints = () if step is None else (f"{workdir}/checkpoints/{step}",)
+        export_workdir(workdir, str(tmp_path / f"{step}"), checkpoints)
         written = json.loads((tmp_path / f"{step}" / "config.json").read_text())
         assert theta in (written.get("rope_theta"), written.get("rope_parameters", {}).get("rope_theta"))
     with pytest.raises(UserError, match="are of phases with other positions .* have no average"):
