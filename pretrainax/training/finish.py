@@ -53,7 +53,8 @@ def finish(
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
     with _or_without("the mean of the last checkpoints", writer):
-        _validate_average(run, writer, metrics)
+        if not run.peers.agree(preemption.requested):
+            _validate_average(run, writer, metrics)
     with _or_without("curves.png", writer):
         writer.draw(baseline)
     with _or_without("samples", writer):
@@ -68,11 +69,12 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
     wanted, directory = run.experiment.evaluate.average, os.path.join(writer.workdir, "checkpoints")
     steps = list_steps(directory)[-wanted:] if wanted else []
     if steps:
-        folders = [os.path.join(directory, str(step)) for step in steps]
-        loss = run.validate(load_steps(folders, run.abstract_state.params))["loss"]
+        folders, figure = [os.path.join(directory, str(step)) for step in steps], run.experiment.select_by
+        value = run.validate(load_steps(folders, run.abstract_state.params))[figure]
         writer.note(
-            f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation loss {loss:.4f}, "
-            f"without it {alone['loss']:.4f}; to evaluate or export it: {writer.workdir}@average{len(steps)}"
+            f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation {figure} "
+            f"{value:.4f}, without it {alone[figure]:.4f}; to evaluate or export it: "
+            f"{writer.workdir}@average{len(steps)}"
         )
 
 

@@ -66,7 +66,8 @@ class LoopState:
         if "rollbacks" in values:
             values["rollbacks"] = [Rollback(**rollback) for rollback in values["rollbacks"]]
         if values.get("counts"):
-            values["counts"] = Counts(**values["counts"])
+            known = {field.name for field in dataclasses.fields(Counts)}
+            values["counts"] = Counts(**{name: n for name, n in values["counts"].items() if name in known})
         elif stored.get("step"):
             values["counts"] = None
         return dataclasses.replace(default, **values)

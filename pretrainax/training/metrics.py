@@ -32,7 +32,7 @@ MEANINGS = {
     "text_tokens": "tokens of text that all steps so far were made of: no special token, no padding",
     "text_bytes": "bytes of UTF-8 that these have",
     "tokens": "tokens that the device has read, padding and special tokens too",
-    "flops": "FLOPs of all steps so far",
+    "flops": "FLOPs of all steps so far, as `mfu` counts them",
     "learning_rate": "of the last step",
     "gradient_norm": "of the last step, before clipping",
     "skipped_updates": "updates left out so far, as they were not finite",
@@ -40,7 +40,8 @@ MEANINGS = {
     "tokens_per_second": "tokens of text",
     "padded_tokens_per_second": "tokens that the device has read",
     "step_seconds": "seconds a step, evaluations and checkpoints left out",
-    "mfu": "model FLOPs utilisation",
+    "mfu": "model FLOPs utilisation, attention counted in full as PaLM's authors do",
+    "mfu_done": "the same of the FLOPs that are done, without what attention skips because a mask hides it",
     "data_wait_fraction": "share of the time in which devices waited for a batch",
     "padding_fraction": "share of the tokens read that is padding",
 }

@@ -146,10 +146,10 @@ class Run:
         """Counts those of one step that are done."""
         return self._flops_done(self.train_batches.lengths_of(step))
 
-    def mfu(self, flops_done: float, seconds: float) -> Optional[float]:
+    def mfu(self, flops: float, seconds: float) -> Optional[float]:
         """Returns the model FLOPs utilisation; None where the chip's peak is unknown."""
         peak = peak_flops(jax.devices()[0].device_kind)
-        return peak and flops_done / (seconds * peak * self.mesh.size)
+        return peak and flops / (seconds * peak * self.mesh.size)
 
     def _flops(self, lengths: Lengths) -> float:
         rows = self.trained.train.global_batch_size

@@ -6,6 +6,7 @@ import types
 import jax
 import pytest
 
+from pretrainax.config import UserError
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.sharding.mesh import make_mesh
@@ -114,3 +115,11 @@ def test_what_cannot_be_exported_is_said_before_the_first_step(run, changes, wan
     assert len(lines) == len(wanted)
     for line, words in zip(lines, wanted, strict=True):
         assert line.startswith("cannot be exported to transformers: no architecture") and line.endswith(words)
+
+
+def test_bits_per_byte_that_a_text_does_not_have_are_nothing_to_select_by(run, monkeypatch):
+    monkeypatch.setattr(header, "lost_text", lambda tokenizer, corpora: "the tokenizer does not tell 'a' from 'A'")
+    evaluate = dataclasses.replace(run.experiment.evaluate, select_by="bits_per_byte")
+    changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, evaluate=evaluate))
+    with pytest.raises(UserError, match="which this text does not have: the tokenizer does not tell 'a' from 'A'"):
+        header.show(changed, writer=None, first=[])

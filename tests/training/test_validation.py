@@ -269,7 +269,7 @@ def test_a_figure_that_no_validation_has_is_one_line(texts, text, cache):
     assert "config.evaluate.select_by is 'replaced_los', did you mean 'replaced_loss'" in message(experiment)
     experiment = config("gpt", tiny.get_config("gpt").objective, text, cache)
     experiment.evaluate.select_by = "xyz"
-    allowed = "accuracy, bits_per_byte, bits_per_token, loss, perplexity"
+    allowed = "accuracy, bits_per_byte, bits_per_token, loss, perplexity, text_accuracy, text_loss"
     assert message(experiment) == f"config.evaluate.select_by is 'xyz', allowed: {allowed}"
     experiment.evaluate.select_by = "loss/source=nowhere"
     assert "config.evaluate.select_by is 'loss/source=nowhere'" in message(experiment)
