@@ -18,7 +18,6 @@ from pretrainax.config import (
     EvaluateConfig,
     Experiment,
     ModelConfig,
-    RelativePositionBuckets,
     RotaryPositions,
     TrainConfig,
 )
@@ -49,7 +48,7 @@ def get_config(variant: str) -> Experiment:
     if variant == "bert":
         model.family, model.masked_lm_head = "encoder", True
     if variant == "t5":
-        model.family, model.position = "encoder_decoder", RelativePositionBuckets()
+        model.family = "encoder_decoder"
     tokenizer, objective = {
         "gpt": (ByteBPE(vocab_size=281), CausalLM()),
         "bert": (
@@ -63,7 +62,7 @@ def get_config(variant: str) -> Experiment:
         tokenizer=tokenizer,
         data=DataConfig(source=TextFiles(path="written by the script"), sequence_length=64, prepare_workers=1),
         objective=objective,
-        optimizer=AdamW(learning_rate=3e-3, weight_decay=0.0),
+        optimizer=AdamW(learning_rate=1e-3 if variant == "t5" else 3e-3, weight_decay=0.0),
         schedule=WarmupCosine(warmup_steps=100),
         train=TrainConfig(steps=2000, global_batch_size=32, log_every=200),
         evaluate=EvaluateConfig(every=1000, batches=20),
