@@ -104,7 +104,7 @@ def _show_unraisable(raised: "sys.UnraisableHookArgs") -> None:
 
     Where a save fails, TensorStore's callbacks still come, and asyncio's loop that they are for is closed.
     """
-    if DEBUG.value or str(raised.exc_value) != "Event loop is closed":
+    if str(raised.exc_value) != "Event loop is closed" or DEBUG.value:  # which is not known before flags are read
         sys.__unraisablehook__(raised)
 
 
