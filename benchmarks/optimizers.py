@@ -10,8 +10,8 @@ are there already are not made again; the table is of all that there are.
 import argparse
 import dataclasses
 import json
-import os
 import math
+import os
 import statistics
 import subprocess
 import sys
