@@ -14,7 +14,7 @@ from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
-from pretrainax.data.text_counts import TextCounter
+from pretrainax.data.text_counts import TextCounter, bytes_per_spelled
 from pretrainax.tokenization.base import TextTable, Vocabulary
 
 
@@ -64,7 +64,7 @@ class RowStream:
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
         self._counter = options.text and TextCounter(
-            options.text, corpus, vocabulary.separator, options.with_target_bytes
+            options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, options.with_target_bytes
         )
         batch = options.global_batch_size if len(self.lengths) > 1 else None  # of which each is of one bucket
         raw = tuple(lengths.raw for lengths in self.lengths)

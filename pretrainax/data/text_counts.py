@@ -35,18 +35,22 @@ def lost_text(tokenizer: Tokenizer, corpora: Sequence[Corpus]) -> str:
     return ""
 
 
+def bytes_per_spelled(table: TextTable, corpus: Corpus) -> float:
+    """Returns bytes of a corpus by those that its ids spell: spreads over it what a tokenizer adds and leaves out."""
+    return corpus.num_bytes / max(int(corpus.token_counts @ table.num_bytes), 1)
+
+
 class TextCounter:
     """Adds to the examples of a corpus the arrays of a batch that count text.
 
     Args:
+      ratio: `bytes_per_spelled` of the corpus.
       separator: the id after each document.
       with_target_bytes: the loss is a likelihood of the text, and the ids tell all of it.
     """
 
-    def __init__(self, table: TextTable, corpus: Corpus, separator: Optional[int], with_target_bytes: bool):
-        self._table, self._separator, self._with_target_bytes = table, separator, with_target_bytes
-        # Spaces that the tokenizer adds, and what it leaves out, are spread over the corpus.
-        self._bytes_per_spelled = corpus.num_bytes / max(int(corpus.token_counts @ table.num_bytes), 1)
+    def __init__(self, table: TextTable, ratio: float, separator: Optional[int], with_target_bytes: bool):
+        self._table, self._ratio, self._separator, self._with_target_bytes = table, ratio, separator, with_target_bytes
 
     def counted(self, example: Example, tokens: np.ndarray) -> Example:
         """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and perhaps "target_bytes" [].
@@ -59,7 +63,7 @@ class TextCounter:
         counts = {
             "text_weights": weights * is_text[targets],
             "text_tokens": np.array(np.count_nonzero(is_text[tokens]), np.int32),
-            "text_bytes": np.array(round(spelled * self._bytes_per_spelled), np.int32),
+            "text_bytes": np.array(round(spelled * self._ratio), np.int32),
         }
         if self._with_target_bytes:
             sizes = num_bytes[targets]

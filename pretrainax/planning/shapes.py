@@ -7,6 +7,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective, Text
+from pretrainax.data.text_counts import TextCounter
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
 
@@ -24,7 +25,9 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     bound = experiment.objective.bind(tokenizer)
     kinds = [part for source in experiment.data.source.components() for _, part in bound.components(source.pairs)]
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
-    examples = [_example(kind, kind.lengths(length), tokenizer.vocabulary) for kind in kinds]
+    table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
+    counter = TextCounter(table, 1.0, separator, with_target_bytes=experiment.objective.is_likelihood)
+    examples = [_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds]
     template = {name: array for example in examples for name, array in example.items()}
     row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)
     return global_shapes(row, experiment.train.global_batch_size)
@@ -46,9 +49,9 @@ class _Bytes(Tokenizer):
         return [b""] * self._first + [bytes([byte]) for byte in range(256)]
 
 
-def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary) -> Example:
+def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, counter: TextCounter) -> Example:
     source, _ = objective.pair_room(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
     tokens = np.full(lengths.raw, vocabulary.size - 1, np.int32)
     parts = np.array([source, len(tokens)])  # two sentences, or source and target
     text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text)
-    return objective.example(text, np.random.default_rng(0), vocabulary)
+    return counter.counted(objective.example(text, np.random.default_rng(0), vocabulary), tokens)

@@ -13,7 +13,7 @@ from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_stream import RowOptions
-from pretrainax.data.text_counts import TextCounter, lost_text
+from pretrainax.data.text_counts import TextCounter, bytes_per_spelled, lost_text
 from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
 
 TEXTS = [
@@ -115,7 +115,7 @@ def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
     table, eos = BYTE_BPE.text_table._replace(adds_space=True), BYTE_BPE.vocabulary.eos
     tokens = prepared.tokens(0, prepared.num_tokens)
     example = CausalLM().example(Text(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
-    example = TextCounter(table, prepared, eos, with_target_bytes=True).counted(example, tokens)
+    example = TextCounter(table, bytes_per_spelled(table, prepared), eos, with_target_bytes=True).counted(example, tokens)
     first = len(BYTE_BPE.spellings()[tokens[0]])
     assert (
         example["target_bytes"] == len(" cat" + " dog") - first - 1
