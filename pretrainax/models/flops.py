@@ -32,7 +32,7 @@ class Attention(NamedTuple):
 WorkOf = Callable[[Attention], Work]
 
 
-def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: int) -> float:
+def flops_per_step(config: ModelConfig, batch_size: float, inputs: int, targets: int) -> float:
     """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
     What is counted, by the convention of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), which published
@@ -43,7 +43,7 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
     the backward of a fused attention), and the logits that a generator's replacements are drawn from.
 
     Args:
-      batch_size: examples of one update.
+      batch_size: examples of one update; where its optimizer takes a gradient more than once, they count as often.
       inputs, targets: tokens of an example. An encoder reads `inputs` tokens and predicts `targets` of them, an
         encoder-decoder reads `inputs` and writes `targets`, a decoder has as many of both.
     """
@@ -51,7 +51,7 @@ def flops_per_step(config: ModelConfig, batch_size: int, inputs: int, targets: i
     return batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_full)
 
 
-def flops_done(config: ModelConfig, batch_size: int, inputs: int, targets: int, work: WorkOf) -> float:
+def flops_done(config: ModelConfig, batch_size: float, inputs: int, targets: int, work: WorkOf) -> float:
     """Counts those of `flops_per_step` that are done: `work` says which pairs of a query and a key are multiplied."""
     in_part = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
     return batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_part)

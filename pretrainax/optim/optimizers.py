@@ -30,6 +30,11 @@ class Optimizer(kinds.Optimizer):
         return False
 
     @property
+    def gradients_per_update(self) -> float:
+        """Tells how many gradients' work an update is, on average."""
+        return 1.0
+
+    @property
     def moves_the_gradient(self) -> bool:
         """Tells whether it is taken elsewhere than at the parameters, which are then there twice."""
         return type(self).gradient_point is not Optimizer.gradient_point

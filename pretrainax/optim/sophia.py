@@ -18,8 +18,8 @@ class Sophia(Chain):
         h = b2 h + (1 - b2) s · (H s) every `interval` updates, with signs s drawn at random and H the Hessian
         w -= rate(step) · (clip(m̂ / max(gamma · h, epsilon), 1) + weight_decay · w)
 
-    An estimate costs about two steps, and keeps twice as much for its backward. Its kernels must be differentiable
-    twice: `train.attention` is to be "xla".
+    An estimate is the work of 8/3 gradients, and keeps twice as much for its backward. Its kernels must have second
+    derivatives: `train.attention` is to be "xla".
 
     NOTE Optax's m̂ is corrected for its start at zero, the paper's m is not, and Optax measures the curvature after the
     update, as the released code, where the algorithm does so before. Signs stand for the paper's normal numbers.
@@ -35,6 +35,10 @@ class Sophia(Chain):
     epsilon: float = 1e-12  # smallest curvature that divides
     weight_decay: float = 0.1  # pull of weights to zero, times the rate; biases and norms have none
     clip_norm: Optional[float] = 1.0  # largest norm of the whole gradient; None: any
+
+    @property
+    def gradients_per_update(self):
+        return 1.0 + (2 / 3 + 2.0) / self.interval  # the passes but for the weights' gradients, and all their tangents
 
     def directions(self, params_shape):
         yield optax.contrib.sophia(

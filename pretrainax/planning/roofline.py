@@ -75,7 +75,8 @@ def expect(
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths, platform = lengths_of(shapes_of(experiment)), "tpu" if chip.is_tpu else "gpu"
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
-    step = experiment.model, train.global_batch_size, lengths.inputs, lengths.targets
+    rows = train.global_batch_size * experiment.optimizer.gradients_per_update
+    step = experiment.model, rows, lengths.inputs, lengths.targets
     flops, done = flops_per_step(*step), flops_done(*step, work)
     compute = _made(experiment, work) / (devices * chip.peak_flops * ATTAINABLE)
     moved = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
@@ -115,7 +116,8 @@ def _made(experiment: Experiment, work: WorkOf) -> float:
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
     again = blocks if train.remat == "block" else 0.0
-    return train.global_batch_size * (3 * (blocks + around) + again + attention_flops(*model, products))
+    rows = train.global_batch_size * experiment.optimizer.gradients_per_update
+    return rows * (3 * (blocks + around) + again + attention_flops(*model, products))
 
 
 def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
@@ -127,7 +129,8 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
     logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
-    return state + train.accumulate * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
+    passes = train.accumulate * experiment.optimizer.gradients_per_update
+    return state + passes * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:

@@ -138,7 +138,7 @@ def make_train_step(
     """Returns the jitted update `(state, batch) -> (state, metrics)`.
 
     The state it is given is donated: its buffers become those of the new one. An update whose objective or gradient
-    norm is not finite changes neither parameters nor moments; only the step advances.
+    norm is not finite changes neither parameters nor moments; the step advances, and the moving average.
 
     Args:
       optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
@@ -167,10 +167,10 @@ def make_train_step(
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
-            params = cast(Params, optax.apply_updates(state.params, updates))
+            made = optax.apply_updates(state.params, updates), opt_state
+            unchanged = state.params, state.opt_state
+            params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, unchanged)
             new = TrainState(state.step + 1, params, opt_state, _moved(state, params, train.ema_decay))
-            unchanged = state.replace(step=state.step + 1)
-            new = jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, unchanged)
         metrics = {
             "sums": {**sums, "padding_fraction": padding(batch)},
             "text": {name: batch[name].sum() for name in ("text_tokens", "text_bytes") if name in batch},
@@ -187,7 +187,8 @@ def make_train_step(
 
 def _moved(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:
     """Returns the moving average after an update to `params`: after step t the mean of the parameters after each step
-    s <= t, weighted by decay^(t - s). What they were before the first one has no part in it, as in Adam's means."""
+    s <= t, weighted by decay^(t - s); after one that was skipped they are what they were. What they were before the
+    first step has no part in it, as in Adam's means."""
     if state.ema is None or decay is None:
         return None
     weights = -jnp.expm1((state.step + 1) * math.log(decay)) / (1.0 - decay)  # 1 + decay + … + decay^step

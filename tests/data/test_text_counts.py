@@ -115,7 +115,8 @@ def test_a_space_that_a_tokenizer_adds_is_no_byte_of_the_text(tmp_path):
     table, eos = BYTE_BPE.text_table._replace(adds_space=True), BYTE_BPE.vocabulary.eos
     tokens = prepared.tokens(0, prepared.num_tokens)
     example = CausalLM().example(Text(tokens, np.ones_like(tokens)), None, BYTE_BPE.vocabulary)
-    example = TextCounter(table, bytes_per_spelled(table, prepared), eos, with_target_bytes=True).counted(example, tokens)
+    counter = TextCounter(table, bytes_per_spelled(table, prepared), eos, with_target_bytes=True)
+    example = counter.counted(example, tokens)
     first = len(BYTE_BPE.spellings()[tokens[0]])
     assert (
         example["target_bytes"] == len(" cat" + " dog") - first - 1

@@ -13,6 +13,7 @@ from pretrainax.config import LearnedPositions, MeshConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
+from pretrainax.optim import Sophia
 from pretrainax.planning import roofline
 from pretrainax.planning.report import run_report
 from pretrainax.planning.search import assess
@@ -36,6 +37,16 @@ def test_the_flops_are_those_of_the_run(candidate):
     experiment = candidate.experiment
     lengths = lengths_of(batch_shapes(experiment))
     assert candidate.roofline.flops == flops_per_step(experiment.model, 8, lengths.inputs, lengths.targets)
+
+
+def test_gradients_that_an_optimizer_takes_besides_are_counted_and_take_their_time(candidate):
+    experiment = dataclasses.replace(candidate.experiment, optimizer=Sophia(interval=4))
+    at = ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, []
+    more, one = roofline.expect(experiment, *at), roofline.expect(candidate.experiment, *at)
+    times = 1 + 8 / 3 / 4
+    expected = [times * x for x in (one.flops, one.done, one.compute)]
+    assert (more.flops, more.done, more.compute) == pytest.approx(expected)
+    assert one.memory < more.memory < times * one.memory  # what is no activation is moved once
 
 
 def test_products_take_their_flops_over_what_a_chip_attains(candidate):
