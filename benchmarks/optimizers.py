@@ -35,7 +35,12 @@ from pretrainax.reporting.tables import markdown
 # 1.1, 1.1 and 1.4 M parameters; each is judged by its loss
 FAMILIES = {
     "decoder": ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=3"],
-    "encoder": ["--config=configs/roberta_base.py:tiny", "--config.model.num_layers=3"],
+    "encoder": [
+        "--config=configs/bert_base.py:tiny",
+        "--config.model.num_layers=3",
+        "--config.model.pair_head=False",
+        "--config.objective=MaskedLM()",
+    ],
     "encoder-decoder": ["--config=configs/t5_base.py:tiny"],
 }
 KINDS = (AdamW, StableAdamW, AdEMAMix, Lamb, Lion, Adafactor, SM3, Muon, Sophia, ScheduleFreeAdamW)
