@@ -20,7 +20,8 @@ from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import Adafactor, AdamW, WarmupCosine, WarmupInverseSquareRoot
 from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import Unigram
-from pretrainax.zoo.t5 import t5
+from pretrainax.zoo.t5 import SIZES, t5
+from pretrainax.zoo.variants import pick
 
 
 @with_small_sizes
@@ -28,7 +29,7 @@ def get_config(variant: str = "nano") -> Experiment:
     variant = variant or "nano"
     is_nano = variant == "nano"
     return Experiment(
-        model=t5("base" if is_nano else variant),
+        model=t5(pick("t5_base", variant, {"nano": "base"} | {size: size for size in SIZES})),
         tokenizer=Unigram(vocab_size=32_000),  # and 100 sentinels; the model pads them to 32,128 rows
         data=DataConfig(source=PythonDocs(), sequence_length=512),
         objective=SpanCorruption(noise_density=0.15, mean_span_length=3.0),

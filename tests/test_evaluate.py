@@ -144,7 +144,7 @@ def test_the_newest_checkpoint_gives_the_metrics_of_the_last_validation(said, fo
 
 def test_its_results_lie_beside_the_run(said, folder):
     (file,) = (folder / "run" / "evaluations").glob("validation-step_4-*.json")
-    assert f"5 results in {file}" in said["newest"][1]
+    assert f"{len(results(file))} results in {file}" in said["newest"][1]
     expected = lines(folder / "run", "valid")[-1]
     for result in results(file):
         assert result["value"] == pytest.approx(expected[result["measure"]], rel=1e-6)

@@ -18,6 +18,7 @@ from pretrainax.data.packing import BestFit, OneEach
 from pretrainax.data.pipeline import Batches, batches_of, iterate
 from pretrainax.data.preparation import shards
 from pretrainax.data.row_stream import RowOptions
+from pretrainax.data.text_counts import lost_text
 from pretrainax.tokenization import Characters
 from pretrainax.tokenization.base import Vocabulary
 from tests.support import tiny
@@ -356,7 +357,15 @@ def test_the_batches_of_a_run_are_those_of_its_config(split, process, tmp_path):
     prepared = SimpleNamespace(tokenizer=TOKENIZER, **corpora)
     made = batches_of(experiment, prepared, split, process, 2)
     training = split == "train"
-    options = RowOptions(32, 8, seed=7 if training else 0, shuffle=training, packing=BestFit())
+    options = RowOptions(
+        32,
+        8,
+        seed=7 if training else 0,
+        shuffle=training,
+        packing=BestFit(),
+        text=TOKENIZER.text_table,
+        with_target_bytes=not lost_text(TOKENIZER, corpora[split]),
+    )
     steps = 12 if training else None
     expected = Batches(
         corpora[split],
@@ -367,7 +376,7 @@ def test_the_batches_of_a_run_are_those_of_its_config(split, process, tmp_path):
         process_index=process,
         process_count=2,
     )
-    assert (made.rows, made.local_batch_size, made.first_row, made.seed) == (
+    assert (made.rows, made.local_batch_size, made.first_row, made.mask_seed) == (
         12 * 8 * training,
         4,
         4 * process,

@@ -279,7 +279,7 @@ def test_the_command_imports_and_exports(source, tmp_path):
         ((), "say what to do first: import or export; got 'nothing'"),
         (("imprt",), "say what to do first: import or export; got 'imprt'"),
         (("import",), "import needs --workdir=DIR"),
-        (("export", "--workdir=nowhere", "--to=x"), "holds no config.json"),
+        (("export", "--workdir=nowhere", "--to=x"), "nowhere is no directory here"),
     ],
 )
 def test_a_bad_command_is_one_line(words, message):
