@@ -20,7 +20,7 @@ from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
 from pretrainax.scaling.small import with_small_sizes
-from pretrainax.tokenization import ByteBPE, Unigram
+from pretrainax.tokenization import BPE, ByteBPE
 from pretrainax.zoo.llama import llama
 from pretrainax.zoo.variants import pick
 
@@ -49,7 +49,7 @@ def get_config(variant: str = "3_8b") -> Experiment:
     context = {"1": 2048, "2": 4096, "3": 8192}[variant[0]]
     return Experiment(
         model=llama(variant),
-        tokenizer=ByteBPE(vocab_size=128_000) if variant[0] == "3" else Unigram(vocab_size=32_000, num_sentinels=0),
+        tokenizer=ByteBPE(vocab_size=128_000) if variant[0] == "3" else BPE(vocab_size=32_000),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(mask_documents=variant[0] == "3"),  # LLaMA 3: no attention across documents (section 3.2)
         optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),
