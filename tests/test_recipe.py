@@ -84,7 +84,8 @@ def other_than(row: ledger.Row) -> object:
 
 def places() -> Iterator[tuple[str, str, ledger.Row]]:
     """Config, variant and row of each value in configs that have all kinds of them."""
-    for name in ("albert_base:base", "gpt3:13b", "modernbert_base:large", "t5_base:nano", "ul2_base:base"):
+    configs = "albert_base:base gpt3:13b llama:3_8b modernbert_base:large t5_base:nano transformer:big ul2_base:base"
+    for name in configs.split():
         for row in compared()[name].rows:
             if row.fact is not None and row.fact.value != "any":
                 yield *name.split(":"), row
