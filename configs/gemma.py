@@ -22,7 +22,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenization import Unigram
+from pretrainax.tokenization import BPE
 from pretrainax.zoo.gemma import gemma
 
 BATCH_TOKENS = 4 * 2**20
@@ -46,7 +46,7 @@ def get_config(variant: str = "2_2b") -> Experiment:
     context = 32_768 if variant.startswith("3_") else 8192
     return Experiment(
         model=model,
-        tokenizer=Unigram(vocab_size=262_144 if variant.startswith("3_") else 256_000, num_sentinels=0),
+        tokenizer=BPE(vocab_size=262_144 if variant.startswith("3_") else 256_000, special_pieces="gemma"),
         data=DataConfig(source=PythonDocs(), sequence_length=context),
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),

@@ -15,7 +15,7 @@ from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Expe
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, WarmupCosine
-from pretrainax.tokenization import Unigram
+from pretrainax.tokenization import BPE
 from pretrainax.zoo.mistral import mistral
 
 TOKENS, BATCH_TOKENS = 2e12, 4 * 2**20
@@ -25,7 +25,7 @@ def get_config(variant: str = "7b") -> Experiment:
     model = mistral(variant or "7b")
     return Experiment(
         model=model,
-        tokenizer=Unigram(vocab_size=model.vocab_size, num_sentinels=0),
+        tokenizer=BPE(vocab_size=model.vocab_size),
         data=DataConfig(source=PythonDocs(), sequence_length=8192),
         objective=CausalLM(),
         optimizer=AdamW(learning_rate=3e-4, b2=0.95, epsilon=1e-5, weight_decay=0.1, clip_norm=1.0),

@@ -1,8 +1,9 @@
 """Says where each number of a config comes from: `python -m pretrainax.recipe --config=bert_base [--only=optimizer]`.
 
-From the paper, from its released code, or chosen here, for the reason that is given. Below the table stands what the
-source has and this config has not. Fields that flags set otherwise are marked. `--preset=macbert_base` is for an
-architecture of the zoo that no config trains. The ledger is the file beside the config: `configs/bert_base.toml`.
+Each choice of a class or a word too, where it is not the default. They are from the paper, from its released code, or
+chosen here, for the reason that is given. Below the table stands what the source has and this config has not. Fields
+that flags set otherwise are marked. `--preset=macbert_base` is for an architecture of the zoo that no config trains.
+The ledger is the file beside the config: `configs/bert_base.toml`.
 """
 
 import collections
@@ -22,7 +23,7 @@ def main() -> int:
     if _PRESET.value and cli.CONFIG.value:
         raise UserError("--preset and --config are two things to show: leave one of them out")
     compared = _of_preset(_PRESET.value) if _PRESET.value else _of_config()
-    rows = [row for row in compared.rows if row.path.startswith(_ONLY.value)]
+    rows = [row for row in compared.rows if row.path.startswith(_ONLY.value) and not _is_idle(row)]
     if not rows:
         raise UserError(f"--only={_ONLY.value}: no field begins so; the first is {compared.rows[0].path}")
     print(text_table([("field", "value", "from", ""), *map(_cells, rows)]))
@@ -34,6 +35,11 @@ def main() -> int:
     shares = ", ".join(f"{counts[status]} {status}" for status in ledger.STATUSES)
     print(f"\n{len(rows)} fields: {shares}, {len(rows) - counts.total()} otherwise")
     return 0
+
+
+def _is_idle(row: ledger.Row) -> bool:
+    """Tells a field that may hold anything and holds nothing."""
+    return row.value is None and row.fact is not None and row.fact.value == "any"
 
 
 def _of_config() -> ledger.Comparison:

@@ -57,6 +57,11 @@ def test_a_workdir_is_at_home_and_utf_8():
             ["--config=shakespeare_char", "--config.train.steps=3"],
             "Other values here: train.steps. Each number: python -m",
         ),
+        (
+            ["--config=mistral", *(f"--config.train.{field}" for field in ("seed=3", "accumulate=2", "dtype=float32"))],
+            "none. Each number",
+        ),
+        (["--config=mistral", "--config.optimizer=Lion(weight_decay=1)"], "Other values here: optimizer.type, "),
         (["--config=mistral"], "none. Each number: python -m pretrainax.recipe --config=mistral"),
         (["--config=tests/support/tiny.py:gpt"], "''"),
     ],

@@ -102,7 +102,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
     if experiment.phases:  # a step of each
         experiment.train.steps, room = len(experiment.phases), experiment.data.sequence_length
-        sizes = {"sequence_length": lambda n: min(n, 2 * room), "global_batch_size": lambda n: 4}
+        sizes = {"sequence_length": lambda n: min(n, 2 * room), "global_batch_size": lambda n: 16}
         short = [{k: f(getattr(p, k)) for k, f in sizes.items() if getattr(p, k)} for p in experiment.phases]
         experiment.phases = tuple(map(lambda p, s: dataclasses.replace(p, **s), experiment.phases, short))
     experiment.schedule.warmup_steps = 1
@@ -130,10 +130,18 @@ def test_the_phases_of_a_recipe_are_those_of_its_paper():
     assert found["bart_base"] == [(450_000, ""), (500_000, "dropout_rate 0.0")]
     long_rows = "sequence_length 8192, global_batch_size 576, learning_rate 0.0003, theta 160000.0"
     assert found["modernbert_base"] == [(364_304, ""), (417_286, long_rows), (427_882, long_rows)]
+    ramp = [(phase.stop, phase.changes) for phase in phases_of(load("llama", "3_1_405b"))]  # 252 M, 2.87 T, 15.6 T
+    assert ramp == [
+        (60, "sequence_length 4096, global_batch_size 1024"),
+        (342_161, "sequence_length 8192, global_batch_size 1024"),
+        (1_100_928, ""),
+    ]
+    assert load("llama", "2_7b").phases == ()
     large = load("modernbert_base", "large")
     assert [phase.learning_rate for phase in large.phases] == [None, 5e-5, 5e-5, 5e-5]
     for variant in ("tiny", "mini", "midi"):
-        assert load("bert_base", variant).phases == load("modernbert_base", variant).phases == ()
+        for name in ("bert_base", "modernbert_base", "llama"):
+            assert load(name, variant).phases == ()
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -1,12 +1,15 @@
-"""Every number of every config and preset has its source, and every line of a ledger is of a number."""
+"""Every number and choice of every config and preset has its source, and every line of a ledger is of one."""
 
+import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from unittest import mock
 
+import pytest
+
 from pretrainax import zoo
-from pretrainax.config import ledger
+from pretrainax.config import Choice, Experiment, ledger
 from pretrainax.scaling.small import SIZES
 from tests.support.runs import ROOT, run
 from tests.test_configs import NAMES, load
@@ -29,7 +32,7 @@ def compared() -> dict[str, ledger.Comparison]:
         }
 
 
-def test_every_number_is_that_of_its_ledger():
+def test_every_number_and_choice_is_that_of_its_ledger():
     wrong = [
         (name, row.path, row.value, row.fact and (row.fact.value, row.fact.line))
         for name, comparison in compared().items()
@@ -37,6 +40,115 @@ def test_every_number_is_that_of_its_ledger():
         if not row.agrees
     ]
     assert wrong == []
+
+
+# --- a change on one side ---------------------------------------------------------------------------------------------
+
+
+def part_of(whole: object, names: list[str]) -> object:
+    """What is at a path in a config or in a block of a ledger: ["objectives[0]", "mode"]."""
+    for name in names:
+        name, _, i = name.rstrip("]").partition("[")
+        whole = whole[name] if isinstance(whole, dict) else getattr(whole, name)
+        whole = whole[int(i)] if i else whole
+    return whole
+
+
+def with_other(config: Experiment, path: str, value: object) -> Experiment:
+    """The config with another value of a field, or with another class that has the same numbers."""
+    *owner, name = path.split(".")
+    part = part_of(config, owner)
+    if name != "type":
+        setattr(part, name, value)
+        return config
+    cls = Choice.named(str(value))
+    other = cls(**{f.name: getattr(part, f.name) for f in dataclasses.fields(cls) if hasattr(part, f.name)})
+    name, _, i = owner[-1].rstrip("]").partition("[")
+    several = part_of(config, [*owner[:-1], name])
+    setattr(part_of(config, owner[:-1]), name, (*several[: int(i)], other, *several[int(i) + 1 :]) if i else other)
+    return config
+
+
+def other_than(row: ledger.Row) -> object:
+    """Another value of the kind of a row's, or another class of the kind of its class."""
+    if row.path.endswith(".type"):
+        cls = Choice.named(str(row.value))
+        kind = cls.__mro__[cls.__mro__.index(Choice) - 1]
+        return next(name for name in kind.names() if name != row.value)
+    if isinstance(row.value, bool):
+        return not row.value
+    if isinstance(row.value, (int, float)):
+        return 1.25 * row.value or 0.5
+    return (*row.value, row.value[0]) if isinstance(row.value, tuple) else "other"
+
+
+def places() -> Iterator[tuple[str, str, ledger.Row]]:
+    """Config, variant and row of each value in configs that have all kinds of them."""
+    configs = "albert_base:base gpt3:13b llama:3_8b modernbert_base:large t5_base:nano transformer:big ul2_base:base"
+    for name in configs.split():
+        for row in compared()[name].rows:
+            if row.fact is not None and row.fact.value != "any":
+                yield *name.split(":"), row
+
+
+def noticed(name: str, variant: str, config: Experiment, path: str) -> bool:
+    rows = ledger.compare(config, str(ROOT / "configs" / f"{name}.toml"), variant).rows
+    return any(row.path == path and not row.agrees for row in rows)
+
+
+def read_otherwise(row: ledger.Row, read: Callable[[str], dict], path: str) -> dict:
+    """The contents of a ledger with another value in the line that a row is of."""
+    file, i, line = row.fact.line
+    contents = read(path)
+    if path.endswith(file):
+        *owner, last = line.split(".")
+        block = contents["facts"][i]
+        part_of(block["tokens"] if row.fact.in_tokens else block, owner)[last] = other_than(row)
+    return contents
+
+
+def test_any_other_number_word_or_class_in_a_config_is_noticed():
+    lived = [
+        (name, variant, row.path)
+        for name, variant, row in places()
+        if not noticed(name, variant, with_other(load(name, variant), row.path, other_than(row)), row.path)
+    ]
+    assert len(list(places())) > 200 and lived == []
+
+
+def test_any_other_number_word_or_class_in_a_ledger_is_noticed():
+    lived = []
+    for name, variant, row in places():
+        with mock.patch.object(ledger, "read", functools.partial(read_otherwise, row, ledger.read)):
+            if not noticed(name, variant, load(name, variant), row.path):
+                lived.append((name, variant, row.path))
+    assert lived == []
+
+
+@pytest.mark.parametrize(
+    "name, variant, path, other",
+    [
+        ("gpt2", "124m", "optimizer.type", "Lamb"),
+        ("bert_base", "base", "schedule.type", "WarmupCosine"),
+        ("roberta_base", "base", "objective.type", "ReplacedTokenDetection"),
+        ("llama", "3_8b", "objective.type", "PrefixLM"),
+        ("llama", "3_8b", "model.activation", "gelu"),
+        ("bert_base", "base", "model.activation", "silu"),
+        ("gemma", "2_2b", "model.norm", "rms"),
+        ("gpt2", "124m", "model.position.type", "SinusoidalPositions"),
+        ("mistral", "7b", "tokenizer.type", "Unigram"),
+        # of which the ledger says nothing, as they are as by default
+        ("qwen", "3_8b", "objective.mask_documents", True),
+        ("gpt2", "124m", "optimizer.scale_by_parameter_rms", True),
+        ("gpt2", "124m", "model.gated", True),
+        ("bert_base", "base", "objective.masking.mask_unit.type", "WholeWords"),
+    ],
+)
+def test_another_class_with_the_same_numbers_is_noticed(name, variant, path, other):
+    assert noticed(name, variant, with_other(load(name, variant), path, other), path)
+
+
+# --- every line is of use ---------------------------------------------------------------------------------------------
 
 
 def lines(value: object, path: str = "") -> Iterator[str]:

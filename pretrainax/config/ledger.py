@@ -1,4 +1,4 @@
-"""Holds a config against its ledger: where each number comes from, and what its source has that is not here.
+"""Holds a config against its ledger: where each number and choice comes from, and what its source has that is not here.
 
 The ledger of `bert_base.py` is `bert_base.toml` beside it: blocks of values with one source, of which the first that
 has a value for a field counts. docs/recipes.md shows one. What no block has is asked of `configs/defaults.toml`.
@@ -13,7 +13,7 @@ from typing import NamedTuple, Optional
 from pretrainax.config.config_file import CONFIGS
 from pretrainax.config.errors import UserError
 from pretrainax.config.json_files import JsonObject as Table  # what TOML holds, too
-from pretrainax.config.values import stated
+from pretrainax.config.values import PATHS, Stated, stated
 
 STATUSES = ("paper", "code", "chosen")
 _ORIGINS = (*STATUSES, "see")
@@ -24,7 +24,7 @@ _DEFAULTS = "configs/defaults.toml"
 class Fact(NamedTuple):
     """A value of a ledger, and where it comes from."""
 
-    value: object  # what a config holds: lists for tuples, "none" for None; where `in_tokens`, a number of tokens
+    value: object  # lists for tuples, "none" for None, "any": each agrees; where `in_tokens`, a number of tokens
     status: str  # one of STATUSES
     source: str  # a section of the paper, a file of the code, or the reason
     in_tokens: bool = False
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
     path: str  # "train.steps"
     value: object
-    fact: Optional[Fact]  # None: a number of which it says nothing
+    fact: Optional[Fact]  # None: it says nothing of a number, or of what is not the default
     agrees: bool  # with it
 
 
@@ -50,7 +50,7 @@ class Deviation(NamedTuple):
 class Comparison(NamedTuple):
     """A config beside its ledger."""
 
-    rows: list[Row]  # each number, each None where a number is usual, and what else the ledger speaks of
+    rows: list[Row]  # each number, what else is not as by default, and what the ledger speaks of
     deviations: list[Deviation]
 
     def one_line(self) -> str:
@@ -103,7 +103,7 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
       UserError: the file is no ledger.
     """
     fields = list(stated(config, path))
-    values = {where: value for where, value, _ in fields}
+    values = {field.path: field.value for field in fields}
     facts: dict[str, Fact] = {}
     deviations = []
     for block, fact_of in (*_blocks(file, _names(file, variant), values), *_blocks(_package(_DEFAULTS), [], values)):
@@ -112,11 +112,11 @@ def compare(config: object, file: str, variant: str, path: str = "") -> Comparis
         if "theirs" in block and (first or not _has_values(block)):
             deviations.append(Deviation(block["theirs"], _origin(block)[1]))
     rows = []
-    for where, value, default in fields:
-        if (fact := facts.get(where)) is not None:
-            rows.append(Row(where, value, fact, _agrees(fact, where, values)))
-        elif is_number(value) or value is None and is_number(default):
-            rows.append(Row(where, value, None, False))
+    for field in fields:
+        if (fact := facts.get(field.path)) is not None:
+            rows.append(Row(field.path, field.value, fact, _agrees(fact, field.path, values)))
+        elif _needs_source(field):
+            rows.append(Row(field.path, field.value, None, False))
     return Comparison(rows, deviations)
 
 
@@ -132,6 +132,14 @@ def is_number(value: object) -> bool:
     if isinstance(value, tuple):
         return bool(value) and all(map(is_number, value))
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _needs_source(field: Stated) -> bool:
+    """Tells each number, and each other choice than the default; files and the text are the user's."""
+    if is_number(field.value) or field.value is None and is_number(field.default):
+        return not field.is_free
+    is_files = field.path.startswith("data.source.") or field.path.rpartition(".")[2] in PATHS
+    return field.value != field.default and not field.is_free and not is_files
 
 
 def _package(path: str) -> str:
@@ -203,6 +211,8 @@ def _is_one(name: str, variants: str) -> bool:
 
 def _agrees(fact: Fact, path: str, values: Table) -> bool:
     value = values[path]
+    if fact.value == "any":
+        return True
     if not fact.in_tokens:
         theirs = tuple(fact.value) if isinstance(fact.value, list) else fact.value
         same = value == theirs and isinstance(value, bool) == isinstance(theirs, bool)

@@ -4,9 +4,9 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from pretrainax.config.choice import default_of, fits, misfit
+from pretrainax.config.choice import Choice, default_of, fits, misfit
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.paths import path_problem
 
@@ -34,21 +34,36 @@ def fields(config: Any, path: str = "config") -> Iterator[tuple[str, Any, Any]]:
                     yield from fields(part, f"{where}[{i}]")
 
 
-def stated(config: object, path: str = "") -> Iterator[tuple[str, object, object]]:
-    """Yields path ("train.steps"), value and default of each field that changes the mathematics, of innermost parts."""
+class Stated(NamedTuple):
+    """A field of a config, or the class of one that offers alternatives."""
+
+    path: str  # "train.steps", "optimizer.type"
+    value: object
+    default: object
+    is_free: bool  # it changes no mathematics
+
+
+def stated(config: object, path: str = "") -> Iterator[Stated]:
+    """Yields each field of the innermost parts of a config, and the name of the class of each part that is chosen."""
     assert dataclasses.is_dataclass(config)
     for field in dataclasses.fields(config):
-        where, value = f"{path}.{field.name}".lstrip("."), getattr(config, field.name)
+        where, value, default = f"{path}.{field.name}".lstrip("."), getattr(config, field.name), default_of(field)
         parts = value if isinstance(value, tuple) else ()
-        if field.metadata.get("free"):
-            continue
         if dataclasses.is_dataclass(value):
-            yield from stated(value, where)
+            yield from _part(value, where, default)
         elif any(map(dataclasses.is_dataclass, parts)):
             for i, part in enumerate(parts):
-                yield from stated(part, f"{where}[{i}]")
+                yield from _part(part, f"{where}[{i}]", None)
         else:
-            yield where, value, default_of(field)
+            yield Stated(where, value, default, "free" in field.metadata)
+
+
+def _part(part: object, path: str, default: object) -> Iterator[Stated]:
+    if isinstance(part, Choice) and Choice not in type(part).__bases__:  # there are others of its kind
+        yield Stated(
+            f"{path}.type", part.type_name(), default.type_name() if isinstance(default, Choice) else None, False
+        )
+    yield from stated(part, path)
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:

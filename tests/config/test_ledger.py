@@ -1,11 +1,11 @@
-"""A ledger and a config differ wherever a number of one of them is another, or has none."""
+"""A ledger and a config differ wherever a number, a class or a word of one of them is another, or has none."""
 
 import dataclasses
 import textwrap
 
 import pytest
 
-from pretrainax.config import LearnedPositions, ModelConfig, UserError, ledger
+from pretrainax.config import LearnedPositions, ModelConfig, SinusoidalPositions, UserError, ledger
 from pretrainax.data.objectives import NGrams
 from tests.support import tiny
 
@@ -123,6 +123,31 @@ def test_parts_of_tuples_none_and_words_have_their_sources(compare):
     assert not of(
         compare(weights, path="unit", config=dataclasses.replace(unit, weights=(1.0,))), "unit.weights"
     ).agrees
+
+
+def test_a_class_needs_a_source_and_a_word_where_it_is_not_the_default(compare):
+    config = tiny.get_config("gpt")
+    assert [of(compare(LEDGER), f"{part}.type").fact for part in ("optimizer", "schedule", "objective")] == [None] * 3
+    assert not [row for row in compare(LEDGER).rows if row.path in ("model.position.type", "model.norm_at")]
+    config.model.position, config.model.norm_at = SinusoidalPositions(), "post"
+    config.tokenizer.path = config.data.source.path = "mine"  # files are the user's
+    compared = compare(LEDGER, config=config)
+    assert of(compared, "model.position.type").value == "SinusoidalPositions"
+    assert not of(compared, "model.position.type").agrees and not of(compared, "model.norm_at").agrees
+    assert not [row for row in compared.rows if row.path.endswith(".path")]
+    text = LEDGER.replace('"table 1"', '"table 1"\n    optimizer.type = "AdamW"\n    model.norm_at = "post"')
+    assert of(compare(text, config=config), "optimizer.type").agrees
+    assert of(compare(text, config=config), "model.norm_at").agrees
+    assert not of(compare(text.replace("AdamW", "Lamb")), "optimizer.type").agrees
+
+
+def test_what_any_value_does_for_is_no_deviation(compare):
+    config = tiny.get_config("gpt")
+    config.train.seed, config.train.mask_seed, config.train.accumulate, config.train.dtype = 3, 4, 2, "float32"
+    compared = compare(LEDGER, config=config)
+    assert of(compared, "train.mask_seed").value == 4
+    for field in ("seed", "mask_seed", "accumulate", "dtype"):
+        assert of(compared, f"train.{field}").agrees
 
 
 @pytest.mark.parametrize(
