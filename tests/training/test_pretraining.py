@@ -36,6 +36,7 @@ from pretrainax.data.packing import BestFit, FirstFit, OneEach
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.tokenization import ByteBPE, Unigram
 from pretrainax.training import loop
+from pretrainax.training.loop_state import Counts
 
 get_config = runpy.run_path(str(pathlib.Path(__file__).parents[1] / "support" / "tiny.py"))["get_config"]
 
@@ -93,7 +94,7 @@ def run(experiment, directory, cache) -> list[dict]:
     lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["split"]) for line in lines] == [(1, "train"), (2, "train"), (2, "valid")]
     assert all(np.isfinite(line["loss"]) for line in lines)
-    counted = ("step", "split", "loss_tokens", "replaced_fraction")
+    counted = ("step", "split", "loss_tokens", "replaced_fraction", *vars(Counts()))
     for name in lines[-1]:
         if name.partition("/")[0] not in counted:
             experiment.evaluate.select_by = name
