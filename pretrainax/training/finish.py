@@ -5,6 +5,7 @@ leaves out what takes long.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -79,11 +80,11 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
 
 
 def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:
-    """Returns the scores of token frequencies in all text, and of the form of the targets in as many batches as say
-    enough; None where a signal came."""
-    experiment = run.experiment
-    train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes
-    enough = max(_TARGETS // (experiment.train.global_batch_size * run.lengths.targets), 1)
+    """Returns the scores of token frequencies in all text, and of the form that the targets of the validation have in as
+    many batches of the text of the training as say enough; None where a signal came."""
+    prepared, asking = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
+    train, valid = (batches_of(asking, prepared, split) for split in ("train", "valid"))  # of all processes
+    enough = max(_TARGETS // (asking.train.global_batch_size * valid.lengths.targets), 1)
 
     def until_a_signal(parts):
         for part in parts:
@@ -91,14 +92,15 @@ def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, flo
                 raise _Leaving
             yield part
 
-    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, experiment.train.steps)))
+    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, asking.train.steps)))
     asked = until_a_signal(itertools.islice(run.validation_batches(valid), enough))
     with contextlib.suppress(_Leaving):
-        vocabulary = run.prepared.tokenizer.vocabulary
+        vocabulary = prepared.tokenizer.vocabulary
         counts = np.zeros(vocabulary.size)
-        for times, corpus in zip(run.train_batches.epochs, run.prepared.train, strict=True):
-            for some in until_a_signal(target_counts(corpus)):
-                counts += times * some
+        for part, corpora in zip(run.parts, prepared.phases or (prepared.train,), strict=True):
+            for times, corpus in zip(part.train_batches.epochs, corpora, strict=True):
+                for some in until_a_signal(target_counts(corpus)):
+                    counts += times * some
         return unigram_baseline(counts, seen, asked, vocabulary)
     return None
 

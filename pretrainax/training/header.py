@@ -7,7 +7,6 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.inspection import check
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.data.sources import PythonDocs
-from pretrainax.data.text_counts import lost_text
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.units import large_number, scientific, three_digits
 from pretrainax.training.metrics_writer import MetricsWriter
@@ -42,8 +41,8 @@ def show(run: Run, writer: MetricsWriter, first: list[Row], paper: Paper = UNKNO
             f"config.evaluate.select_by is {experiment.select_by!r}, and a validation has no row of it: raise "
             "config.evaluate.batches, or its weight"
         )
-    if experiment.select_by == "bits_per_byte" and (lost := lost_text(run.prepared.tokenizer, run.prepared.valid)):
-        raise UserError(f"config.evaluate.select_by is 'bits_per_byte', which this text does not have: {lost}")
+    if experiment.select_by.startswith("bits_per_byte") and (reason := run.valid_batches.no_target_bytes):
+        raise UserError(f"config.evaluate.select_by is {experiment.select_by!r}, of which there are none: {reason}")
     measured = [check.measure(part.train_batches) for part in run.parts]
     described = [("measured", line) for line in dict.fromkeys(map(check.one_line, measured))]
     missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"

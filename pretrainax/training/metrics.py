@@ -45,7 +45,7 @@ MEANINGS = {
     "data_wait_fraction": "share of the time in which devices waited for a batch",
     "padding_fraction": "share of the tokens read that is padding",
 }
-_OF_LOSS = ("perplexity", "bits_per_token", "bits_per_byte")  # follow from the loss
+_OF_LOSS = ("perplexity", "bits_per_token")  # follow from the loss
 
 
 def parts_among(names: Iterable[str]) -> list[str]:

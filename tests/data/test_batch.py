@@ -144,6 +144,8 @@ def test_padding_is_counted_on_both_sides():
         (MaskedLM(), False),
         (SpanCorruption(), False),
         (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 1.0)), False),
+        (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 0.0)), True),  # of which no row is a PrefixLM's
+        (ObjectiveMixture((CausalLM(), ObjectiveMixture((CausalLM(),), (1.0,))), (1.0, 1.0)), True),
     ],
 )
 def test_the_loss_of_a_causal_lm_alone_is_a_likelihood_of_the_text(objective, expected):
@@ -237,7 +239,7 @@ def test_the_highest_id_is_of_what_is_read_or_predicted_and_a_negative_one_is_ve
 
 def test_one_side_alone_is_counted_too():
     one = {"tokens": np.array([[1, 9]], np.int32), "segment_ids": np.array([[1, 0]], np.int32)}
-    assert contract.highest_id(one) == 9 and contract.padding_fraction(one) == 0.5
+    assert contract.highest_id(one) == 9 and contract.padding(one) == (1, 2)
 
 
 def test_an_encoder_may_be_asked_at_each_place():

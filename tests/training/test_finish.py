@@ -72,17 +72,20 @@ def test_the_baseline_of_large_batches_takes_few_of_them(targets, most, monkeypa
     made = []
 
     class Batches:
+        lengths = SimpleNamespace(targets=targets)
+
         def __getitem__(self, i):
             made.append(i)
             return {}
 
     monkeypatch.setattr(finish, "batches_of", lambda *args: Batches())
     monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: len(list(seen)))
+    experiment = tiny.get_config("gpt")
+    experiment.train.steps = 1000
     run = SimpleNamespace(
-        experiment=SimpleNamespace(train=SimpleNamespace(global_batch_size=8, steps=1000)),
-        prepared=SimpleNamespace(train=(), tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=9))),
-        train_batches=SimpleNamespace(epochs=()),
-        lengths=SimpleNamespace(targets=targets),
+        experiment=experiment,
+        prepared=SimpleNamespace(phases=((),), tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=9))),
+        parts=(SimpleNamespace(train_batches=SimpleNamespace(epochs=())),),
         validation_batches=lambda batches: iter(()),
     )
     assert finish._baseline(run, SimpleNamespace(requested=False)) == most == len(made)
