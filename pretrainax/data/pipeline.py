@@ -254,7 +254,7 @@ def batches_of(
 
 
 def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequence[Corpus]) -> str:
-    """Returns why a loss of this objective on these corpora is nothing in bits per byte, as the end of a line; or ""."""
+    """Returns why an objective has no bits per byte on these corpora, as the end of a line; "" where it has."""
     if not objective.is_likelihood:
         others = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
         return f"the loss of {' and '.join(others)} is no likelihood of the text"

@@ -80,8 +80,8 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
 
 
 def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:
-    """Returns the scores of token frequencies in all text, and of the form that the targets of the validation have in as
-    many batches of the text of the training as say enough; None where a signal came."""
+    """Returns the scores of token frequencies in all text, and of the form of what validation asks in as many batches
+    of the text of the training as say enough; None where a signal came."""
     prepared, asking = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
     train, valid = (batches_of(asking, prepared, split) for split in ("train", "valid"))  # of all processes
     enough = max(_TARGETS // (asking.train.global_batch_size * valid.lengths.targets), 1)

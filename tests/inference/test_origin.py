@@ -30,6 +30,8 @@ def steps(name):
     [
         ("", ["30"], ", step 30"),
         ("/", ["30"], "/, step 30"),
+        ("@trained", ["30"], ", step 30"),
+        ("@trained10", ["10"], ", step 10"),
         ("@10", ["10"], ", step 10"),
         ("@20/", ["20"], ", step 20"),
         ("@best", ["20"], ", step 20, the best by validation loss: 2.5000"),
@@ -83,10 +85,16 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
         ("{run}@9000", r"it is not there; the nearest that verifies is {run}@30, of an export --step=30"),
         (
             "{run}@newest",
-            r"after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got 'newest'",
+            "(of all, or average5: of 5), ema or trained, as {run}@best; got 'newest'",
         ),
-        ("{run}@-1", "after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got '-1'"),
-        ("{run}@", "after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got ''"),
+        (
+            "{run}@-1",
+            "(of all, or average5: of 5), ema or trained, as {run}@best; got '-1'",
+        ),
+        (
+            "{run}@",
+            "(of all, or average5: of 5), ema or trained, as {run}@best; got ''",
+        ),
         ("{run}/checkpoints/20", "is a checkpoint of a run: give {run}@20"),
         ("{run}/tokenizer", "is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory"),
         ("{run}/config.json", "{run}/config.json is no directory here"),
