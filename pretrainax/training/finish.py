@@ -71,10 +71,10 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
     steps = list_steps(directory)[-wanted:] if wanted else []
     if steps:
         folders, figure = [os.path.join(directory, str(step)) for step in steps], run.experiment.select_by
-        value = run.validate(load_steps(folders, run.abstract_state.params))[figure]
+        value = run.validate(load_steps(folders, run.abstract_state.params)).get(figure, math.nan)
         writer.note(
             f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation {figure} "
-            f"{value:.4f}, without it {alone[figure]:.4f}; to evaluate or export it: "
+            f"{value:.4f}, without it {alone.get(figure, math.nan):.4f}; to evaluate or export it: "
             f"{writer.workdir}@average{len(steps)}"
         )
 

@@ -217,10 +217,11 @@ _BASELINE = "knows how often each token occurs, and how targets are built: which
 
 
 def _form(name: str) -> tuple[str, str]:
-    """Returns the label and the format of a figure, of a part too."""
-    name = name.partition("/")[0]
+    """Returns the label and the format of a figure; of a part, "validation loss of source=wiki"."""
+    name, _, part = name.partition("/")
     is_share = name.endswith(("accuracy", "precision", "recall", "fraction"))
-    return _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
+    label, form = _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
+    return (f"{label} of {part}" if part else label), form
 
 
 def _shown(metrics: Mapping[str, Optional[float]]) -> list[str]:
