@@ -267,8 +267,11 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
     said = capsys.readouterr().err
     assert "  loss of text       2.5000             4.0000\n  accuracy of text   25.00%\n" in said
     assert "  loss of text: nats a target token that is text: no sentinel, no end, no [SEP]\n" in said
-    run.log(4, "valid", {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5})
+    same = {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5, "text_loss/source=x": 1}
+    run.log(4, "valid", same)
     assert capsys.readouterr().err == "step 4/4 · validation loss 2.0000 · bits per byte 1.5000\n"
+    run.finish(same | {"loss/source=x": 1.0}, {})
+    assert "loss of text" not in capsys.readouterr().err
     run.close()
 
 
@@ -336,6 +339,18 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
     assert read_metrics(run.path)[-1]["loss"] == 3.0
     assert written[written.index("training loss") - 1] == "3.000"
     assert "training loss, last line   3.0000\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_text, panels", [(2.0, []), (2.5, ["text loss, nats"])])
+def test_a_loss_that_is_the_loss_of_text_too_is_drawn_once(tmp_path, monkeypatch, of_text, panels):
+    pictures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda picture, *args, **kwargs: pictures.append(picture))
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    for split in ("train", "valid"):
+        run.log(4, split, example_metrics(4) | {"loss": 2.0, "text_loss": of_text})
+    run.draw()
+    run.close()
+    assert [panel.get_title(loc="left") for panel in pictures[0].axes[3:]] == panels
 
 
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():
