@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.config import Generator, UserError
+from pretrainax.config import Generator, RunFailed, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import (
     CausalLM,
@@ -257,6 +257,23 @@ def test_validation_asks_its_own_objective(other_rate):
     found = validated(run, params)
     assert found["loss_tokens"] == tokens and math.isfinite(found["loss"])
     assert dict(header.rows(run))["validation"] == "MaskedLM()"
+
+
+def test_what_validation_asks_is_measured_and_checked_before_the_first_step(other_rate, monkeypatch):
+    (run, _), plain = other_rate
+    said = {}
+    for each in (run, plain):
+        rows = []
+        with jax.set_mesh(each.mesh):
+            header.show(each, SimpleNamespace(header=rows.extend), [])
+        said[each is run] = [line for name, line in rows if name == "measured"]
+    assert len(said[True]) == 2 and said[True][1].startswith("in validation MaskedLM: mask rate 0.1")
+    assert said[False] == said[True][:1]
+    rows_of_30_percent = lambda row: (MaskedLM(), plain.train_batches.examples(row)[1])  # noqa: E731
+    monkeypatch.setattr(run.valid_batches, "examples", rows_of_30_percent)
+    with pytest.raises(RunFailed, match=r"mask rate 0\.[23].* asked is 0\.15 .* config\.evaluate\.objective"):
+        with jax.set_mesh(run.mesh):
+            header.show(run, SimpleNamespace(header=lambda rows: None), [])
 
 
 def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
