@@ -4,7 +4,8 @@
                          their moving average with config.evaluate.parameters=ema
     runs/mine@2000       that of step 2000
     runs/mine@best       the one with the best validation of those that are kept, by the figure that the run selects by
-    runs/mine@average    the mean of the parameters of all that are kept and verify
+    runs/mine@average    the mean of the parameters of the last ones that are kept and verify: not of those that are
+                         there for config.checkpoint.keep_at alone, nor of the best where that is long ago
     runs/mine@average5   that of the newest 5 of them
     runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay)
     runs/mine@ema2000    that of step 2000
@@ -25,7 +26,7 @@ from absl import logging
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.checkpoints.steps import faults, find_checkpoint, list_steps, not_used
+from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used
 from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
@@ -135,14 +136,18 @@ def _of_step(workdir: str, checkpoint: str, description: str, parameters: Option
 def _average(workdir: str, newest: Optional[int] = None) -> Origin:
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     found = {step: faults(directory, step) for step in list_steps(directory)}
-    steps = [step for step, problems in found.items() if not problems]
-    if not steps:
+    valid = [step for step, problems in found.items() if not problems]
+    if not valid:
         find_checkpoint(workdir)  # which says why there is none
+    steps = last_steps(valid, load(os.path.join(workdir, "config.json")).checkpoint)
     if newest is not None and not 0 < newest <= len(steps):
         raise UserError(
-            f"{workdir}@{AVERAGE}{newest} is of {newest} checkpoints, and of those there {len(steps)} verify: give a "
-            f"number up to that; config.checkpoint.keep says how many a run keeps"
+            f"{workdir}@{AVERAGE}{newest} is of {newest} checkpoints, and of the last ones there {len(steps)} verify: "
+            "give a number up to that; config.checkpoint.keep says how many a run keeps, beside those of keep_at and "
+            "the best"
         )
+    if newest is None and (early := [f"{step:,}" for step in valid if step not in steps]):
+        logging.warning("%s: not of the last, and no part of the mean: steps %s", workdir, ", ".join(early))
     steps = steps[-newest:] if newest else steps
     for line in not_used(directory, {step: ", ".join(problems) for step, problems in found.items() if problems}):
         logging.warning("%s: %s", workdir, line)

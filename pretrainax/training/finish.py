@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from pretrainax.checkpoints.params import load_steps
-from pretrainax.checkpoints.steps import list_steps
+from pretrainax.checkpoints.steps import last_steps, list_steps
 from pretrainax.config import RunFailed
 from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.pipeline import batches_of
@@ -68,7 +68,9 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
     alone: the metrics of the run as it is.
     """
     wanted, directory = run.experiment.evaluate.average, os.path.join(writer.workdir, "checkpoints")
-    steps = list_steps(directory)[-wanted:] if wanted else []
+    steps = last_steps(list_steps(directory), run.experiment.checkpoint)[-wanted:] if wanted else []
+    if len(steps) < wanted:
+        writer.note(f"config.evaluate.average is {wanted}, and {len(steps)} of the last checkpoints can be averaged")
     if steps:
         folders, figure = [os.path.join(directory, str(step)) for step in steps], run.experiment.select_by
         value = run.validate(load_steps(folders, run.abstract_state.params)).get(figure, math.nan)

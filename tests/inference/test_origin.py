@@ -76,8 +76,8 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
         ("gs://bucket/run", "gs:// paths are not supported yet: give a folder of this machine, or one that is mounted"),
         ("./no/such@best", "./no/such@best is no directory here"),
         ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),
-        ("{run}@average4", "@average4 is of 4 checkpoints, and of those there 3 verify: give a number up to that"),
-        ("{run}@average0", "@average0 is of 0 checkpoints, and of those there 3 verify"),
+        ("{run}@average4", "@average4 is of 4 checkpoints, and of the last ones there 3 verify: give a number up"),
+        ("{run}@average0", "@average0 is of 0 checkpoints, and of the last ones there 3 verify"),
         ("{run}@ema", "{run}@ema: the run keeps no moving average of its parameters, for which config.train.ema_decay"),
         ("{run}@ema10", "{run}@ema: the run keeps no moving average of its parameters"),
         ("{run}@ema11", "checkpoint 11 of {run} cannot be used: it is not there"),
@@ -135,6 +135,25 @@ def test_the_best_is_by_the_figure_of_the_run_and_by_the_loss_where_checkpoints_
         file.write_text(json.dumps(known | {"metrics": known["metrics"] | {"accuracy": accuracy}}))
         manifest.seal(str(file.parent))
     assert find_origin(f"{run}@best").description == f"{run}, step 30, the best by validation accuracy: 0.5000"
+
+
+@pytest.mark.parametrize(
+    "saving, expected",
+    [
+        ({"every": 10, "keep": 2}, ["20", "30"]),  # as the first was kept for being the best
+        ({"every": 10, "keep": 2, "keep_at": [20]}, ["20", "30"]),
+        ({"every": 15, "keep": 2, "keep_at": [10, 20]}, ["30"]),
+        ({"every": 15, "keep": 2, "keep_at": [20, 30]}, ["10", "30"]),  # a signal saved that of step 10
+    ],
+)
+def test_an_average_is_of_the_last_ones(run, saving, expected, caplog):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"checkpoint": config["checkpoint"] | saving}))
+    assert steps(f"{run}@average") == expected == steps(f"{run}@average{len(expected)}")
+    early = ", ".join(step for step in ("10", "20", "30") if step not in expected)
+    assert f"not of the last, and no part of the mean: steps {early}" in caplog.text
+    with pytest.raises(UserError, match=f"and of the last ones there {len(expected)} verify"):
+        find_origin(f"{run}@average{len(expected) + 1}")
 
 
 def test_a_run_without_validation_has_no_best(run):

@@ -30,8 +30,11 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
 
     for owner, name in ((finish, "unigram_baseline"), (MetricsWriter, "draw"), (finish, "show_samples")):
         monkeypatch.setattr(owner, name, fail)
+    experiment.checkpoint.keep_at, experiment.evaluate.average = (0,), 2
     assert loop.train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
+    assert "config.evaluate.average is 2, and 1 of the last checkpoints can be averaged\n" in said
+    assert "mean of the parameters of steps 1: validation loss" in said  # without step 0, which is kept for good
     for what in ("the baseline", "curves.png", "samples"):
         assert f"the run is done and saved, but without {what}: MemoryError: no room\n" in said
     assert "validation loss" in said and "goodput" in said  # the table, and what comes after it
