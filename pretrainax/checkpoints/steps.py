@@ -25,14 +25,13 @@ def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
     They are as near to the newest as those that `saving.keep` keeps, so not the best of long ago; those that are there
     for `saving.keep_at` alone are none of them.
     """
-    newest = steps[-1] if steps else 0
-    return [
-        step
-        for step in steps
-        if step == newest
-        or step > newest - saving.every * saving.keep
-        and (step % saving.every == 0 or not saving.keeps(step))
-    ]
+    newest = max(steps, default=0)
+
+    def is_one(step: int) -> bool:
+        is_regular = step > 0 and step % saving.every == 0 or not saving.keeps(step)
+        return step == newest or is_regular and step > newest - saving.every * saving.keep
+
+    return list(filter(is_one, steps))
 
 
 def misnamed(directory: str) -> list[str]:
