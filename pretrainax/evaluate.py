@@ -4,9 +4,11 @@ DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all th
 5), an export or a Hugging Face directory; `--workdir=DIR` does as well. Of the parameters it takes those that the run
 validates, as config.evaluate.parameters says; DIR@ema is their moving average, DIR@trained as they were trained.
 
-Without more, a run's own validation: the figures of its objective on its validation split, and samples. Flags may set
-what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
-(`--config.evaluate.batches=0`: all), the objective, the mesh; a field that would change nothing here is refused.
+Without more, a run's own validation: the figures of what it asks there on its validation split, and samples. Flags may
+set what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
+(`--config.evaluate.batches=0`: all), what is asked (`--config.evaluate.objective=…`; of a run without such an objective
+`--config.objective.…` does too, as that is what it validates), the mesh. A field that would change nothing here is
+refused.
 
 `--source` scores any text with any model: perplexity, bits per token and per byte, each with its standard error over
 documents. A decoder reads from left to right, through windows that overlap; an encoder is asked for each token from all
@@ -151,10 +153,12 @@ class Evaluation:
 
     def _check_flags(self) -> None:
         """Raises UserError for what would change nothing."""
-        count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
-        experiment = cli.CONFIG.value
-        if not self.of_text and experiment is not None and experiment.evaluate.objective is not None:
-            count = tuple(path for path in count if path != "objective")  # another one is asked here
+        experiment, in_validation = cli.CONFIG.value, COUNT
+        if experiment is not None and experiment.evaluate.objective is not None:
+            in_validation = tuple(path for path in COUNT if path != "objective")  # another one is asked here
+        count, what = in_validation, "in a validation"
+        if self.of_text:
+            count, what = COUNT_BESIDE_TEXT, "beside --source and --tasks"
         ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
         if ignored:
             raise UserError(
@@ -171,7 +175,7 @@ class Evaluation:
         if given and not self.of_text:
             raise UserError(
                 f"--{given[0]} is for --source, and without that a run's own validation is made: its fields are "
-                f"config.{', config.'.join(COUNT)}"
+                f"config.{', config.'.join(in_validation)}"
             )
         for flag, names in (("source", given), ("tasks", ["examples"] if self["examples"] is not None else [])):
             if names and self[flag] is None:

@@ -268,6 +268,10 @@ def test_mistakes_are_one_line_each(folder):
             [f"--from={folder}/asked", "--config.objective=CausalLM(mask_documents=True)"],
             "--config.objective changes nothing in a validation: leave it out",
         ),
+        (
+            [f"--from={folder}/asked", "--stride=4"],
+            "config.data.near_duplicates, config.mesh, config.evaluate.batches, config.evaluate.objective",
+        ),
         ([of_run, "--config.evaluate.batchs=1"], "config.evaluate has no field 'batchs', did you mean 'batches'?"),
         ([of_run, "--config.data.source.path=no/such"], "config.data.source.path is 'no/such', which does not exist"),
         ([of_run, text, "--config.evaluate.batches=1"], "--config.evaluate.batches changes nothing beside --source"),

@@ -93,7 +93,7 @@ class MetricsWriter:
         else:
             self.note(_join(f"step {step}/{self.total_steps}", *_validation(metrics, self.select_by)))
 
-    def finish(self, metrics: dict[str, float], baseline: Mapping[str, float]) -> None:
+    def finish(self, metrics: Mapping[str, Optional[float]], baseline: Mapping[str, float]) -> None:
         """Prints all figures of the last validation beside a baseline, and below those of its parts.
 
         Args:
@@ -224,7 +224,7 @@ def _form(name: str) -> tuple[str, str]:
     return (f"{label} of {part}" if part else label), form
 
 
-def _told(metrics: Mapping[str, Any], select_by: str) -> dict[str, Any]:
+def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
     """Returns the figures that people are shown: those of text where not all targets are, or the run selects by one."""
     loss, of_text = metrics.get("loss"), metrics.get("text_loss")
     is_all_text = loss is not None and of_text is not None and math.isclose(loss, of_text, rel_tol=1e-6)
@@ -238,7 +238,7 @@ def _validation(metrics: Mapping[str, Optional[float]], select_by: str) -> list[
     return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
 
 
-def _tables_of_parts(metrics: dict[str, float]) -> list[str]:
+def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
     """Returns a table for each kind of part: a row for each source, a column for each figure."""
     parts, tables = parts_among(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):
