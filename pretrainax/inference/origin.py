@@ -7,8 +7,8 @@
     runs/mine@average    the mean of the parameters of the last ones that are kept and verify: not of those that are
                          there for config.checkpoint.keep_at alone, nor of the best where that is long ago
     runs/mine@average5   that of the newest 5 of them
-    runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay)
-    runs/mine@ema2000    that of step 2000
+    runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay);
+                         @ema2000 that of step 2000
     runs/mine@trained    the parameters as they were trained, whatever the run validates; @trained2000 of step 2000
     exports/mine         a Hugging Face directory: an export, or a model of others
 
