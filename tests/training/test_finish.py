@@ -5,6 +5,7 @@ import signal
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed
@@ -71,7 +72,7 @@ def test_without_a_validation_the_run_fails_and_says_that_it_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("targets, most", [(8, 50), (2**18, 1)])
-def test_the_baseline_of_large_batches_takes_few_of_them(targets, most, monkeypatch):
+def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(targets, most, monkeypatch):
     made = []
 
     class Batches:
@@ -82,13 +83,16 @@ def test_the_baseline_of_large_batches_takes_few_of_them(targets, most, monkeypa
             return {}
 
     monkeypatch.setattr(finish, "batches_of", lambda *args: Batches())
-    monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: len(list(seen)))
+    monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: (counts, len(list(seen))))
     experiment = tiny.get_config("gpt")
     experiment.train.steps = 1000
+    one, other = (SimpleNamespace(parts="text", token_counts=np.array(counts)) for counts in ((4, 0), (0, 8)))
+    phases = (one,), (one, other)
     run = SimpleNamespace(
         experiment=experiment,
-        prepared=SimpleNamespace(phases=((),), tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=9))),
-        parts=(SimpleNamespace(train_batches=SimpleNamespace(epochs=())),),
+        prepared=SimpleNamespace(phases=phases, tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=2))),
+        parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
         validation_batches=lambda batches: iter(()),
     )
-    assert finish._baseline(run, SimpleNamespace(requested=False)) == most == len(made)
+    counts, seen = finish._baseline(run, SimpleNamespace(requested=False))
+    assert seen == most == len(made) and counts.tolist() == [12, 4]
