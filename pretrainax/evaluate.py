@@ -1,11 +1,14 @@
 """Says how good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
 
 DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept; DIR@average5: of the newest
-5), DIR@ema (the moving average of the parameters), an export or a Hugging Face directory; `--workdir=DIR` does as well.
+5), an export or a Hugging Face directory; `--workdir=DIR` does as well. Of the parameters it takes those that the run
+validates, as config.evaluate.parameters says; DIR@ema is their moving average, DIR@trained as they were trained.
 
-Without more, a run's own validation: the figures of its objective on its validation split, and samples. Flags may set
-what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
-(`--config.evaluate.batches=0`: all), the objective, the mesh; a field that would change nothing here is refused.
+Without more, a run's own validation: the figures of what it asks there on its validation split, and samples. Flags may
+set what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
+(`--config.evaluate.batches=0`: all), what is asked (`--config.evaluate.objective=…`; of a run without such an objective
+`--config.objective.…` does too, as that is what it validates), the mesh. A field that would change nothing here is
+refused.
 
 `--source` scores any text with any model: perplexity, bits per token and per byte, each with its standard error over
 documents. A decoder reads from left to right, through windows that overlap; an encoder is asked for each token from all
@@ -40,7 +43,7 @@ from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.params import TRAINED, load_steps
+from pretrainax.checkpoints.params import EMA, TRAINED, load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
@@ -49,7 +52,7 @@ from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.load import load_origin
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.origin import Origin, find_origin, parted
+from pretrainax.inference.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
@@ -80,7 +83,7 @@ _GIVE_TEXT = "give a text, as --source=\"TextFiles(path='my/folder')\""
 def main() -> None:
     """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
     asked = {
-        "from": define_path("from", None, "A run, RUN@2000, RUN@best, RUN@average, or a Hugging Face directory"),
+        "from": define_path("from", None, NAMES),
         "source": flags.DEFINE_string("source", None, "Text to score, as TextFiles(path='other')"),
         "split": flags.DEFINE_enum("split", "valid", list(SPLITS), "--source: which part of it"),
         "documents": flags.DEFINE_integer("documents", None, "--source: at most so many, of each part", lower_bound=1),
@@ -118,12 +121,12 @@ class Evaluation:
             raise UserError("--from and --workdir say the same here: leave one of them out")
         name = self["from"] or cli.WORKDIR.value
         if not name:
-            raise UserError("--from is missing: a run, DIR@2000, DIR@best, DIR@average, or a Hugging Face directory")
+            raise UserError(f"--from is missing: {NAMES}")
         self.directory, which = parted(name)
         if self["every-checkpoint"]:
-            if which:
+            if which not in ("", EMA, AS_TRAINED):
                 raise UserError(f"--every-checkpoint is of a run: give --from={self.directory}, without @{which}")
-            self.origins = _every_origin(self.directory)
+            self.origins = _every_origin(self.directory, which)
         else:
             self.origins = [find_origin(name)]
         if not self.origins[0].steps:
@@ -150,10 +153,12 @@ class Evaluation:
 
     def _check_flags(self) -> None:
         """Raises UserError for what would change nothing."""
-        count, what = (COUNT_BESIDE_TEXT, "beside --source and --tasks") if self.of_text else (COUNT, "in a validation")
-        experiment = cli.CONFIG.value
-        if not self.of_text and experiment is not None and experiment.evaluate.objective is not None:
-            count = tuple(path for path in count if path != "objective")  # another one is asked here
+        experiment, in_validation = cli.CONFIG.value, COUNT
+        if experiment is not None and experiment.evaluate.objective is not None:
+            in_validation = tuple(path for path in COUNT if path != "objective")  # another one is asked here
+        count, what = in_validation, "in a validation"
+        if self.of_text:
+            count, what = COUNT_BESIDE_TEXT, "beside --source and --tasks"
         ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
         if ignored:
             raise UserError(
@@ -170,7 +175,7 @@ class Evaluation:
         if given and not self.of_text:
             raise UserError(
                 f"--{given[0]} is for --source, and without that a run's own validation is made: its fields are "
-                f"config.{', config.'.join(COUNT)}"
+                f"config.{', config.'.join(in_validation)}"
             )
         for flag, names in (("source", given), ("tasks", ["examples"] if self["examples"] is not None else [])):
             if names and self[flag] is None:
@@ -256,7 +261,8 @@ class Evaluation:
 
     def _tell(self, results: Sequence[Result]) -> None:
         if self["every-checkpoint"]:
-            print(visible(f"run  {self.directory}\n\n{table_over_steps(results)}\n"))
+            average = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
+            print(visible(f"run  {self.directory}{average}\n\n{table_over_steps(results)}\n"))
         elif self.of_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
         path = self["output"] or os.path.join(self.directory, "evaluations", f"{self._name()}.json")
@@ -280,15 +286,18 @@ class Evaluation:
         return f"{'text' if self.of_text else 'validation'}-{which}-{digest}"
 
 
-def _every_origin(directory: str) -> list[Origin]:
-    """Returns the checkpoints that a run keeps, in their order; names those that cannot be used."""
+def _every_origin(directory: str, which: str) -> list[Origin]:
+    """Returns the checkpoints that a run keeps, in their order; names those that cannot be used.
+
+    which: of their parameters, as `find_origin` takes it.
+    """
     newest = find_origin(directory)
     if not newest.steps:
         raise UserError(f"--every-checkpoint is of a run, and {directory} is a Hugging Face directory: leave it out")
     origins = []
     for step in list_steps(os.path.join(directory, "checkpoints")):
         try:
-            origins.append(find_origin(f"{directory}@{step}"))
+            origins.append(find_origin(f"{directory}@{which}{step}"))
         except UserError as e:
             print(f"left out: {cli.one_line(e)}", file=sys.stderr)
     return origins
@@ -305,13 +314,19 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
     batches, whole = run.validation_sizes
     rows = [
         ("step", " and ".join(os.path.basename(step) for step in origin.steps)),
-        *([("parameters", "their moving average")] if origin.folder != TRAINED else []),
+        *([("parameters", _which_parameters(origin))] if run.experiment.train.ema_decay is not None else []),
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
     ]
     named = [(name, f"{value:,.4f}", meaning(name)) for name, value in metrics.items()]
     say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
     show_samples(run, params, say)
+
+
+def _which_parameters(origin: Origin) -> str:
+    if origin.folder == EMA:
+        return f"their moving average; as they were trained: --from={origin.directory}@{AS_TRAINED}"
+    return f"as they were trained; their moving average: --from={origin.directory}@{EMA}"
 
 
 def _results(run: Run, metrics: dict[str, float]) -> list[Result]:

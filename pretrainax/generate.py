@@ -1,8 +1,8 @@
 """Lets a trained model write: `python -m pretrainax.generate --from=DIR "Once upon a time" [--temperature=0.8]`.
 
-DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, an export or a Hugging Face directory. A decoder
-goes on with the text. An encoder-decoder answers it, or fills in its spans: "The <extra_id_0> walks in <extra_id_1>
-park". One prompt is shown while it is written; several are written together.
+DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, DIR@ema, an export or a Hugging Face directory.
+A decoder goes on with the text. An encoder-decoder answers it, or fills in its spans: "The <extra_id_0> walks in
+<extra_id_1> park". One prompt is shown while it is written; several are written together.
 
     python -m pretrainax.generate --from=DIR --input=prompts.jsonl --output=texts.jsonl
 
@@ -33,7 +33,7 @@ from pretrainax.config.reference import fields_of
 from pretrainax.inference.decoding import Generated, Rates, Sampling, generate
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.load import load_origin
-from pretrainax.inference.origin import find_origin
+from pretrainax.inference.origin import NAMES, find_origin
 from pretrainax.inference.prompt_files import Outputs, read_prompts
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
@@ -42,7 +42,7 @@ from pretrainax.runtime import host
 def main() -> None:
     """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
     asked = {
-        "from": define_path("from", None, "A run, RUN@2000, RUN@best, RUN@average, or a Hugging Face directory"),
+        "from": define_path("from", None, NAMES),
         "input": define_path("input", None, "Prompts, a line of JSON each"),
         "output": define_path("output", None, "--input: the file of the texts"),
         "batch_size": flags.DEFINE_integer("batch_size", 16, "Prompts that are written at a time", lower_bound=1),
@@ -92,7 +92,7 @@ class Generation:
             if flags.FLAGS[name].present:
                 raise UserError(f"--{name} is not for this command: give the run, or the directory, as --from=DIR")
         if not self["from"]:
-            raise UserError("--from is missing: a run, DIR@2000, DIR@best, DIR@average, or a Hugging Face directory")
+            raise UserError(f"--from is missing: {NAMES}")
         if self["fill"]:
             return self._fill(texts)
         if bool(texts) == bool(self["input"]):

@@ -4,7 +4,8 @@
     python -m pretrainax.huggingface export --workdir=RUN --to=DIR [--dtype=bfloat16] [--part=generator]
 
 RUN is the folder of a run, for its newest checkpoint, or RUN@2000 (as `--step=2000` says too), RUN@best, RUN@average
-(the mean of all that are kept; RUN@average5: of the newest 5) or RUN@ema (the moving average of the parameters).
+(the mean of all that are kept; RUN@average5: of the newest 5), RUN@ema (the moving average of the parameters) or
+RUN@trained (as they were trained); without the last two it has those that the run validates.
 
 A directory is config.json, safetensors files (one, or several and an index) and a tokenizer. It is local: nothing is
 fetched, and nothing but safetensors, JSON and tokenizer files is opened. An import gives a workdir that evaluates,

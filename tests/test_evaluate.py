@@ -41,13 +41,16 @@ for words in json.loads(sys.stdin.read()):
     print(json.dumps([code, text]), flush=True)
 """
 STEPS = (2, 4)
+AVERAGED = ", moving average of the parameters"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, text, cache) -> pathlib.Path:
-    """Of a run with two checkpoints, what is like it and is not it, a model of others, and another text."""
+    """Of a run with two checkpoints, which validates the moving average of its parameters, what is like it and is not
+    it, a model of others, and another text."""
     root = tmp_path_factory.mktemp("evaluate")
     flags = "--config.train.steps=4", "--config.evaluate.every=2", "--config.evaluate.batches=1"
+    flags += "--config.train.ema_decay=0.5", "--config.evaluate.parameters=ema"
     done = run(command("tests/support/tiny.py:gpt", root / "run", text, cache, *flags, "--config.checkpoint.every=2"))
     assert done.returncode == 0, done.stderr
     shutil.copytree(root / "run", root / "moved")
@@ -93,6 +96,7 @@ def said(folder) -> dict[str, tuple[int, str]]:
         ],
         "source": [f"--from={folder}/run@4", source, "--split=all", f"--output={folder}/out/scores.json"],
         "every validation": [f"--from={folder}/run", "--every-checkpoint"],
+        "as trained": [f"--from={folder}/run@trained", f"--output={folder}/out/trained.json"],
         "every source": [f"--from={folder}/damaged", "--every-checkpoint", source, "--documents=2", "--stride=32"],
         "average": [f"--from={folder}/run@average", source, "--documents=1", "--config.mesh.data=1"],
         "tasks": [
@@ -143,12 +147,29 @@ def test_the_newest_checkpoint_gives_the_metrics_of_the_last_validation(said, fo
 
 
 def test_its_results_lie_beside_the_run(said, folder):
-    (file,) = (folder / "run" / "evaluations").glob("validation-step_4-*.json")
+    (file,) = (folder / "run" / "evaluations").glob("validation-ema_step_4-*.json")
     assert f"{len(results(file))} results in {file}" in said["newest"][1]
     expected = lines(folder / "run", "valid")[-1]
     for result in results(file):
         assert result["value"] == pytest.approx(expected[result["measure"]], rel=1e-6)
-        assert result["step"] == 4 and result["origin"] == f"{folder}/run, step 4" and result["counts"]["batches"] == 1
+        assert (
+            result["step"] == 4
+            and result["origin"] == f"{folder}/run, step 4{AVERAGED}"
+            and result["counts"]["batches"] == 1
+        )
+
+
+def test_the_parameters_are_those_that_the_run_validates_or_those_that_are_asked_for(said, folder):
+    assert (
+        words(said["newest"])["parameters"]
+        == f"their moving average; as they were trained: --from={folder}/run@trained".split()
+    )
+    assert (
+        words(said["as trained"])["parameters"]
+        == f"as they were trained; their moving average: --from={folder}/run@ema".split()
+    )
+    (loss,) = (result["value"] for result in results(folder / "out" / "trained.json") if result["measure"] == "loss")
+    assert abs(loss - lines(folder / "run", "valid")[-1]["loss"]) > 1e-3
 
 
 def test_another_text_is_evaluated_wherever_the_run_is_now(said, folder):
@@ -177,7 +198,7 @@ def test_a_source_is_scored_as_python_does(said, folder):
         assert result["value"] == pytest.approx(same.value, rel=1e-5) and result["counts"] == same.counts
         assert result["standard_error"] == pytest.approx(same.standard_error, rel=1e-3)
         assert float(words(said["source"])[same.measure][0].replace(",", "")) == pytest.approx(same.value, abs=1e-3)
-    assert said["source"][1].startswith(f"model  {folder}/run, step 4\n")
+    assert said["source"][1].startswith(f"model  {folder}/run, step 4{AVERAGED}\n")
     assert said["source"][1].endswith(f"3 results in {folder}/out/scores.json\n")
 
 
@@ -192,17 +213,18 @@ def test_tasks_are_asked_as_python_does(said, folder):
 
 def test_every_checkpoint_gives_the_curve_of_the_run(said, folder):
     assert said["every validation"][0] == 0, said["every validation"][1]
-    (file,) = (folder / "run" / "evaluations").glob("validation-every-*.json")
+    (file,) = (folder / "run" / "evaluations").glob("validation-ema_every-*.json")
     found = {(r["step"], r["measure"]): r["value"] for r in results(file)}
     for line in lines(folder / "run", "valid"):
         assert found[line["step"], "loss"] == pytest.approx(line["loss"], rel=1e-6)
     assert {step for step, _ in found} == set(STEPS)
-    table = said["every validation"][1].split("\n\n")[2]
+    title, _, table, *_ = said["every validation"][1].split("\n\n")
+    assert title == f"run  {folder}/run{AVERAGED}"
     assert [line.split()[0] for line in table.splitlines()] == ["step", "2", "4"]
 
 
 def test_its_picture_has_curves(said, folder):
-    (file,) = (folder / "run" / "evaluations").glob("validation-every-*.png")
+    (file,) = (folder / "run" / "evaluations").glob("validation-ema_every-*.png")
     pixels = image.imread(file)
     assert f"drawn in {file}" in said["every validation"][1]
     assert (np.abs(pixels[..., :3] - np.array([0x3E, 0x7C, 0xB1]) / 255).max(axis=-1) < 0.02).sum() > 500
@@ -213,7 +235,7 @@ def test_a_damaged_checkpoint_is_left_out_and_named(said, folder):
     assert code == 0, text
     assert f"left out: checkpoint 2 of {folder}/damaged cannot be used: run.json changed" in text
     assert "in windows of 32 tokens every 32" in text and "at most 2 documents" in text
-    (file,) = (folder / "damaged" / "evaluations").glob("text-every-*.json")
+    (file,) = (folder / "damaged" / "evaluations").glob("text-ema_every-*.json")
     assert {r["step"] for r in results(file)} == {4}
 
 
@@ -245,6 +267,10 @@ def test_mistakes_are_one_line_each(folder):
         (
             [f"--from={folder}/asked", "--config.objective=CausalLM(mask_documents=True)"],
             "--config.objective changes nothing in a validation: leave it out",
+        ),
+        (
+            [f"--from={folder}/asked", "--stride=4"],
+            "config.data.near_duplicates, config.mesh, config.evaluate.batches, config.evaluate.objective",
         ),
         ([of_run, "--config.evaluate.batchs=1"], "config.evaluate has no field 'batchs', did you mean 'batches'?"),
         ([of_run, "--config.data.source.path=no/such"], "config.data.source.path is 'no/such', which does not exist"),

@@ -172,8 +172,9 @@ class Checkpoints:
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since: not ours to judge here
                     values[step] = read_run_json(self._path(step))["metrics"].get(self.select_by)
-        wanted = {newest, *list(values)[-self.keep :], best_step(values, self.select_by)}
-        for step in values.keys() - wanted - set(filter(self.keeps, values)):
+        for_good = set(filter(self.keeps, values))  # beside the newest: not counted among them
+        last = [step for step in values if step not in for_good][-self.keep :]
+        for step in values.keys() - {newest, *last, best_step(values, self.select_by)} - for_good:
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 
     def _clear_unfinished(self) -> None:

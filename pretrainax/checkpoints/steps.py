@@ -2,13 +2,14 @@
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Optional
 
 from absl import logging
 
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.config import UserError
+from pretrainax.config import CheckpointConfig, UserError
 
 UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
 
@@ -16,6 +17,21 @@ UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on t
 def list_steps(directory: str) -> list[int]:
     """Returns the steps in a folder of checkpoints, in their order, whether they can be trusted or not."""
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
+
+
+def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
+    """Returns those of the steps of checkpoints that a mean of the last ones is of.
+
+    They are as near to the newest as those that `saving.keep` keeps, so not the best of long ago; those that are there
+    for `saving.keep_at` alone are none of them.
+    """
+    newest = max(steps, default=0)
+
+    def is_one(step: int) -> bool:
+        is_regular = step > 0 and step % saving.every == 0 or not saving.keeps(step)
+        return step == newest or is_regular and step > newest - saving.every * saving.keep
+
+    return list(filter(is_one, steps))
 
 
 def misnamed(directory: str) -> list[str]:

@@ -30,7 +30,7 @@ from pretrainax.data.text_counts import lost_text
 
 if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
-    from pretrainax.tokenization.base import Vocabulary
+    from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 StreamKey = tuple[tuple, int]  # the plan of its rows, and which of the streams with the same plan it is
 
@@ -76,6 +76,7 @@ class Batches:
             raise UserError(f"config.train.global_batch_size {rows} is not a multiple of the {process_count} processes")
         self.vocabulary, self.global_batch_size, self.rows = vocabulary, rows, (steps or 0) * rows
         self.local_batch_size = rows // process_count
+        self.no_target_bytes = options.no_target_bytes  # why there are no bits per byte; "": there are
         self.first_row = process_index * self.local_batch_size
         masks = options.seed if options.mask_seed is None else options.mask_seed
         self.mask_seed = masks % 2**64  # NumPy takes no negative ones
@@ -243,13 +244,22 @@ def batches_of(
             shuffle=training,
             packing=data.packing,
             text=tokenizer.text_table,
-            with_target_bytes=objective.is_likelihood and not lost_text(tokenizer, corpora),
+            no_target_bytes=_no_target_bytes(objective, tokenizer, corpora),
         ),
         weight_stages=data.source.weight_stages([corpus.num_documents for corpus in corpora]),
         steps=experiment.train.steps if training else None,
         process_index=process_index,
         process_count=process_count,
     )
+
+
+def _no_target_bytes(objective: Objective, tokenizer: "Tokenizer", corpora: Sequence[Corpus]) -> str:
+    """Returns why an objective has no bits per byte on these corpora, as the end of a line; "" where it has."""
+    if not objective.is_likelihood:
+        others = dict.fromkeys(type(part).__name__ for _, part in objective.components() if not part.is_likelihood)
+        return f"the loss of {' and '.join(others)} is no likelihood of the text"
+    lost = lost_text(tokenizer, corpora)
+    return lost and f"they would be of another text: {lost}"
 
 
 def phase_batches(

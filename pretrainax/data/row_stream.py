@@ -29,7 +29,7 @@ class RowOptions:
     shuffle: bool = True  # each epoch in an order of its own; False: in order
     packing: Optional[Packing] = None  # None: what fits the objective
     text: Optional[TextTable] = None  # by which text is counted; None: it is not
-    with_target_bytes: bool = False  # that of the targets too: the loss is a likelihood of it
+    no_target_bytes: str = "they are not counted"  # why the targets have no bytes; "": they have
 
 
 def default_packing(objective: Objective) -> Packing:
@@ -64,7 +64,7 @@ class RowStream:
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
         self._counter = options.text and TextCounter(
-            options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, options.with_target_bytes
+            options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, not options.no_target_bytes
         )
         batch = options.global_batch_size if len(self.lengths) > 1 else None  # of which each is of one bucket
         raw = tuple(lengths.raw for lengths in self.lengths)

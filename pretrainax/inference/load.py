@@ -37,9 +37,10 @@ def load(
     Of a run of ELECTRA it is the discriminator, whose `generator` is the other of the two.
 
     Args:
-      directory: a run ("runs/mine": its newest checkpoint that verifies; "runs/mine@2000": that of a step;
-        "runs/mine@best": by validation loss; "runs/mine@average": the mean of all that are kept; "runs/mine@ema": the
-        moving average of the parameters), an export, or a Hugging Face directory.
+      directory: a run ("runs/mine": its newest checkpoint that verifies, with the parameters that it validates;
+        "runs/mine@2000": that of a step; "runs/mine@best": by validation loss; "runs/mine@average": the mean of all
+        that are kept; "runs/mine@ema": the moving average of the parameters; "runs/mine@trained": as they were
+        trained), an export, or a Hugging Face directory.
       dtype: of activations and matrix products; None: the run's own, which is float32 on a CPU and bfloat16 elsewhere
         unless its config says otherwise. Parameters are float32.
       mesh: the devices that share the parameters, as `sharding.mesh.make_mesh` makes it; None: see `default_mesh`.

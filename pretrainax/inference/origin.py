@@ -1,12 +1,15 @@
 """Finds the parameters that a user names: a run's newest checkpoint, another one of them, or a Hugging Face directory.
 
-    runs/mine            the newest checkpoint that verifies
+    runs/mine            the newest checkpoint that verifies: of its parameters those that the run validates, which are
+                         their moving average with config.evaluate.parameters=ema
     runs/mine@2000       that of step 2000
     runs/mine@best       the one with the best validation of those that are kept, by the figure that the run selects by
-    runs/mine@average    the mean of the parameters of all that are kept and verify
+    runs/mine@average    the mean of the parameters of the last ones that are kept and verify: not of those that are
+                         there for config.checkpoint.keep_at alone, nor of the best where that is long ago
     runs/mine@average5   that of the newest 5 of them
-    runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay)
-    runs/mine@ema2000    that of step 2000
+    runs/mine@ema        the moving average that the newest has beside its parameters (config.train.ema_decay);
+                         @ema2000 that of step 2000
+    runs/mine@trained    the parameters as they were trained, whatever the run validates; @trained2000 of step 2000
     exports/mine         a Hugging Face directory: an export, or a model of others
 
 A folder whose own name has an @ is taken by its whole name.
@@ -23,13 +26,14 @@ from absl import logging
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.checkpoints.steps import faults, find_checkpoint, list_steps, not_used
+from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used
 from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
 
-BEST, AVERAGE = "best", "average"
-_WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA})?([0-9]*)")  # what may stand after an @, or nothing
+BEST, AVERAGE, AS_TRAINED = "best", "average", "trained"
+NAMES = f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, or a Hugging Face directory"
+_WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # what may stand after an @, or nothing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +69,7 @@ def find_origin(name: str) -> Origin:
     if kind == AVERAGE:
         return _average(directory, number)
     checkpoint = find_checkpoint(directory, number)
-    description = f"{directory}, step {int(os.path.basename(checkpoint)):,}"
-    return Origin(directory, (checkpoint,), description) if kind is None else _ema(directory, checkpoint, description)
+    return _of_step(directory, checkpoint, f"{directory}, step {int(os.path.basename(checkpoint)):,}", kind)
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -76,8 +79,8 @@ def parted(name: str) -> tuple[str, str]:
         return name, ""
     if not which or not _WHICH.fullmatch(which):
         raise UserError(
-            f"{name}: after @ comes a step, {BEST}, {AVERAGE} (of all, or {AVERAGE}5: of 5) or {EMA}, as "
-            f"{directory}@{BEST}; got {which!r}"
+            f"{name}: after @ comes a step, {BEST}, {AVERAGE} (of all, or {AVERAGE}5: of 5), {EMA} or "
+            f"{AS_TRAINED}, as {directory}@{BEST}; got {which!r}"
         )
     return directory, which
 
@@ -109,17 +112,19 @@ def _best(workdir: str) -> Origin:
         values = {step: of_step.get(figure) for step, of_step in metrics.items()}
         if (step := best_step(values, figure)) is not None:
             description = f"{workdir}, step {step:,}, the best by validation {figure}: {values[step]:.4f}"
-            checkpoint = find_checkpoint(workdir, step)
-            if experiment.evaluate.parameters == EMA:  # which that figure is of
-                return _ema(workdir, checkpoint, description)
-            return Origin(workdir, (checkpoint,), description)
+            return _of_step(workdir, find_checkpoint(workdir, step), description)
     raise UserError(
         f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
         "newest; config.evaluate.every says how often a run validates"
     )
 
 
-def _ema(workdir: str, checkpoint: str, description: str) -> Origin:
+def _of_step(workdir: str, checkpoint: str, description: str, parameters: Optional[str] = None) -> Origin:
+    """parameters: AS_TRAINED or EMA; None: those that the run validates."""
+    if parameters is None:
+        parameters = load(os.path.join(workdir, "config.json")).evaluate.parameters
+    if parameters == AS_TRAINED:
+        return Origin(workdir, (checkpoint,), description)
     if not any(name.startswith(f"{EMA}/") for name in read_run_json(checkpoint)["arrays"]):
         raise UserError(
             f"{workdir}@{EMA}: the run keeps no moving average of its parameters, for which config.train.ema_decay is "
@@ -131,14 +136,18 @@ def _ema(workdir: str, checkpoint: str, description: str) -> Origin:
 def _average(workdir: str, newest: Optional[int] = None) -> Origin:
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     found = {step: faults(directory, step) for step in list_steps(directory)}
-    steps = [step for step, problems in found.items() if not problems]
-    if not steps:
+    valid = [step for step, problems in found.items() if not problems]
+    if not valid:
         find_checkpoint(workdir)  # which says why there is none
+    steps = last_steps(valid, load(os.path.join(workdir, "config.json")).checkpoint)
     if newest is not None and not 0 < newest <= len(steps):
         raise UserError(
-            f"{workdir}@{AVERAGE}{newest} is of {newest} checkpoints, and of those there {len(steps)} verify: give a "
-            f"number up to that; config.checkpoint.keep says how many a run keeps"
+            f"{workdir}@{AVERAGE}{newest} is of {newest} checkpoints, and of the last ones there {len(steps)} verify: "
+            "give a number up to that; config.checkpoint.keep says how many a run keeps, beside those of keep_at and "
+            "the best"
         )
+    if newest is None and (early := [f"{step:,}" for step in valid if step not in steps]):
+        logging.warning("%s: not of the last, and no part of the mean: steps %s", workdir, ", ".join(early))
     steps = steps[-newest:] if newest else steps
     for line in not_used(directory, {step: ", ".join(problems) for step, problems in found.items() if problems}):
         logging.warning("%s: %s", workdir, line)

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Optional
 
 import matplotlib
@@ -52,20 +52,23 @@ def draw(
     lines: Sequence[dict],
     title: str,
     subtitle: str = "",
-    baseline_loss: Optional[float] = None,
-    main: str = "loss",
+    baseline: Optional[Mapping[str, float]] = None,
+    select_by: str = "loss",
 ) -> None:
     """Draws the main loss in nats above, learning rate and gradient norm below, over the steps.
 
-    Below these a panel for each further loss that a validation has, and one for each kind of its parts.
+    The main loss is the one that the model is kept for, or "loss". Below these a panel for each further loss that a
+    validation has, for the figure that the model is kept for where that is no loss, and for each kind of their parts.
 
     Args:
       lines: of metrics.jsonl, any order of splits; a value that is null leaves a gap.
-      baseline_loss: the main loss of a model that knows nothing of the text around a target.
-      main: the loss that the model is kept for.
+      baseline: losses of a model that knows nothing of the text around a target.
+      select_by: the figure that the model is kept for, as "accuracy" or "loss/source=wiki".
     """
+    figures = _figures(select_by)
+    main, baseline_loss = figures[0], (baseline or {}).get(figures[0])
     train, valid = _points(lines, "train", main), _points(lines, "valid", main)
-    heads, parts = _further(lines, main)
+    heads, parts = _further(lines, figures)
     rows = len(heads) + len(parts)
     height = HEIGHT + MORE * rows
     with matplotlib.rc_context(STYLE):
@@ -99,11 +102,21 @@ def draw(
         picture.savefig(path, facecolor="white")
 
 
-def _further(lines: Sequence[dict], main: str) -> tuple[list[str], list[list[str]]]:
-    """Returns what validations have beside the main loss: the other losses, and its parts, those of a kind together."""
+def _figures(select_by: str) -> list[str]:
+    """Returns the main loss, and the figure that the model is kept for where that is another one."""
+    figure = select_by.partition("/")[0]
+    return [figure] if figure.endswith("loss") else ["loss", figure]
+
+
+def _further(lines: Sequence[dict], figures: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Returns what validations have beside the main loss: other figures, and parts, those of a kind together.
+
+    figures: the main loss, and what else has a panel for each kind of its parts.
+    """
     names = list(dict.fromkeys(name for line in lines if line["split"] == "valid" for name in line))
-    heads = [name for name in names if name.endswith("loss") and name != main]
-    parts = [name for name in names if name.startswith(f"{main}/")]
+    whole = [name for name in names if "/" not in name and name != figures[0]]
+    heads = [name for name in whole if name.endswith("loss") or name in figures]
+    parts = [name for figure in figures for name in names if name.startswith(f"{figure}/")]
     kinds = dict.fromkeys(name.partition("=")[0] for name in parts)
     return heads, [[name for name in parts if name.startswith(f"{kind}=")] for kind in kinds]
 
@@ -141,7 +154,8 @@ def _words(figure: str) -> str:
 
 
 def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
-    panel.set_title("loss, nats per target" if main == "loss" else f"{_words(main)}, nats")
+    unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
+    panel.set_title(f"{_words(main)}{unit}")
     _line_with_trend(panel, *train, TRAINING, trend=_trend(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)

@@ -23,7 +23,6 @@ import numpy as np
 from scipy import optimize
 
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.best import larger_is_better
 from pretrainax.config import Experiment, UserError, phases_of
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.units import large_number
@@ -38,7 +37,8 @@ COVERED = 0.95  # by an interval
 CONSTANTS = ("E", "A", "alpha", "B", "beta")
 LEAST = 6  # runs: one more than constants
 # Fields in which runs must agree for their losses to be of the same thing.
-_SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective")
+_SAME = ("data.", "tokenizer", "objective", "model.family", "evaluate.objective", "evaluate.parameters")
+_LOSSES = ("loss", "bits_per_token", "bits_per_byte")  # ends of the names of figures in nats or bits
 
 
 class Run(NamedTuple):
@@ -86,9 +86,10 @@ def read_runs(pattern: str) -> tuple[list[Run], Experiment, list[str]]:
         runs.append(Run(workdir, count_parameters(experiment.model)[1], tokens, loss))
     if first is None:
         raise UserError(f"--fit={pattern}: no folder there has a config.json and a metrics.jsonl")
-    if larger_is_better(figure := first[1].select_by):
+    if not (figure := first[1].select_by).partition("/")[0].endswith(_LOSSES):
         raise UserError(
-            f"--fit={pattern}: a law is fit to a loss, and these runs have config.evaluate.select_by={figure}"
+            f"--fit={pattern}: a law is fit to a loss ({', '.join(_LOSSES)}), and these runs have "
+            f"config.evaluate.select_by={figure}"
         )
     return runs, first[1], left_out
 

@@ -5,6 +5,7 @@ leaves out what takes long.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 
 from pretrainax.checkpoints.params import load_steps
-from pretrainax.checkpoints.steps import list_steps
+from pretrainax.checkpoints.steps import last_steps, list_steps
 from pretrainax.config import RunFailed
 from pretrainax.data.baseline import target_counts, unigram_baseline
 from pretrainax.data.pipeline import batches_of
@@ -67,23 +68,25 @@ def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) 
     alone: the metrics of the run as it is.
     """
     wanted, directory = run.experiment.evaluate.average, os.path.join(writer.workdir, "checkpoints")
-    steps = list_steps(directory)[-wanted:] if wanted else []
+    steps = last_steps(list_steps(directory), run.experiment.checkpoint)[-wanted:] if wanted else []
+    if len(steps) < wanted:
+        writer.note(f"config.evaluate.average is {wanted}, and {len(steps)} of the last checkpoints can be averaged")
     if steps:
         folders, figure = [os.path.join(directory, str(step)) for step in steps], run.experiment.select_by
-        value = run.validate(load_steps(folders, run.abstract_state.params))[figure]
+        value = run.validate(load_steps(folders, run.abstract_state.params)).get(figure, math.nan)
         writer.note(
             f"mean of the parameters of steps {', '.join(f'{step:,}' for step in steps)}: validation {figure} "
-            f"{value:.4f}, without it {alone[figure]:.4f}; to evaluate or export it: "
+            f"{value:.4f}, without it {alone.get(figure, math.nan):.4f}; to evaluate or export it: "
             f"{writer.workdir}@average{len(steps)}"
         )
 
 
 def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, float]]:
-    """Returns the scores of token frequencies in all text, and of the form of the targets in as many batches as say
-    enough; None where a signal came."""
-    experiment = run.experiment
-    train, valid = (batches_of(experiment, run.prepared, split) for split in ("train", "valid"))  # of all processes
-    enough = max(_TARGETS // (experiment.train.global_batch_size * run.lengths.targets), 1)
+    """Returns the scores of token frequencies in all text, and of the form of what validation asks in as many batches
+    of the text of the training as say enough; None where a signal came."""
+    prepared, asking = run.prepared, dataclasses.replace(run.experiment, objective=run.experiment.validation_objective)
+    train, valid = (batches_of(asking, prepared, split) for split in ("train", "valid"))  # of all processes
+    enough = max(_TARGETS // (asking.train.global_batch_size * valid.lengths.targets), 1)
 
     def until_a_signal(parts):
         for part in parts:
@@ -91,14 +94,15 @@ def _baseline(run: Run, preemption: PreemptionHandler) -> Optional[dict[str, flo
                 raise _Leaving
             yield part
 
-    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, experiment.train.steps)))
+    seen = until_a_signal(train[i] for i in range(min(enough, _BATCHES, asking.train.steps)))
     asked = until_a_signal(itertools.islice(run.validation_batches(valid), enough))
     with contextlib.suppress(_Leaving):
-        vocabulary = run.prepared.tokenizer.vocabulary
+        vocabulary = prepared.tokenizer.vocabulary
         counts = np.zeros(vocabulary.size)
-        for times, corpus in zip(run.train_batches.epochs, run.prepared.train, strict=True):
-            for some in until_a_signal(target_counts(corpus)):
-                counts += times * some
+        for part, corpora in zip(run.parts, prepared.phases or (prepared.train,), strict=True):
+            for times, corpus in zip(part.train_batches.epochs, corpora, strict=True):
+                for some in until_a_signal(target_counts(corpus)):
+                    counts += times * some
         return unigram_baseline(counts, seen, asked, vocabulary)
     return None
 

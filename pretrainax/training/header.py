@@ -7,7 +7,6 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data.inspection import check
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.data.sources import PythonDocs
-from pretrainax.data.text_counts import lost_text
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.units import large_number, scientific, three_digits
 from pretrainax.training.metrics_writer import MetricsWriter
@@ -30,7 +29,8 @@ UNKNOWN = Paper()
 
 
 def show(run: Run, writer: MetricsWriter, first: list[Row], paper: Paper = UNKNOWN) -> None:
-    """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches.
+    """Prints the header: the rows `first`, those of `rows`, and what was measured of the first batches; those of the
+    validation too, where it has an objective of its own.
 
     Raises:
       UserError: what was measured is not what the objective asks for; or a validation would not have the figure that
@@ -42,15 +42,19 @@ def show(run: Run, writer: MetricsWriter, first: list[Row], paper: Paper = UNKNO
             f"config.evaluate.select_by is {experiment.select_by!r}, and a validation has no row of it: raise "
             "config.evaluate.batches, or its weight"
         )
-    if experiment.select_by == "bits_per_byte" and (lost := lost_text(run.prepared.tokenizer, run.prepared.valid)):
-        raise UserError(f"config.evaluate.select_by is 'bits_per_byte', which this text does not have: {lost}")
-    measured = [check.measure(part.train_batches) for part in run.parts]
-    described = [("measured", line) for line in dict.fromkeys(map(check.one_line, measured))]
+    if experiment.select_by.startswith("bits_per_byte") and (reason := run.valid_batches.no_target_bytes):
+        raise UserError(f"config.evaluate.select_by is {experiment.select_by!r}, of which there are none: {reason}")
+    measured = [(check.measure(part.train_batches), part.trained.objective, "config.objective") for part in run.parts]
+    lines = dict.fromkeys(check.one_line(found) for found, _, _ in measured)
+    if (asked := experiment.evaluate.objective) is not None:
+        found = check.measure(run.valid_batches, sum(run.validation_rows))
+        measured.append((found, asked, "config.evaluate.objective"))
+        lines[f"in validation {check.one_line(found)}"] = None
     missing = f"NOT VALIDATED: a validation has no row of {', '.join(unseen)}: raise config.evaluate.batches or weights"
     said = [("WARNING", missing)] if unseen else []
-    writer.header([*first, *rows(run, paper), *said, *described])
-    for part, found in zip(run.parts, measured, strict=True):
-        check.check(found, part.trained.objective)
+    writer.header([*first, *rows(run, paper), *said, *(("measured", line) for line in lines)])
+    for found, objective, path in measured:
+        check.check(found, objective, path)
 
 
 def rows(run: Run, paper: Paper = UNKNOWN) -> list[Row]:

@@ -343,7 +343,8 @@ class Loop:
                 total.add(counts)
             if metrics["finite"]:
                 self.loop_state.add_sums(metrics["sums"])
-                loss, norm = summarize(metrics["sums"])[trained], float(metrics["gradient_norm"])
+                found, norm = summarize(metrics["sums"]), float(metrics["gradient_norm"])
+                loss = found.get(trained, found["loss"])  # which is all that a step without pairs trains
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))
@@ -415,7 +416,7 @@ class Loop:
             self.writer.log(loop_state.step, "valid", metrics | self._taken() | self._phase)
         self.resumed = time.perf_counter()
         self.evaluation = loop_state.step, metrics
-        value, best = metrics[figure], loop_state.best_loss
+        value, best = metrics.get(figure, math.nan), loop_state.best_loss
         if math.isfinite(value) and (best is None or best_step({0: best, 1: value}, figure) == 1):
             loop_state.best_loss, loop_state.evaluations_since_best = value, 0
             return True

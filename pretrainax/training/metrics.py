@@ -45,7 +45,7 @@ MEANINGS = {
     "data_wait_fraction": "share of the time in which devices waited for a batch",
     "padding_fraction": "share of the tokens read that is padding",
 }
-_OF_LOSS = ("perplexity", "bits_per_token", "bits_per_byte")  # follow from the loss
+_OF_LOSS = ("perplexity", "bits_per_token")  # follow from the loss
 
 
 def parts_among(names: Iterable[str]) -> list[str]:
@@ -60,21 +60,21 @@ def meaning(name: str) -> str:
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
-    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}."""
-    loss = float(sums["loss"][0]) / max(float(sums["loss"][1]), 1e-9)
-    metrics = {
-        "loss": loss,
-        **of_loss(loss),
-        "accuracy": float(sums["accuracy"][0]) / max(float(sums["accuracy"][1]), 1e-9),
-        "loss_tokens": float(sums["loss"][1]),
-    }
-    for name in sums:
-        if name not in ("loss", "accuracy", "z_loss"):  # of further heads, and of blocks
-            metrics[name] = float(sums[name][0]) / max(float(sums[name][1]), 1e-9)
-    if "replaced_recall" in sums:
-        metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / max(float(sums["replaced_loss"][1]), 1e-9)
-    if "pair_loss" in sums:
-        metrics["total_loss"] = loss + metrics["pair_loss"]
+    """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.
+
+    Of what was asked nowhere, whose count is 0, there is no mean; but a line always has a loss.
+    """
+    means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
+    loss = means.get("loss", 0.0)
+    metrics = {"loss": loss, **of_loss(loss)}
+    if "accuracy" in means:
+        metrics["accuracy"] = means["accuracy"]
+    metrics["loss_tokens"] = float(sums["loss"][1])
+    metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # of further heads, and of blocks
+    if "replaced_loss" in means:
+        metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])
+    if "pair_loss" in means:
+        metrics["total_loss"] = loss + means["pair_loss"]
     return metrics
 
 
@@ -91,8 +91,12 @@ def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str
     """
     names = dict.fromkeys(name for of_batch in parts for name in of_batch)
     of_part = {name: [s for of_batch, s in zip(parts, sums, strict=True) if name in of_batch] for name in names}
-    summaries = {name: summarize(add_up(several)) for name, several in of_part.items()}
-    return {f"{k}/{name}": x for name, found in summaries.items() for k, x in found.items() if k not in _OF_LOSS}
+    figures = {}
+    for name, several in of_part.items():
+        found = summarize(add_up(several))
+        without = _OF_LOSS if found["loss_tokens"] else (*_OF_LOSS, "loss")
+        figures |= {f"{figure}/{name}": x for figure, x in found.items() if figure not in without}
+    return figures
 
 
 def of_loss(loss: float) -> dict[str, float]:

@@ -93,7 +93,7 @@ class MetricsWriter:
         else:
             self.note(_join(f"step {step}/{self.total_steps}", *_validation(metrics, self.select_by)))
 
-    def finish(self, metrics: dict[str, float], baseline: Mapping[str, float]) -> None:
+    def finish(self, metrics: Mapping[str, Optional[float]], baseline: Mapping[str, float]) -> None:
         """Prints all figures of the last validation beside a baseline, and below those of its parts.
 
         Args:
@@ -112,7 +112,8 @@ class MetricsWriter:
                 label, form = _form(name)
                 label = f"training {label.removeprefix('validation ')}, last line"
                 rows.append((label, _show(trained[-1][name], form)))
-        whole = _shown(metrics)
+        metrics = _told(metrics, self.select_by)
+        whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
         shown = sorted(whole, key=lambda name: [*_FORMS, *whole].index(name))
         for name in shown:
             label, form = _form(name)
@@ -135,9 +136,8 @@ class MetricsWriter:
 
         path = os.path.join(self.workdir, "curves.png")
         name = os.path.basename(os.path.abspath(self.workdir))
-        loss = self.select_by if self.select_by.endswith("_loss") else "loss"
-        known = (baseline or {}).get(loss)
-        curves.draw(path, read_metrics(self.path), name, subtitle=self.model, baseline_loss=known, main=loss)
+        lines = [_told(line, self.select_by) for line in read_metrics(self.path)]
+        curves.draw(path, lines, name, self.model, baseline, self.select_by)
         self.note(f"curves: {path}")
 
     def close(self) -> None:
@@ -217,27 +217,28 @@ _BASELINE = "knows how often each token occurs, and how targets are built: which
 
 
 def _form(name: str) -> tuple[str, str]:
-    """Returns the label and the format of a figure, of a part too."""
-    name = name.partition("/")[0]
+    """Returns the label and the format of a figure; of a part, "validation loss of source=wiki"."""
+    name, _, part = name.partition("/")
     is_share = name.endswith(("accuracy", "precision", "recall", "fraction"))
-    return _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
+    label, form = _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
+    return (f"{label} of {part}" if part else label), form
 
 
-def _shown(metrics: Mapping[str, Optional[float]]) -> list[str]:
-    """Names the figures of a whole validation that people are shown: those of text where not all targets are."""
+def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
+    """Returns the figures that people are shown: those of text where not all targets are, or the run selects by one."""
     loss, of_text = metrics.get("loss"), metrics.get("text_loss")
     is_all_text = loss is not None and of_text is not None and math.isclose(loss, of_text, rel_tol=1e-6)
-    whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
-    return [name for name in whole if not (is_all_text and name.startswith("text_"))]
+    repeated = ("text_loss", "text_accuracy") if is_all_text else ()
+    return {name: x for name, x in metrics.items() if name.partition("/")[0] not in repeated or name == select_by}
 
 
 def _validation(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
-    shown = {*_shown(metrics), select_by} & {name for name, value in metrics.items() if value is not None}
+    shown = {name for name, value in _told(metrics, select_by).items() if value is not None}
     forms = {name: _form(name) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
     return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
 
 
-def _tables_of_parts(metrics: dict[str, float]) -> list[str]:
+def _tables_of_parts(metrics: Mapping[str, Optional[float]]) -> list[str]:
     """Returns a table for each kind of part: a row for each source, a column for each figure."""
     parts, tables = parts_among(metrics), []
     for kind in dict.fromkeys(part.partition("=")[0] for part in parts):

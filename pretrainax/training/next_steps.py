@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 
-from pretrainax.checkpoints.params import EMA
 from pretrainax.config import Experiment, UserError, load, trained_as
 from pretrainax.config.choice import written
 from pretrainax.interop.directories import describe_export
@@ -28,10 +27,9 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
     board = _command("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
         board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
-    validated = f"{workdir}@{EMA}" if experiment.evaluate.parameters == EMA else workdir
     rows = [
-        ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={validated}")),
-        ("export to transformers", _export(workdir, validated, f"{beside}-huggingface", experiment)),
+        ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
+        ("export to transformers", _export(workdir, f"{beside}-huggingface", experiment)),
         ("train longer", to_resume(workdir, [*words, *longer])),
         ("train on from here", to_resume(f"{beside}-more", [*words, *start])),
         ("curves in TensorBoard", board),
@@ -53,7 +51,7 @@ def to_resume(workdir: str, words: Sequence[str]) -> str:
     return _command("-m", "pretrainax.main", *_without_workdir(words), f"--workdir={workdir}")
 
 
-def _export(workdir: str, validated: str, to: str, experiment: Experiment) -> str:
+def _export(workdir: str, to: str, experiment: Experiment) -> str:
     try:
         describe_export(
             trained_as(experiment, [experiment.train.steps]),
@@ -61,7 +59,7 @@ def _export(workdir: str, validated: str, to: str, experiment: Experiment) -> st
         )
     except UserError as error:
         return f"not possible: {error}"
-    return _command("-m", "pretrainax.huggingface", "export", f"--workdir={validated}", f"--to={to}")
+    return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}")
 
 
 def _without_workdir(words: Sequence[str]) -> list[str]:

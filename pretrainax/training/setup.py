@@ -20,7 +20,6 @@ from pretrainax.data.collate import collate
 from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
-from pretrainax.data.text_counts import lost_text
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -219,8 +218,7 @@ class Run:
         chosen = [choose_implementation(self.model.compute.attention, platform(), spec) for spec in specs]
         attention = dict.fromkeys(name for name, _ in chosen)
         warnings = dict.fromkeys(warning for _, warning in chosen if warning)
-        is_likelihood = self.experiment.objective.is_likelihood
-        lost = lost_text(self.prepared.tokenizer, self.prepared.valid) if is_likelihood else ""
+        no_bytes = self.valid_batches.no_target_bytes if model.family == "decoder" else ""  # others never have any
         total = sum(part.flops_per_step * part.steps for part in self.parts)
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
@@ -230,7 +228,7 @@ class Run:
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
             *self._describe_ema(),
             ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if self.phases else self._describe_flops()),
-            *([("bits per byte", f"none, they would be of another text: {lost}")] if lost else []),
+            *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
             *(("WARNING", warning) for warning in warnings),
         ]
 

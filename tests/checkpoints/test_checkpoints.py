@@ -204,6 +204,11 @@ def test_what_is_kept_for_good_is_no_older_step(tmp_path):
     assert list_steps(str(tmp_path)) == [0, 2, 5]
 
 
+def test_steps_kept_for_good_take_no_place_of_the_newest(tmp_path):
+    save_all(tmp_path, [1, 2, 3, 4, 5], keep=2, keeps=lambda step: step in (1, 4, 5))
+    assert kept(tmp_path) == [1, 2, 3, 4, 5]
+
+
 def test_steps_without_a_metric_are_kept_by_age_alone(tmp_path):
     save_all(tmp_path, [1, 2, 3], keep=2)
     assert kept(tmp_path) == [2, 3]

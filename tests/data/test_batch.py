@@ -144,6 +144,8 @@ def test_padding_is_counted_on_both_sides():
         (MaskedLM(), False),
         (SpanCorruption(), False),
         (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 1.0)), False),
+        (ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 0.0)), True),  # of which no row is a PrefixLM's
+        (ObjectiveMixture((CausalLM(), ObjectiveMixture((CausalLM(),), (1.0,))), (1.0, 1.0)), True),
     ],
 )
 def test_the_loss_of_a_causal_lm_alone_is_a_likelihood_of_the_text(objective, expected):

@@ -364,7 +364,7 @@ def test_the_batches_of_a_run_are_those_of_its_config(split, process, tmp_path):
         shuffle=training,
         packing=BestFit(),
         text=TOKENIZER.text_table,
-        with_target_bytes=not lost_text(TOKENIZER, corpora[split]),
+        no_target_bytes=lost_text(TOKENIZER, corpora[split]),
     )
     steps = 12 if training else None
     expected = Batches(

@@ -69,21 +69,21 @@ def test_bytes_that_no_token_spells_are_lost(tmp_path):
 # --- what is counted
 
 
-def batches_of_text(folder, tokenizer, objective, packing=None, with_target_bytes=False):
+def batches_of_text(folder, tokenizer, objective, packing=None, no_target_bytes="not asked for"):
     options = RowOptions(
         sequence_length=24,
         global_batch_size=4,
         seed=3,
         packing=packing,
         text=tokenizer.text_table,
-        with_target_bytes=with_target_bytes,
+        no_target_bytes=no_target_bytes,
     )
     return Batches([corpus(folder, tokenizer, LINES)], objective, tokenizer.vocabulary, options)
 
 
 @pytest.mark.parametrize("packing", [None, BestFit()], ids=("windows", "packed"))
 def test_rows_say_how_much_text_they_are_made_of_and_targets_how_many_bytes_they_have(tmp_path, packing):
-    batches = batches_of_text(tmp_path / "c", BYTE_BPE, CausalLM(), packing, with_target_bytes=True)
+    batches = batches_of_text(tmp_path / "c", BYTE_BPE, CausalLM(), packing, no_target_bytes="")
     batch, eos = batches[2], BYTE_BPE.vocabulary.eos
     for row in range(4):
         examples = batches.examples(8 + row)[1]

@@ -30,6 +30,8 @@ def steps(name):
     [
         ("", ["30"], ", step 30"),
         ("/", ["30"], "/, step 30"),
+        ("@trained", ["30"], ", step 30"),
+        ("@trained10", ["10"], ", step 10"),
         ("@10", ["10"], ", step 10"),
         ("@20/", ["20"], ", step 20"),
         ("@best", ["20"], ", step 20, the best by validation loss: 2.5000"),
@@ -74,8 +76,8 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
         ("gs://bucket/run", "gs:// paths are not supported yet: give a folder of this machine, or one that is mounted"),
         ("./no/such@best", "./no/such@best is no directory here"),
         ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),
-        ("{run}@average4", "@average4 is of 4 checkpoints, and of those there 3 verify: give a number up to that"),
-        ("{run}@average0", "@average0 is of 0 checkpoints, and of those there 3 verify"),
+        ("{run}@average4", "@average4 is of 4 checkpoints, and of the last ones there 3 verify: give a number up"),
+        ("{run}@average0", "@average0 is of 0 checkpoints, and of the last ones there 3 verify"),
         ("{run}@ema", "{run}@ema: the run keeps no moving average of its parameters, for which config.train.ema_decay"),
         ("{run}@ema10", "{run}@ema: the run keeps no moving average of its parameters"),
         ("{run}@ema11", "checkpoint 11 of {run} cannot be used: it is not there"),
@@ -83,10 +85,16 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
         ("{run}@9000", r"it is not there; the nearest that verifies is {run}@30, of an export --step=30"),
         (
             "{run}@newest",
-            r"after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got 'newest'",
+            "(of all, or average5: of 5), ema or trained, as {run}@best; got 'newest'",
         ),
-        ("{run}@-1", "after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got '-1'"),
-        ("{run}@", "after @ comes a step, best, average (of all, or average5: of 5) or ema, as {run}@best; got ''"),
+        (
+            "{run}@-1",
+            "(of all, or average5: of 5), ema or trained, as {run}@best; got '-1'",
+        ),
+        (
+            "{run}@",
+            "(of all, or average5: of 5), ema or trained, as {run}@best; got ''",
+        ),
         ("{run}/checkpoints/20", "is a checkpoint of a run: give {run}@20"),
         ("{run}/tokenizer", "is neither a run, which has config.json and checkpoints/, nor a Hugging Face directory"),
         ("{run}/config.json", "{run}/config.json is no directory here"),
@@ -127,6 +135,25 @@ def test_the_best_is_by_the_figure_of_the_run_and_by_the_loss_where_checkpoints_
         file.write_text(json.dumps(known | {"metrics": known["metrics"] | {"accuracy": accuracy}}))
         manifest.seal(str(file.parent))
     assert find_origin(f"{run}@best").description == f"{run}, step 30, the best by validation accuracy: 0.5000"
+
+
+@pytest.mark.parametrize(
+    "saving, expected",
+    [
+        ({"every": 10, "keep": 2}, ["20", "30"]),  # as the first was kept for being the best
+        ({"every": 10, "keep": 2, "keep_at": [20]}, ["20", "30"]),
+        ({"every": 15, "keep": 2, "keep_at": [10, 20]}, ["30"]),
+        ({"every": 15, "keep": 2, "keep_at": [20, 30]}, ["10", "30"]),  # a signal saved that of step 10
+    ],
+)
+def test_an_average_is_of_the_last_ones(run, saving, expected, caplog):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"checkpoint": config["checkpoint"] | saving}))
+    assert steps(f"{run}@average") == expected == steps(f"{run}@average{len(expected)}")
+    early = ", ".join(step for step in ("10", "20", "30") if step not in expected)
+    assert f"not of the last, and no part of the mean: steps {early}" in caplog.text
+    with pytest.raises(UserError, match=f"and of the last ones there {len(expected)} verify"):
+        find_origin(f"{run}@average{len(expected) + 1}")
 
 
 def test_a_run_without_validation_has_no_best(run):

@@ -27,7 +27,7 @@ def points(count: int, **values) -> list[dict]:
 )
 @pytest.mark.filterwarnings("error")
 def test_any_run_has_a_picture(tmp_path, lines):
-    curves.draw(str(tmp_path / "curves.png"), lines, title="run", subtitle="decoder", baseline_loss=4.0)
+    curves.draw(str(tmp_path / "curves.png"), lines, title="run", subtitle="decoder", baseline={"loss": 4.0})
     assert (tmp_path / "curves.png").stat().st_size > 10_000  # bytes; a blank page of this size has fewer
 
 
@@ -57,7 +57,7 @@ def test_every_further_loss_and_every_kind_of_parts_has_a_panel(tmp_path, monkey
     valid = {"loss": 5.0, "replaced_loss": 0.5, "accuracy": 0.1, "replaced_loss/source=web": 0.4}
     valid |= {"replaced_loss/source=books": 0.3, "loss/source=web": 5.0, "replaced_loss/denoiser=R": 0.2}
     lines = [line | {"replaced_loss": 0.6} for line in points(3)] + [{"step": 3, "split": "valid", **valid}]
-    panels = lines_drawn(tmp_path, monkeypatch, lines, main="replaced_loss")
+    panels = lines_drawn(tmp_path, monkeypatch, lines, select_by="replaced_loss")
     assert [panel.get_title(loc="left") for panel in panels[:1] + panels[3:]] == [
         "replaced loss, nats",
         "loss, nats per target",
@@ -67,6 +67,39 @@ def test_every_further_loss_and_every_kind_of_parts_has_a_panel(tmp_path, monkey
     assert panels[0].get_lines()[0].get_ydata().tolist() == [0.6] * 3
     assert [text.get_text() for text in panels[4].get_legend().get_texts()] == ["web", "books"]
     assert [line.get_ydata().tolist() for line in panels[4].get_lines()] == [[0.4], [0.3]]
+
+
+@pytest.mark.parametrize(
+    "select_by, titles",
+    [
+        ("loss/source=web", ["loss, nats per target", "validation loss by source"]),
+        (
+            "accuracy",
+            ["loss, nats per target", "accuracy", "validation loss by source", "validation accuracy by source"],
+        ),
+        (
+            "bits_per_byte/source=web",
+            [
+                "loss, nats per target",
+                "bits per byte",
+                "validation loss by source",
+                "validation bits per byte by source",
+            ],
+        ),
+        (
+            "text_loss/source=web",
+            ["text loss, nats", "loss, nats per target", "validation text loss by source"],
+        ),
+    ],
+)
+def test_the_figure_that_counts_is_shown_beside_the_loss(tmp_path, monkeypatch, select_by, titles):
+    figure = select_by.partition("/")[0]
+    valid = {"loss": 5.0, figure: 0.25, "loss/source=web": 4.0, f"{figure}/source=web": 0.5, "perplexity": 9.0}
+    lines = [*points(3), {"step": 3, "split": "valid", **valid}]
+    panels = lines_drawn(tmp_path, monkeypatch, lines, select_by=select_by)
+    assert [panel.get_title(loc="left") for panel in panels[:1] + panels[3:]] == titles
+    drawn = [line.get_ydata().tolist() for panel in panels for line in panel.get_lines()]
+    assert [valid[select_by]] in drawn and [valid["loss"]] in drawn
 
 
 def test_a_long_run_is_drawn_by_means_of_neighbours_and_its_last_point(tmp_path, monkeypatch):

@@ -141,11 +141,18 @@ def test_runs_that_select_by_other_figures_or_validate_otherwise_do_not_compare(
     write_run(tmp_path / "c", evaluate__objective=CausalLM(mask_documents=True))
     with pytest.raises(UserError, match=r"do not compare: evaluate.objective: None -> CausalLM\("):
         read_runs(f"{tmp_path}/[ac]")
+    write_run(tmp_path / "d", evaluate__parameters="ema")
+    with pytest.raises(UserError, match="do not compare: evaluate.parameters: 'trained' -> 'ema'"):
+        read_runs(f"{tmp_path}/[ad]")
 
 
-def test_a_law_is_fit_to_a_loss(tmp_path):
-    write_run(tmp_path / "a", evaluate__select_by="accuracy")
-    with pytest.raises(UserError, match="a law is fit to a loss, and these runs have .*select_by=accuracy"):
+@pytest.mark.parametrize("figure, is_one", [("accuracy", False), ("perplexity", False), ("text_loss/source=x", True)])
+def test_a_law_is_fit_to_a_loss(figure, is_one, tmp_path):
+    write_run(tmp_path / "a", evaluate__select_by=figure)
+    if is_one:
+        assert read_runs(f"{tmp_path}/*")[1].select_by == figure
+        return
+    with pytest.raises(UserError, match=rf"a law is fit to a loss \(.*\), and these runs have .*select_by={figure}"):
         read_runs(f"{tmp_path}/*")
 
 

@@ -5,6 +5,7 @@ import signal
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from pretrainax.config import RunFailed
@@ -30,8 +31,11 @@ def test_what_fails_at_the_end_is_a_line_and_the_run_is_whole(experiment, tmp_pa
 
     for owner, name in ((finish, "unigram_baseline"), (MetricsWriter, "draw"), (finish, "show_samples")):
         monkeypatch.setattr(owner, name, fail)
+    experiment.checkpoint.keep_at, experiment.evaluate.average = (0,), 2
     assert loop.train(experiment, str(tmp_path)) == 0
     said = capsys.readouterr().err
+    assert "config.evaluate.average is 2, and 1 of the last checkpoints can be averaged\n" in said
+    assert "mean of the parameters of steps 1: validation loss" in said  # without step 0, which is kept for good
     for what in ("the baseline", "curves.png", "samples"):
         assert f"the run is done and saved, but without {what}: MemoryError: no room\n" in said
     assert "validation loss" in said and "goodput" in said  # the table, and what comes after it
@@ -68,21 +72,27 @@ def test_without_a_validation_the_run_fails_and_says_that_it_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("targets, most", [(8, 50), (2**18, 1)])
-def test_the_baseline_of_large_batches_takes_few_of_them(targets, most, monkeypatch):
+def test_the_baseline_counts_the_text_of_all_phases_and_takes_few_large_batches(targets, most, monkeypatch):
     made = []
 
     class Batches:
+        lengths = SimpleNamespace(targets=targets)
+
         def __getitem__(self, i):
             made.append(i)
             return {}
 
     monkeypatch.setattr(finish, "batches_of", lambda *args: Batches())
-    monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: len(list(seen)))
+    monkeypatch.setattr(finish, "unigram_baseline", lambda counts, seen, asked, vocabulary: (counts, len(list(seen))))
+    experiment = tiny.get_config("gpt")
+    experiment.train.steps = 1000
+    one, other = (SimpleNamespace(parts="text", token_counts=np.array(counts)) for counts in ((4, 0), (0, 8)))
+    phases = (one,), (one, other)
     run = SimpleNamespace(
-        experiment=SimpleNamespace(train=SimpleNamespace(global_batch_size=8, steps=1000)),
-        prepared=SimpleNamespace(train=(), tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=9))),
-        train_batches=SimpleNamespace(epochs=()),
-        lengths=SimpleNamespace(targets=targets),
+        experiment=experiment,
+        prepared=SimpleNamespace(phases=phases, tokenizer=SimpleNamespace(vocabulary=SimpleNamespace(size=2))),
+        parts=[SimpleNamespace(train_batches=SimpleNamespace(epochs=times)) for times in ((2.0,), (1.0, 0.5))],
         validation_batches=lambda batches: iter(()),
     )
-    assert finish._baseline(run, SimpleNamespace(requested=False)) == most == len(made)
+    counts, seen = finish._baseline(run, SimpleNamespace(requested=False))
+    assert seen == most == len(made) and counts.tolist() == [12, 4]

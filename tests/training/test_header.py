@@ -118,8 +118,8 @@ def test_what_cannot_be_exported_is_said_before_the_first_step(run, changes, wan
 
 
 def test_bits_per_byte_that_a_text_does_not_have_are_nothing_to_select_by(run, monkeypatch):
-    monkeypatch.setattr(header, "lost_text", lambda tokenizer, corpora: "the tokenizer does not tell 'a' from 'A'")
+    monkeypatch.setattr(run.valid_batches, "no_target_bytes", "the tokenizer does not tell 'a' from 'A'")
     evaluate = dataclasses.replace(run.experiment.evaluate, select_by="bits_per_byte")
     changed = dataclasses.replace(run, experiment=dataclasses.replace(run.experiment, evaluate=evaluate))
-    with pytest.raises(UserError, match="which this text does not have: the tokenizer does not tell 'a' from 'A'"):
+    with pytest.raises(UserError, match="of which there are none: the tokenizer does not tell 'a' from 'A'"):
         header.show(changed, writer=None, first=[])

@@ -267,8 +267,11 @@ def test_of_text_there_are_figures_where_not_all_targets_are_text(tmp_path, caps
     said = capsys.readouterr().err
     assert "  loss of text       2.5000             4.0000\n  accuracy of text   25.00%\n" in said
     assert "  loss of text: nats a target token that is text: no sentinel, no end, no [SEP]\n" in said
-    run.log(4, "valid", {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5})
+    same = {"loss": 2.0, "text_loss": 2.0 + 1e-9, "text_accuracy": 0.25, "bits_per_byte": 1.5, "text_loss/source=x": 1}
+    run.log(4, "valid", same)
     assert capsys.readouterr().err == "step 4/4 · validation loss 2.0000 · bits per byte 1.5000\n"
+    run.finish(same | {"loss/source=x": 1.0}, {})
+    assert "loss of text" not in capsys.readouterr().err
     run.close()
 
 
@@ -306,6 +309,17 @@ def test_a_line_of_training_and_one_of_validation_show_the_figure_that_counts(tm
     ]
 
 
+@pytest.mark.parametrize("figure, label", [("loss", "validation loss"), ("accuracy", "token accuracy")])
+def test_a_part_that_counts_is_told_from_the_whole(tmp_path, capsys, figure, label):
+    run = MetricsWriter(str(tmp_path), total_steps=4, select_by=f"{figure}/source=web")
+    run.log(1, "valid", {"loss": 0.5, "accuracy": 0.5, f"{figure}/source=web": 0.25, f"{figure}/source=books": 1.0})
+    run.close()
+    parts = capsys.readouterr().err.strip().split(" · ")
+    form = ".4f" if figure == "loss" else ".2%"
+    assert f"{label} {0.5:{form}}" in parts and parts[-1] == f"{label} of source=web {0.25:{form}}"
+    assert len(parts) == 4
+
+
 def test_the_end_is_a_table_without_a_baseline_too(tmp_path, capsys):
     run = MetricsWriter(str(tmp_path), total_steps=4)
     run.finish({"loss": 2.0, "perplexity": 7.389, "accuracy": 0.5}, {})
@@ -325,6 +339,18 @@ def test_the_training_loss_is_the_same_in_table_picture_and_file(tmp_path, capsy
     assert read_metrics(run.path)[-1]["loss"] == 3.0
     assert written[written.index("training loss") - 1] == "3.000"
     assert "training loss, last line   3.0000\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("of_text, panels", [(2.0, []), (2.5, ["text loss, nats"])])
+def test_a_loss_that_is_the_loss_of_text_too_is_drawn_once(tmp_path, monkeypatch, of_text, panels):
+    pictures = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda picture, *args, **kwargs: pictures.append(picture))
+    run = MetricsWriter(str(tmp_path), total_steps=4)
+    for split in ("train", "valid"):
+        run.log(4, split, example_metrics(4) | {"loss": 2.0, "text_loss": of_text})
+    run.draw()
+    run.close()
+    assert [panel.get_title(loc="left") for panel in pictures[0].axes[3:]] == panels
 
 
 def test_importing_it_brings_in_neither_jax_nor_matplotlib():
@@ -361,13 +387,17 @@ def test_no_bits_per_byte_where_the_loss_is_no_likelihood_of_the_text():
 def test_further_sums_are_means_beside_the_loss_and_the_z_loss_is_part_of_none():
     sums = {"loss": (6.0, 4.0), "accuracy": (1.0, 4.0), "z_loss": (9.0, 4.0), "pair_loss": (3.0, 2.0)}
     metrics = summarize(sums | {"my_share": (0.0, 0.0)})
-    assert metrics["pair_loss"] == 1.5 and metrics["my_share"] == 0.0
+    assert metrics["pair_loss"] == 1.5 and "my_share" not in metrics  # which nothing was asked of
     assert "z_loss" not in metrics and metrics["loss"] == 1.5
 
 
 def test_a_batch_without_targets_has_figures_of_nothing():
-    metrics = summarize({"loss": (0.0, 0.0), "accuracy": (0.0, 0.0)})
-    assert (metrics["loss"], metrics["accuracy"], metrics["perplexity"], metrics["loss_tokens"]) == (0, 0, 1, 0)
+    heads = ("accuracy", "text_loss", "pair_loss", "pair_accuracy", "replaced_loss", "replaced_recall", "bits_per_byte")
+    nothing = {name: (0.0, 0.0) for name in ("loss", *heads)}
+    assert summarize(nothing) == {"loss": 0, "perplexity": 1, "bits_per_token": 0, "loss_tokens": 0}
+    assert summarize_parts([("source=web",)], [nothing]) == {"loss_tokens/source=web": 0}
+    asked = nothing | {"loss": (6.0, 3.0), "replaced_loss": (1.0, 8.0), "replaced_precision": (0.0, 0.0)}
+    assert summarize(asked).keys() == summarize(nothing).keys() | {"replaced_loss", "replaced_fraction"}
 
 
 @pytest.mark.parametrize("loss, finite", [(0.0, 1.0), (700.0, math.exp(700.0)), (1e9, math.exp(700.0))])

@@ -177,21 +177,32 @@ def test_validation_is_of_the_parameters_that_evaluate_parameters_names(experime
 
 
 def test_names_of_moving_averages_and_means_give_them(run):
-    found = {name: load(f"{run}{name}") for name in ("", "@ema", "@ema6", "@best", "@average2")}
+    found = {
+        name: load(f"{run}{name}")
+        for name in ("", "@6", "@ema", "@ema6", "@best", "@average2", "@trained", "@trained6")
+    }
     params = {name: jax.device_get(model.params["token_embedding"]["embedding"]) for name, model in found.items()}
-    for name in ("@ema6", "@best"):  # the loss falls all the time, and is that of the average
+    for name in ("", "@6", "@ema6", "@best"):  # the loss falls all the time, and is that of the average
         np.testing.assert_array_equal(params[name], params["@ema"])
         assert found[name].origin.endswith(", moving average of the parameters"), found[name].origin
-    assert np.abs(params["@ema"] - params[""]).max() > 1e-4
+    for name in ("@trained", "@trained6"):
+        np.testing.assert_array_equal(params[name], stored(run, 6))
+        assert found[name].origin == f"{run}, step 6"
+    assert np.abs(params["@ema"] - params["@trained"]).max() > 1e-4
     np.testing.assert_allclose(params["@average2"], (stored(run, 4) + stored(run, 6)) / 2, rtol=1e-6)
     np.testing.assert_array_equal(params["@ema"], stored(run, 6, folder=EMA))
 
 
-@pytest.mark.parametrize("which", ["@ema", "@average2", "@best", "@4"])
+@pytest.mark.parametrize("which", ["@ema", "@average2", "@best", "@4", "@trained4"])
 def test_an_export_is_of_what_its_name_stands_for(run, tmp_path, which):
     origin = find_origin(f"{run}{which}")
     export_workdir(str(run), str(tmp_path / "out"), origin.steps, folder=origin.folder)
-    expected = {"@ema": stored(run, 6, folder=EMA), "@best": stored(run, 6, folder=EMA), "@4": stored(run, 4)}
+    expected = {
+        "@ema": stored(run, 6, folder=EMA),
+        "@best": stored(run, 6, folder=EMA),
+        "@4": stored(run, 4, folder=EMA),
+    }
+    expected["@trained4"] = stored(run, 4)
     expected["@average2"] = ((stored(run, 4).astype(np.float64) + stored(run, 6)) / 2).astype(np.float32)
     np.testing.assert_array_equal(
         load_file(tmp_path / "out" / "model.safetensors")["transformer.wte.weight"], expected[which]

@@ -63,15 +63,6 @@ def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):
         assert found["train longer"][3:-1] == ["--config.train.steps=80", *flags, "--extend"]
 
 
-def test_a_run_that_validates_its_moving_average_offers_that(workdir):
-    workdir("run", "gpt")
-    path = pathlib.Path("run", "config.json")
-    path.write_text(path.read_text().replace('"trained"', '"ema"'))
-    found = commands(next_steps.after_training("run", []))
-    assert found["evaluate"][-1] == "--from=run@ema"
-    assert found["export to transformers"][-2:] == ["--workdir=run@ema", "--to=run-huggingface"]
-
-
 def test_a_model_that_cannot_be_exported_is_not_offered_to_be(workdir):
     workdir("run", "t5")
     text = next_steps.after_training("run", [])

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.config import Generator, UserError
+from pretrainax.config import Generator, RunFailed, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import (
+    CausalLM,
     MaskedLM,
     NextSentencePrediction,
     ObjectiveMixture,
+    PrefixLM,
     ReplacedTokenDetection,
     SequentialDenoising,
     SpanCorruption,
@@ -29,7 +31,7 @@ from pretrainax.data.sources import SourceMixture, TextFiles
 from pretrainax.inference.origin import find_origin
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.training import header, loop
+from pretrainax.training import finish, header, loop
 from pretrainax.training.metrics import add_up, read_metrics, summarize
 from pretrainax.training.setup import build_run
 from tests.support import tiny
@@ -90,7 +92,8 @@ def test_the_best_checkpoint_of_an_electra_follows_the_discriminator(unlearning)
 def test_run_json_has_all_figures_and_the_best_of_the_one_that_counts(unlearning):
     first, last = (read_run_json(str(unlearning / "checkpoints" / step)) for step in ("2", "6"))
     valid = lines(unlearning, "valid")[0]
-    assert first["metrics"] == {name: value for name, value in valid.items() if name not in ("step", "split")}
+    beside = ("step", "split", "text_tokens", "text_bytes", "tokens", "flops")  # where the run stood then
+    assert first["metrics"] == {name: value for name, value in valid.items() if name not in beside}
     assert last["extra"]["select_by"] == "replaced_loss" and last["extra"]["best_loss"] == valid["replaced_loss"]
     assert last["extra"]["evaluations_since_best"] == 2  # what patience counts
 
@@ -152,7 +155,12 @@ def of_pairs(texts, text, cache):
     return mixed("bert", NextSentencePrediction(), texts, text, cache)
 
 
-@pytest.fixture(params=["of_spans", "of_pairs"])
+@pytest.fixture(scope="module")
+def of_causal(texts, text, cache):
+    return mixed("gpt", ObjectiveMixture((CausalLM(),), (1.0,)), texts, text, cache)
+
+
+@pytest.fixture(params=["of_spans", "of_pairs", "of_causal"])
 def mixture(request):
     return request.getfixturevalue(request.param)
 
@@ -191,6 +199,17 @@ def test_the_figures_of_a_part_are_those_of_its_rows_alone(mixture):
             if name not in ("perplexity", "bits_per_token"):
                 factor = 8 if name == "loss_tokens" else 1
                 assert factor * found[f"{name}/{part}"] == pytest.approx(value, rel=1e-5), (name, part)
+
+
+def test_a_mixture_of_causal_objectives_has_bits_per_byte_of_each_source(of_causal):
+    run, params = of_causal
+    sources = [part for (part,) in run.validation_parts]
+    names = ["bits_per_byte", *(f"bits_per_byte/{source}" for source in sources)]
+    assert len(names) == 3 and all(found > 0 for found in map(validated(run, params).get, names))
+    for name in names:
+        run.experiment.evaluate.select_by = name
+        validate(run.experiment)
+    run.experiment.evaluate.select_by = ""
 
 
 def test_a_source_has_its_share_of_the_rows_and_each_objective_too(of_spans):
@@ -240,6 +259,23 @@ def test_validation_asks_its_own_objective(other_rate):
     assert dict(header.rows(run))["validation"] == "MaskedLM()"
 
 
+def test_what_validation_asks_is_measured_and_checked_before_the_first_step(other_rate, monkeypatch):
+    (run, _), plain = other_rate
+    said = {}
+    for each in (run, plain):
+        rows = []
+        with jax.set_mesh(each.mesh):
+            header.show(each, SimpleNamespace(header=rows.extend), [])
+        said[each is run] = [line for name, line in rows if name == "measured"]
+    assert len(said[True]) == 2 and said[True][1].startswith("in validation MaskedLM: mask rate 0.1")
+    assert said[False] == said[True][:1]
+    rows_of_30_percent = lambda row: (MaskedLM(), plain.train_batches.examples(row)[1])  # noqa: E731
+    monkeypatch.setattr(run.valid_batches, "examples", rows_of_30_percent)
+    with pytest.raises(RunFailed, match=r"mask rate 0\.[23].* asked is 0\.15 .* config\.evaluate\.objective"):
+        with jax.set_mesh(run.mesh):
+            header.show(run, SimpleNamespace(header=lambda rows: None), [])
+
+
 def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
     (run, _), plain = other_rate
     assert run.valid_batches[0]["targets"].shape != plain.valid_batches[0]["targets"].shape
@@ -248,6 +284,37 @@ def test_the_batches_of_training_are_the_same_bit_for_bit(other_rate):
         assert batch.keys() == same.keys()
         for name in batch:
             np.testing.assert_array_equal(batch[name], same[name], strict=True)
+
+
+@pytest.mark.parametrize(
+    "trained, asked, reason",
+    [
+        (CausalLM(), PrefixLM(), "none: the loss of PrefixLM is no likelihood of the text"),
+        (PrefixLM(), CausalLM(), None),
+        (
+            CausalLM(),
+            ObjectiveMixture((CausalLM(), PrefixLM()), (1.0, 1.0)),
+            "none: the loss of PrefixLM is no likelihood of the text",
+        ),
+    ],
+)
+def test_bits_per_byte_are_there_or_the_reason_is_by_what_validation_asks(trained, asked, reason, text, cache):
+    experiment = config("gpt", trained, text, cache)
+    experiment.evaluate.objective = asked
+    run, _ = built(experiment)
+    assert ("target_bytes" in run.valid_batches[0]) == (reason is None)
+    with jax.set_mesh(run.mesh):
+        assert dict(run.describe()).get("bits per byte") == reason
+
+
+def test_the_baseline_has_the_form_of_what_validation_asks(text, cache):
+    """It is that of a run that trains what validation asks, on the same text."""
+    asked, found = SpanCorruption(noise_density=0.5, mean_span_length=2.0), []
+    for trained, own in ((SpanCorruption(), asked), (asked, None)):
+        experiment = config("t5", trained, text, cache)
+        experiment.evaluate.objective, experiment.evaluate.batches = own, 2
+        found.append(finish._baseline(built(experiment)[0], SimpleNamespace(requested=False)))
+    assert found[0] == pytest.approx(found[1], rel=1e-3)  # how often the text is read, beside one that is smoothed over
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------

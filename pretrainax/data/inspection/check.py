@@ -39,7 +39,7 @@ def measure(batches: Any, rows: int = _ROWS, step: Optional[int] = None) -> Meas
 
     step: the updates before the first of them; None: those before the first batch.
     """
-    rows = max(1, min(rows, _TOKENS // max(batches.lengths.raw, 1)))
+    rows = max(1, min(rows, _ROWS, _TOKENS // max(batches.lengths.raw, 1)))
     by_objective: dict[int, tuple[Objective, list[Example]]] = {}
     made = []
     first = (batches.first_step if step is None else step) * batches.global_batch_size
@@ -59,16 +59,17 @@ def measure(batches: Any, rows: int = _ROWS, step: Optional[int] = None) -> Meas
     return Measured(groups, rows, statistics, fill, batches.statistics())
 
 
-def check(measured: Measured, objective: Objective) -> None:
+def check(measured: Measured, objective: Objective, path: str = "config.objective") -> None:
     """Raises UserError where rows have no loss token, and RunFailed where a rate is not the one asked for.
 
-    objective: that of the config, for the field to set.
+    objective, path: that of the config and its field, for the field to set.
     """
     for stat in measured.statistics:
         if stat.is_off:
+            fields = " or ".join([*_fields(objective, path), "config.data.sequence_length"])
             raise UserError(
                 f"{stat.measured:.1%} of {measured.rows} rows have no loss token, {type(objective).__name__} leaves "
-                f"nothing to predict there: raise {' or '.join([*_fields(objective), 'config.data.sequence_length'])}, "
+                f"nothing to predict there: raise {fields}, "
                 "or see in python -m pretrainax.inspect --config=... whether they are all unknown tokens"
             )
     for group in measured.groups:
@@ -77,7 +78,7 @@ def check(measured: Measured, objective: Objective) -> None:
                 raise RunFailed(
                     f"{group.name} has {stat.name} {stat.measured:.4g} in {len(group.examples):,} examples, "
                     f"asked is {stat.asked:.4g} within {stat.tolerance:.2g}; see python -m pretrainax.inspect "
-                    f"--config=..., and {stat.advice or 'compare config.objective with the text'}"
+                    f"--config=..., and {stat.advice or f'compare {path} with the text'}"
                 )
 
 
@@ -129,7 +130,7 @@ def _row_statistics(
     return statistics, inputs / room
 
 
-def _fields(objective: Any, path: str = "config.objective") -> Iterator[str]:
+def _fields(objective: Any, path: str) -> Iterator[str]:
     """Yields the paths of the fields that say how much is predicted."""
     for field in dataclasses.fields(objective):
         value = getattr(objective, field.name)

@@ -172,9 +172,10 @@ class Objective(kinds.Objective):
             )
         sources = experiment.data.source.components()
         own = ("loss", "accuracy", "text_loss", "text_accuracy", *asked.head_figures)
+        own += ("bits_per_byte",) if asked.is_likelihood else ()
         if all(source.pairs for source in sources) and experiment.model.family != "encoder":
             own += ("sequence_accuracy",)
-        whole = ("perplexity", "bits_per_token", *(("bits_per_byte",) if asked.is_likelihood else ()))
+        whole = ("perplexity", "bits_per_token")
         parts = dict.fromkeys(part for parts in parts_of_streams(sources, asked) for part in parts)
         if figure and figure not in (allowed := [*own, *whole, *(f"{name}/{part}" for name in own for part in parts)]):
             yield f"config.evaluate.select_by is {figure!r}, {nearest(figure, allowed)}"

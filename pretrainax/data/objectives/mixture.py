@@ -48,6 +48,10 @@ class ObjectiveMixture(Objective):
         return figures.pop() if len(figures) == 1 else super().select_by
 
     @property
+    def is_likelihood(self) -> bool:
+        return all(objective.is_likelihood for objective in self._used)
+
+    @property
     def head_figures(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(figure for objective in self._used for figure in objective.head_figures))
 

@@ -28,6 +28,7 @@ class FakeBatches:
     """Rows of 8 tokens; `rows` lists the loss weights of the examples of each row."""
 
     vocabulary, lengths, global_batch_size = Vocabulary(size=10, pad=0, unk=1), Lengths(8, 8, 8), 4
+    first_step = 0
 
     def __init__(self, rows, objectives=None):
         self.made, self.objectives = rows, objectives or [Half()]
@@ -118,6 +119,8 @@ def test_rows_without_a_loss_token_name_the_field():
         check(measured, Half())
     with pytest.raises(UserError, match=r"raise config\.data\.sequence_length, or see"):
         check(measured, CausalLM())
+    with pytest.raises(UserError, match=r"raise config\.evaluate\.objective\.mask_rate or"):
+        check(measured, Half(), "config.evaluate.objective")
 
 
 def test_the_field_of_an_inner_objective_is_named():
