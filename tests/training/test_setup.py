@@ -59,7 +59,7 @@ def run_on(platform, experiment, length=512, **sizes):
             peers=None,
             batch_shapes=shapes,
             train_batches=None,
-            valid_batches=None,
+            valid_batches=types.SimpleNamespace(no_target_bytes=""),
             **build_steps(experiment, shapes, mesh)._asdict(),
         )
 
