@@ -58,7 +58,7 @@ def _of_names():
         ("main", [TINY, "--config.train.steps.x=5"], "config.train.steps has no field 'x'"),
         ("main", [TINY, "--config.=5"], "config has no field ''"),
         ("main", [TINY, "--config.train..steps=5"], "config.train has no field ''"),
-        ("main", [TINY, "--config.data.source[0]=5"], "no field 'source[0]'"),
+        ("main", [TINY, "--config.data.source[0]=5"], "config.data.source[0]: it has no parts"),
         ("main", [TINY, "--config.model.generator.d_model=5"], "config.model.generator is None; give it first"),
         ("main", [TINY, "--noconfig.model.usebias"], "did you mean 'use_bias'"),
         ("main", [TINY, steps], "needs a value"),
