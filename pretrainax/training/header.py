@@ -136,6 +136,11 @@ def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterat
                 f"{FEW_EPOCHS} times a language model learns ever less from it (Muennighoff et al. 2023, arXiv "
                 "2305.16264): set config.data.source to more text, or config.train.steps to fewer steps"
             )
+    if (experiment.layers.frozen or experiment.layers.frozen_embeddings) and not experiment.checkpoint.init_from:
+        yield (
+            f"FROZEN AT RANDOM: config.layers has {experiment.layers.describe()}, and config.checkpoint.init_from "
+            "gives no parameters: what is frozen stays as it is drawn"
+        )
     if warmup > train.steps:
         peak = experiment.optimizer.learning_rate
         yield (
