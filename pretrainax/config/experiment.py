@@ -116,6 +116,11 @@ class LayersConfig:
     unfreeze_every: int = 0
     unfreeze_warmup: int = 0  # steps in which the rate of such a layer rises to its own
 
+    def last_start(self, model: ModelConfig) -> int:
+        """Returns how many steps are made before all is trained that is not frozen."""
+        blocks = max(model.stack_blocks)
+        return self.unfreeze_every * (blocks - self.frozen if self.frozen_embeddings else blocks + 1)
+
     def describe(self) -> str:
         """Returns what is not as by default, for people; "" where all layers are trained alike."""
         blocks = "the first block" if self.frozen == 1 else f"the first {self.frozen} blocks"

@@ -182,19 +182,10 @@ def _layer_problems(e: Experiment) -> Iterator[str]:
             f"config.layers.unfreeze_warmup is {layers.unfreeze_warmup}, and no layer waits for it: set "
             "config.layers.unfreeze_every; of all layers together the warm-up is config.schedule.warmup_steps"
         )
-    sizes = [m.num_layers, *[m.decoder_layers] * (m.family == "encoder_decoder")]
-    blocks = [1 if m.share_layers else size for size in sizes if size != AUTO]
-    if blocks and not 0 <= layers.frozen <= min(blocks):
-        most = f"{min(blocks)}, the blocks of a stack" + ", which are one by config.model.share_layers" * m.share_layers
+    if not 0 <= layers.frozen <= min(m.stack_blocks):
+        shared = ", which are one by config.model.share_layers" * m.share_layers
+        most = f"{min(m.stack_blocks)}, the blocks of a stack{shared}"
         yield f"config.layers.frozen is {layers.frozen}, it must be from 0 to {most}"
-    waiting = [size - layers.frozen for size in blocks] if layers.frozen_embeddings else [size + 1 for size in blocks]
-    if layers.unfreeze_every > 0 and (start := layers.unfreeze_every * max(waiting, default=0)) >= e.train.steps:
-        lowest = "the lowest block that is not frozen" if layers.frozen_embeddings else "the embeddings"
-        yield (
-            f"config.layers.unfreeze_every is {layers.unfreeze_every}: {lowest} would be trained after {start:,} "
-            f"steps, and config.train.steps is {e.train.steps:,}: set it lower, or freeze what is not to be trained "
-            "by config.layers.frozen and frozen_embeddings"
-        )
 
 
 def _spike_problems(e: Experiment) -> Iterator[str]:

@@ -126,7 +126,7 @@ class Comparison:
         if self.won is not None:
             assert self.won.median is not None
             values = ", ".join(f"{field}={value}" for field, value in self.won.values.items())
-            lines.append(f"best: {values}, with a median of {self.won.median:.4f} over {len(self.won.figures)} seeds")
+            lines.append(f"best: {values}, with a median of {self.won.median:.4f}")
         return "\n".join([*lines, *(f"WARNING: {line}" for line in self.edges)])
 
     def _row(self, result: Result, workdir: str) -> list[str]:

@@ -190,6 +190,7 @@ def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cach
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "seed-0" / "goodput.json").read_text() == first
     assert "run 1 of 2, seed-0: done" in done.stderr and "resumed at step" in done.stderr
+    assert "tokenizing" not in done.stderr
     content, seeds = json.loads((tmp_path / "runs.json").read_text()), []
     for i, row in enumerate(content["runs"]):
         workdir = tmp_path / f"seed-{i}"
