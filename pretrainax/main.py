@@ -21,8 +21,8 @@ import time
 from absl import flags
 
 from pretrainax import cli
-from pretrainax.config import Experiment, UserError, grid
-from pretrainax.runtime.signals import PREEMPTED, end_with_parent
+from pretrainax.config import Experiment, RunFailed, UserError, grid
+from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
 
 _EXTEND = flags.DEFINE_bool("extend", False, "Go on past the planned end with another learning rate than until there")
 _SEEDS = flags.DEFINE_integer("seeds", None, "So many runs, with seeds from config.train.seed on", lower_bound=1)
@@ -53,7 +53,7 @@ def main() -> int:
     )
     if code == 0 and cluster.distributed_state().process_id == 0:
         print(next_steps.after_training(workdir, sys.argv[1:]), file=sys.stderr)
-    elif code == PREEMPTED and not cluster.is_one_of_many():
+    elif code == PREEMPTED and not cluster.is_one_of_many() and PARENT not in os.environ:  # which says how itself
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
 
@@ -61,17 +61,18 @@ def main() -> int:
 def _train_grid(experiment: Experiment, workdir: str) -> int:
     """Makes the runs that --seeds and --sweep ask for."""
     from pretrainax.runtime import cluster
-    from pretrainax.training import grid_runs, next_steps
 
     if cluster.is_one_of_many():
         raise UserError("--seeds and --sweep are for one process: start the runs of several processes one by one")
+    from pretrainax.training import grid_runs, next_steps
+
     words = flags.FLAGS.read_flags_from_files(sys.argv)[1:]  # with what a --flagfile has
     runs = grid.grid_of(experiment, _SEEDS.value, _SWEEP.value)
     if _SEEDS.value is not None:
         print(f"pretrainax: {grid.what_differs(experiment)}", file=sys.stderr)
     own = next_steps.without(words, ["workdir", "seeds", "sweep"], ["extend"])
     code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value)
-    if code == PREEMPTED:
+    if code in (PREEMPTED, RunFailed.exit_code):
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
 

@@ -117,12 +117,14 @@ class Comparison:
         fields = list(self.groups[0].values)
         lines = [
             f"{len(rows)} runs by validation {self.figure}, {better} is better; spread: standard deviation over seeds",
-            text_table([_RUN, *rows], indent="  "),
+            text_table([_RUN, *rows], "<>>><", indent="  "),
             "",
-            text_table([[*fields, *_GROUP], *groups], indent="  "),
+            text_table([[*fields, *_GROUP], *groups], "<" * len(fields) + ">", indent="  "),
         ]
-        if failed := [r.run.name for r in self.results if r.exit_code and r.value is None]:
-            lines.append(f"failed, and counted as worse than any: {', '.join(failed)}")
+        lost = [r for r in self.results if r.exit_code is not None and r.value is None]
+        if lost:
+            names = ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost)
+            lines.append(f"without a figure, and counted as worse than any: {names}")
         if self.won is not None:
             assert self.won.median is not None
             values = ", ".join(f"{field}={value}" for field, value in self.won.values.items())

@@ -58,7 +58,8 @@ def test_a_run_that_failed_counts_as_worse_than_any():
     found = compared([3, 1, 3, 1, 3, None, 3, None], ["optimizer.learning_rate=1e-3,1"], seeds=4)
     assert [group.median for group in found.groups] == [3, None]  # between 1 and what has failed
     assert found.won.values == {"optimizer.learning_rate": "1e-3"}
-    assert "failed, and counted as worse than any: learning_rate=1,seed-2, learning_rate=1,seed-3" in found.table("x")
+    lost = "learning_rate=1,seed-2 (exit code 1), learning_rate=1,seed-3 (exit code 1)"
+    assert f"without a figure, and counted as worse than any: {lost}\n" in found.table("x")
     assert "2 of 4" in found.table("x")
     assert json.loads(json.dumps(found.to_json()))["groups"][1] == {
         "values": {"optimizer.learning_rate": "1"},
@@ -81,7 +82,7 @@ def test_seeds_alone_have_a_median_and_nothing_that_won():
 
 def test_a_grid_of_which_all_failed_has_a_table_too():
     found = compared([None, None], [], seeds=2)
-    assert found.won is None and "failed, and counted" in found.table("runs")
+    assert found.won is None and "without a figure, and counted" in found.table("runs")
 
 
 def test_the_best_checkpoint_is_by_the_figure_of_those_that_have_it(tmp_path):

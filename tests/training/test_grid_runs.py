@@ -93,7 +93,7 @@ def test_what_is_done_is_not_made_again_unless_it_is_asked_for_otherwise(grid, c
 def test_a_run_that_fails_is_tried_again_and_the_others_are_made(grid, capfd):
     assert grid.names(3, {"seed-0": 1, "seed-1": -signal.SIGKILL}) == (1, ["seed-0", "seed-1", "seed-2"])
     told = capfd.readouterr().err
-    assert "killed by SIGKILL" in told and "failed, and counted as worse than any: seed-0, seed-1" in told
+    assert "killed by SIGKILL" in told and "worse than any: seed-0 (exit code 1), seed-1 (exit code 1)" in told
     content = json.loads((grid.folder / "runs.json").read_text())
     assert [row["exit_code"] for row in content["runs"]] == [1, 1, 0]
     assert grid.names(3) == (0, ["seed-0", "seed-1"])
@@ -174,6 +174,13 @@ def test_a_grid_that_is_killed_takes_its_run_with_it(grid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert not (grid.folder / "asked").exists()
+
+
+def test_a_grid_in_several_processes_is_refused(tmp_path, text, cache):
+    args = command("tests/support/tiny.py:gpt", tmp_path / "runs", text, cache, "--seeds=2")
+    done = run(args, ENV | {"JAX_NUM_PROCESSES": "2"})
+    assert done.returncode == 2 and "--seeds and --sweep are for one process" in last_line(done)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cache):
