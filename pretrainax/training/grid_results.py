@@ -42,8 +42,8 @@ class Group(NamedTuple):
     """The runs of one value of each field that is swept: those of all seeds."""
 
     values: dict[str, str]
-    figures: tuple[Optional[float], ...]  # of its runs; None: it failed, or has none yet
-    median: Optional[float]  # a run without a figure counts as worse than any; None: it is of such a one
+    figures: tuple[Optional[float], ...]  # of its runs that have ended; None: it has failed
+    median: Optional[float]  # one that has failed counts as worse than any; None: it is that of such a one
     spread: Optional[float]  # standard deviation of those that have one (n - 1)
 
     @property
@@ -68,9 +68,9 @@ class Comparison:
         self.groups = [self._group(values) for values in kinds.values()]
 
     def _group(self, values: dict[str, str]) -> Group:
-        figures = tuple(r.value for r in self.results if r.run.values == values)
+        figures = tuple(r.value for r in self.results if r.run.values == values and r.exit_code is not None)
         worst = -math.inf if self.larger else math.inf
-        median = statistics.median(worst if value is None else value for value in figures)
+        median = statistics.median([worst if value is None else value for value in figures] or [worst])
         known = [value for value in figures if value is not None]
         spread = statistics.stdev(known) if len(known) > 1 else None
         return Group(values, figures, median if math.isfinite(median) else None, spread)
@@ -122,8 +122,7 @@ class Comparison:
             text_table([[*fields, *_GROUP], *groups], "<" * len(fields) + ">", indent="  "),
         ]
         lost = [r for r in self.results if r.exit_code is not None and r.value is None]
-        if lost:
-            names = ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost)
+        if names := ", ".join(f"{r.run.name} (exit code {r.exit_code})" for r in lost):
             lines.append(f"without a figure, and counted as worse than any: {names}")
         if self.won is not None:
             assert self.won.median is not None

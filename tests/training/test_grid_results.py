@@ -67,6 +67,15 @@ def test_a_run_that_failed_counts_as_worse_than_any():
     }
 
 
+def test_a_run_that_has_not_ended_counts_nowhere():
+    results = compared([3, 1, 3, 2], ["optimizer.learning_rate=1e-3,1"], seeds=2).results
+    found = Comparison([*results[:2], Result(results[2].run), Result(results[3].run)])
+    assert [(group.median, len(group.figures)) for group in found.groups] == [(3, 1), (1, 1)]
+    found = Comparison([results[0], *(Result(result.run) for result in results[1:])])
+    assert found.won.values == {"optimizer.learning_rate": "1e-3"}
+    assert [row["exit_code"] for row in found.to_json()["runs"]] == [0, None, None, None]
+
+
 def test_seeds_alone_have_a_median_and_nothing_that_won():
     found = compared([1, 2, 4], [])
     assert found.won is None and found.edges == []
