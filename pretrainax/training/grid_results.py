@@ -1,4 +1,4 @@
-"""What came out of the runs of a grid: the best checkpoint of each, medians and spreads over seeds, the best values."""
+"""Compares the runs of a grid: the best checkpoint of each, medians and spreads over seeds, and the best values."""
 
 import math
 import os
@@ -15,7 +15,7 @@ _RUN, _GROUP = ("run", "exit", "best", "step", "checkpoint"), ("runs", "median",
 
 
 class Result(NamedTuple):
-    """What came out of one run so far."""
+    """Holds what one run has come to so far."""
 
     run: GridRun
     exit_code: Optional[int] = None  # None: it has not ended yet
@@ -39,7 +39,7 @@ def result_of(run: GridRun, directory: str, exit_code: Optional[int]) -> Result:
 
 
 class Group(NamedTuple):
-    """The runs of one value of each field that is swept: those of all seeds."""
+    """Holds the figures of one value of each field that is swept, over all seeds."""
 
     values: dict[str, str]
     figures: tuple[Optional[float], ...]  # of its runs that have ended; None: it has failed
