@@ -14,7 +14,7 @@ from pretrainax.config.grid import grid_of
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.training import grid_runs
 from tests.support import tiny
-from tests.support.runs import ENV, ROOT, SAVING, command, last_line, lines, run, start
+from tests.support.runs import ENV, ROOT, command, last_line, lines, run, start
 
 # Stands in for pretrainax.main: writes down its words, and ends as the file `codes` beside its workdir says.
 PROGRAM = """
@@ -184,10 +184,10 @@ def test_a_grid_in_several_processes_is_refused(tmp_path, text, cache):
 
 
 def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cache):
-    flags = ["--seeds=2", SAVING, "--config.evaluate.every=20", "--config.evaluate.batches=1"]
+    flags = ["--seeds=2", "--config.evaluate.every=20", "--config.evaluate.batches=1"]
     args = command("tests/support/tiny.py:gpt", tmp_path, text, cache, *flags)
     process = start(args)
-    while not (tmp_path / "seed-1" / "checkpoints" / "2").exists():
+    while not (tmp_path / "seed-1" / "checkpoints" / "5").exists():
         assert process.poll() is None
         time.sleep(0.002)
     process.kill()
