@@ -16,6 +16,7 @@ from pretrainax.config.experiment import (
     DataConfig,
     EvaluateConfig,
     Experiment,
+    LayersConfig,
     MeshConfig,
     TrainConfig,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "EvaluateConfig",
     "Experiment",
     "Generator",
+    "LayersConfig",
     "LearnedPositions",
     "LinearScaling",
     "LongContextScaling",

@@ -101,6 +101,38 @@ class TrainConfig:
 
 
 @dataclasses.dataclass
+class LayersConfig:
+    """Says which layers are trained, how fast and from when on: for a model that has been trained before.
+
+    No layer is above the heads and the last norm. Below them are the blocks of each stack, the last one first, and
+    below these the embeddings, with all else that the blocks share. ALBERT's blocks are one layer.
+    """
+
+    # a layer's rate is the schedule's, times this to the power of the layers above it (ELECTRA: 0.8; ULMFiT: 1 / 2.6)
+    rate_decay: float = 1.0
+    frozen_embeddings: bool = False  # embeddings, and all else that the blocks share, stay as they are
+    frozen: int = 0  # blocks of each stack, from the first, that stay as they are
+    # steps after which the next layer is trained too, from above (ULMFiT: those of an epoch); 0: all are from the start
+    unfreeze_every: int = 0
+    unfreeze_warmup: int = 0  # steps in which the rate of such a layer rises to its own
+
+    def last_start(self, model: ModelConfig) -> int:
+        """Returns how many steps are made before all is trained that is not frozen."""
+        blocks = max(model.stack_blocks)
+        return self.unfreeze_every * (blocks - self.frozen if self.frozen_embeddings else blocks + 1)
+
+    def describe(self) -> str:
+        """Returns what is not as by default, for people; "" where all layers are trained alike."""
+        blocks = "the first block" if self.frozen == 1 else f"the first {self.frozen} blocks"
+        frozen = ["the embeddings"] * self.frozen_embeddings + [blocks] * bool(self.frozen)
+        said = [f"rate · {self.rate_decay:g}^(layers above)"] * (self.rate_decay != 1.0)
+        said += [f"{' and '.join(frozen)} frozen"] * bool(frozen)
+        rises = f", each over {self.unfreeze_warmup:,} steps" * bool(self.unfreeze_warmup)
+        said += [f"one more from above every {self.unfreeze_every:,} steps{rises}"] * bool(self.unfreeze_every)
+        return "; ".join(said)
+
+
+@dataclasses.dataclass
 class EvaluateConfig:
     """Says when a run is measured, and on how much of the validation text."""
 
@@ -148,6 +180,7 @@ class Experiment:
     schedule: Schedule  # the learning rate of each step
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # how the devices share the work
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
+    layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # which are trained, and how fast
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
     phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one

@@ -24,6 +24,7 @@ from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.models import flops
+from pretrainax.optim.layers import by_layer, count_trained
 from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
@@ -226,6 +227,7 @@ class Run:
             *(self._describe_phases() if self.phases else [("batch", self._describe_batch())]),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
+            *self._describe_layers(),
             *self._describe_ema(),
             ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if self.phases else self._describe_flops()),
             *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
@@ -248,6 +250,11 @@ class Run:
             yield part.phase.name, f"{part.phase.what}; {part._describe_batch()}, FLOPs {part._describe_flops()}"
         length, rows = self.experiment.data.sequence_length, self.experiment.train.global_batch_size
         yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
+
+    def _describe_layers(self) -> Iterator[tuple[str, str]]:
+        if said := self.experiment.layers.describe():
+            count = count_trained(self.experiment.layers, self.abstract_state.params)
+            yield "layers", f"{said}; {count:,} of {self.parameters:,} parameters are trained"
 
     def _describe_ema(self) -> Iterator[tuple[str, str]]:
         decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
@@ -288,11 +295,12 @@ def build_steps(
     with collect_attention_specs() as attention_specs:
         params = train_step.abstract_params(model, batch_shapes)
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
-    optimizer = experiment.optimizer.build(schedule, params)
+    chosen, layers = experiment.optimizer, experiment.layers
+    optimizer = by_layer(layers, chosen, chosen.build(schedule, params), params)
     return Steps(
         model=model,
         optimizer=optimizer,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, experiment.optimizer),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
         attention_specs=attention_specs,

@@ -15,10 +15,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
-from pretrainax.config import TrainConfig
+from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
 from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.optim.layers import only_trained
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
@@ -134,6 +135,7 @@ def make_train_step(
     train: TrainConfig,
     mesh: Mesh,
     chosen: Optional[Optimizer] = None,
+    layers: Optional[LayersConfig] = None,
 ) -> jax.stages.Wrapped:
     """Returns the jitted update `(state, batch) -> (state, metrics)`.
 
@@ -145,6 +147,7 @@ def make_train_step(
       schedule: gives the learning rate that is reported.
       chosen: of the config, which says where gradients are taken and whether more of them are asked for; None: at the
         parameters, and no.
+      layers: of the config, which says what is frozen: its gradient is zero; None: nothing is.
 
     Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
     of, where it says so; "gradient_norm", before clipping; "learning_rate";
@@ -159,6 +162,7 @@ def make_train_step(
         keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys)
+        gradients = only_trained(layers or LayersConfig(), gradients)
         more = {"gradients_at": lambda at: compute_gradients(at, batch, keys)[0]} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))

@@ -35,6 +35,7 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
     """Returns the table; the files that it speaks of are written to `folder`."""
     return [
         *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
+        *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
         *(Mistake(command, tuple(words), said) for command, words, said in _of_paths()),
         *(Mistake("main", (f"--config={given}",), said) for given, said in _of_config_files(folder)),
@@ -100,6 +101,22 @@ def _of_names():
         ("generate", [TINY, "a"], "--config is not for this command"),
         ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
         ("generate", ["--from=no/such/run", "a"], "no/such/run"),
+    ]
+
+
+def _of_grids():
+    """What asks for several runs, and is none or too many."""
+    return [
+        (["--seeds=0"], "--seeds"),
+        (["--seeds=many"], "--seeds"),
+        (["--seeds=2", "--sweep=train.seed=1,2"], "is what --seeds does"),
+        (["--sweeps=train.steps=1,2"], "did you mean 'sweep'"),
+        (["--sweep=train.steps"], "give a field and its values"),
+        (["--sweep=steps=1,2"], "did you mean --config.train.steps"),
+        (["--sweep=train.steps=1,0"], "steps=0: config.train.steps is 0, it must be at least 1"),
+        *((["--sweep", f"model.layer_pattern={value}"], "--sweep=model.layer_pattern=") for value in DEEP),
+        *((["--sweep", f"train.steps=1,{value}"], "train.steps") for value in HUGE),
+        *(([f"--seeds={value}"], "--seeds") for value in HUGE),
     ]
 
 
