@@ -16,6 +16,7 @@ from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, ne
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.origin import Origin, find_origin
 from pretrainax.interop.directories import check_rows, evaluation_of
+from pretrainax.interop.start import load_tuned
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models import electra
@@ -82,7 +83,10 @@ def _of_run(
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
     abstract, mesh = _placed(experiment.model, mesh)
-    return experiment, tokenizer, load_steps(origin.steps, abstract, origin.folder), mesh
+    if experiment.tuning is None:
+        return experiment, tokenizer, load_steps(origin.steps, abstract, origin.folder), mesh
+    params = load_tuned(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    return dataclasses.replace(experiment, tuning=None), tokenizer, params, mesh  # which are merged
 
 
 def _of_huggingface(

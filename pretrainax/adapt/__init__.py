@@ -1,0 +1,9 @@
+"""Trains a few parameters of a model that else stays as it is: low-rank updates, vectors, biases, heads, prompts."""
+
+from pretrainax.adapt.adapted import FROZEN, Adapted, adapted, plain
+from pretrainax.adapt.lora import LoRA
+from pretrainax.adapt.parts import BitFit, HeadAlone
+from pretrainax.adapt.rescaling import IA3
+from pretrainax.adapt.tuning import Tuning
+
+__all__ = ["FROZEN", "IA3", "Adapted", "BitFit", "HeadAlone", "LoRA", "Tuning", "adapted", "plain"]
