@@ -11,10 +11,9 @@ import flax.linen as nn
 import jax
 
 from pretrainax.adapt.tuning import Flat, Tuning, flat, nested
-from pretrainax.config import Experiment, ModelConfig
+from pretrainax.config import Experiment, ModelConfig, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.linear import Linear
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree
@@ -53,9 +52,9 @@ class Adapted:
         """Returns the parameters of the model that are not trained; arrays, or shapes."""
         return nested({path: x for path, x in flat(params).items() if not self._trains(path)})
 
-    def merged(self, params: PyTree, frozen: PyTree) -> PyTree:
-        """Returns the parameters of the plain model that computes the same, where `tuning.has_parts`."""
-        return nested(self.tuning.merged(_joined(params, frozen)))
+    def merged(self, params: PyTree, frozen: PyTree) -> tuple[AnyModel, PyTree]:
+        """Returns the plain model and the parameters that compute the same; this one where no plain model does."""
+        return self.model if self.tuning.is_mergeable else self, nested(self.tuning.merged(_joined(params, frozen)))
 
     def apply(
         self,
@@ -64,16 +63,16 @@ class Adapted:
         *,
         deterministic: bool,
         rngs: Optional[dict[str, jax.Array]] = None,
+        **asked: object,
     ) -> Outputs:
-        params = nested(_joined(variables["params"], variables.get(FROZEN, {})))
-
-        def around(call, args, kwargs, context):
-            if isinstance(context.module, Linear) and context.method_name == "__call__":
-                return self.tuning.around(context.module, call, *args, training=not deterministic)
-            return call(*args, **kwargs)
-
-        with nn.intercept_methods(around):
-            return self.model.apply({"params": params}, batch, deterministic=deterministic, rngs=rngs)
+        if asked:
+            raise UserError(
+                f"a model with {self.tuning} can be trained, evaluated and scored; it cannot write or give embeddings"
+            )
+        params = nested(self.tuning.expanded(_joined(variables["params"], variables.get(FROZEN, {}))))
+        with nn.intercept_methods(self.tuning.interceptor(batch, training=not deterministic)):
+            longer = self.tuning.extended(batch, self.config)
+            return self.model.apply({"params": params}, longer, deterministic=deterministic, rngs=rngs)
 
     def _trains(self, path: str) -> bool:
         heads = head_modules(self.config)

@@ -43,5 +43,5 @@ class IA3(Tuning):
                 continue
             params[f"{path}/kernel"] = jax.vmap(lambda kernel, vector: kernel * beside(vector, kernel))(kernel, vector)
             if f"{path}/bias" in params:
-                params[f"{path}/bias"] *= vector
+                params[f"{path}/bias"] = params[f"{path}/bias"] * vector
         return params

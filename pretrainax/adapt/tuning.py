@@ -4,15 +4,18 @@ import copy
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
+import flax.linen as nn
 import jax
 from flax import traverse_util
 
 from pretrainax import models
 from pretrainax.config import AUTO, Experiment, ModelConfig, kinds
+from pretrainax.data.batch import Batch
 from pretrainax.layers.linear import Linear
 from pretrainax.sharding.param_paths import PyTree
 
 Flat = dict[str, PyTree]  # parameters by their paths
+Interceptor = Callable[[Callable, tuple, dict, nn.module.InterceptorContext], PyTree]
 
 
 class Tuning(kinds.Tuning):
@@ -22,7 +25,12 @@ class Tuning(kinds.Tuning):
     Heads are trained too where `config.checkpoint.fresh_heads` says that they may be drawn anew.
     """
 
-    has_parts: ClassVar[bool] = True  # its parameters can become part of the model's own
+    is_mergeable: ClassVar[bool] = True  # into the parameters of a plain model
+
+    @property
+    def tokens(self) -> int:
+        """Returns how many tokens are read before those of a text."""
+        return 0
 
     def trains(self, path: str, heads: set[str]) -> bool:
         """Tells whether a parameter of the model is trained; heads: the first parts of the paths of its heads'."""
@@ -33,6 +41,26 @@ class Tuning(kinds.Tuning):
         """Returns the parameters beside the model's, as they start; params: of the model."""
         del params, key
         return {}
+
+    def expanded(self, params: Flat) -> Flat:
+        """Returns the parameters that the model's calls read, made of those that are trained, and frozen ones."""
+        return params
+
+    def extended(self, batch: Batch, config: ModelConfig) -> Batch:
+        """Returns what the model reads in the place of a batch."""
+        del config
+        return batch
+
+    def interceptor(self, batch: Batch, training: bool) -> Interceptor:
+        """Returns what Flax calls around each method of each module, while the model reads a batch."""
+        del batch
+
+        def around(call, args, kwargs, context):
+            if isinstance(context.module, Linear) and context.method_name == "__call__":
+                return self.around(context.module, call, *args, training=training)
+            return call(*args, **kwargs)
+
+        return around
 
     def around(self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool) -> jax.Array:
         """Returns what a linear map of the model gives for x, with what is added beside its kernel.

@@ -5,14 +5,14 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, cast
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from pretrainax import config, models
-from pretrainax.adapt.tuning import flat
+from pretrainax.adapt.tuning import Tuning, flat
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
@@ -202,6 +202,8 @@ def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], fold
         arrays = read_run_json(steps[0])["arrays"]
         paths = [name.removeprefix(f"{folder}/") for name in arrays]
         return _Parameters(paths, read_params(*steps, folder=folder))
+    if not cast(Tuning, experiment.tuning).is_mergeable:
+        raise UserError(f"{workdir} is a run with {experiment.tuning}, of which there is no plain model to export")
     merged = flat(load_tuned(workdir, experiment, steps, make_mesh(config.MeshConfig()), folder))
     return _Parameters(list(merged), ((path, 0, np.asarray(x)) for path, x in merged.items()))
 

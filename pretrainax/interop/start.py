@@ -123,6 +123,11 @@ def load_start(start: Start, model: ModelConfig, abstract: PyTree, fresh: Option
     if _tuning_of(directory) is None:
         return load_params(directory, abstract, fresh, heads, start.step)
     experiment = config.load(os.path.join(directory, "config.json"))
+    if not cast(adapt.Tuning, experiment.tuning).is_mergeable:
+        raise UserError(
+            f"{directory} is a run with {experiment.tuning}, of which there is no plain model: start from "
+            f"{experiment.checkpoint.init_from}"
+        )
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
     found = load_tuned(directory, experiment, (find_checkpoint(directory, start.step),), mesh)
     lacking = _lacking(directory, found, abstract, heads if fresh else set())
@@ -149,7 +154,7 @@ def load_tuned(
     nothing = lambda paths: {p: jnp.zeros(flat(whole)[p].shape, device=places[p]) for p in paths}  # noqa: E731
     fresh = nothing if experiment.checkpoint.fresh_heads else None  # heads are trained then
     frozen = model.frozen(load_start(find_known_start(workdir), experiment.model, whole, fresh))
-    return model.merged(trained, frozen)
+    return model.merged(trained, frozen)[1]
 
 
 def _tuning_of(workdir: str) -> Optional[config.kinds.Tuning]:

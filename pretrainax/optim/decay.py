@@ -10,7 +10,7 @@ DECAY = (
     (r"\w+_embedding/embedding", True),
     (r"kernel", True),
     (r"lora_(a|b)", True),
-    (r"magnitude|ia3|prompt|prefix", False),
+    (r"magnitude|ia3|prompt|prefix|prefix/\w+/\w+", False),
 )
 
 

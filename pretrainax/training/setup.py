@@ -118,8 +118,7 @@ class Run:
         """Returns the model and the parameters for what asks a trained model: a tuning is merged into them."""
         if self.frozen is None:
             return self.model, params
-        merged = cast(adapt.Adapted, self.model).merged(params, self.frozen[adapt.FROZEN])
-        return adapt.plain(self.model), merged
+        return cast(adapt.Adapted, self.model).merged(params, self.frozen[adapt.FROZEN])
 
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
