@@ -67,8 +67,8 @@ from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import meaning, parts_among
-from pretrainax.training.samples import show_samples
 from pretrainax.training.restore import read_frozen
+from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run, open_run
 
 # The fields of a config, or whole parts of it, that a run's own validation follows from beside the checkpoint.

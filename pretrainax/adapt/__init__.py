@@ -7,4 +7,16 @@ from pretrainax.adapt.rescaling import IA3
 from pretrainax.adapt.tuning import Tuning
 from pretrainax.adapt.virtual_tokens import PrefixTuning, PromptTuning
 
-__all__ = ["FROZEN", "IA3", "Adapted", "BitFit", "HeadAlone", "LoRA", "PrefixTuning", "PromptTuning", "Tuning", "adapted", "plain"]
+__all__ = [
+    "FROZEN",
+    "IA3",
+    "Adapted",
+    "BitFit",
+    "HeadAlone",
+    "LoRA",
+    "PrefixTuning",
+    "PromptTuning",
+    "Tuning",
+    "adapted",
+    "plain",
+]

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 
 from pretrainax.adapt.tuning import Flat, Tuning, flat, nested
-from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.layers.compute import Compute
 from pretrainax.models import AnyModel, Outputs
@@ -63,12 +63,7 @@ class Adapted:
         *,
         deterministic: bool,
         rngs: Optional[dict[str, jax.Array]] = None,
-        **asked: object,
     ) -> Outputs:
-        if asked:
-            raise UserError(
-                f"a model with {self.tuning} can be trained, evaluated and scored; it cannot write or give embeddings"
-            )
         params = nested(self.tuning.expanded(_joined(variables["params"], variables.get(FROZEN, {}))))
         with nn.intercept_methods(self.tuning.interceptor(batch, training=not deterministic)):
             longer = self.tuning.extended(batch, self.config)

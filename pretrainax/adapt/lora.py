@@ -1,6 +1,7 @@
 """LoRA: each matrix that is chosen gets an update of low rank (Hu et al. 2021, arXiv 2106.09685)."""
 
 import dataclasses
+import functools
 import math
 import zlib
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class LoRA(Tuning):
             made[f"{path}/lora_a"] = a
             made[f"{path}/lora_b"] = jnp.zeros((layers, self.rank, *matrix.outputs), jnp.float32)
             if self.dora:
-                norm = jax.vmap(lambda kernel, outputs=len(matrix.outputs): _norm(kernel, outputs))
+                norm = jax.vmap(functools.partial(_norm, outputs=len(matrix.outputs)))
                 made[f"{path}/magnitude"] = norm(kernels[f"{path}/kernel"])
         return made
 

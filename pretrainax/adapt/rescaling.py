@@ -16,8 +16,8 @@ _RESCALED = re.compile(rf"_attention/(key|value)$|{_READS}$")
 
 @dataclasses.dataclass
 class IA3(Tuning):
-    """Trains a vector of each layer for its keys, one for its values, and one for what `down` of its feed-forward reads:
-    each number is multiplied by its own. They start at one (section 3.3).
+    """Trains three vectors of each layer, by which its keys, its values and what `down` of its feed-forward reads are
+    multiplied, number by number. They start at one (section 3.3).
     """
 
     def added(self, params, key):

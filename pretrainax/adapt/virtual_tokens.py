@@ -1,8 +1,8 @@
 """Ways of tuning that put trained tokens before those of a text: a prompt that is read, a prefix of each layer.
 
-Each row of a batch gets some tokens more at its left, which nobody asks anything about. Prompt tuning writes its vectors
-in the place of their embeddings. Prefix tuning writes its keys and values in the place of theirs in every layer: what
-else becomes of such a token, nothing reads.
+Each row of a batch gets some tokens more at its left, which nobody asks anything about. Prompt tuning writes its
+vectors in the place of their embeddings. Prefix tuning writes its keys and values in the place of theirs in every
+layer: what else becomes of such a token, nothing reads.
 """
 
 import dataclasses
@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from pretrainax.adapt.matrices import Matrix, matrices_of
 from pretrainax.adapt.tuning import Flat, Tuning
 from pretrainax.config import Experiment, ModelConfig
-from pretrainax.data.batch import Batch
 from pretrainax.data.packing import OneEach
 from pretrainax.data.row_stream import default_packing
 from pretrainax.layers.linear import Linear

@@ -20,7 +20,7 @@ import numpy as np
 from pretrainax import config, models
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import Matrix, matrices_of
-from pretrainax.adapt.tuning import flat, nested
+from pretrainax.adapt.tuning import nested
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
@@ -163,7 +163,9 @@ def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], 
             own, size = shapes[place.path], b.shape[0] // place.parts
             rows = slice(place.part * size, (place.part + 1) * size)
             if a.shape[1] * size != np.prod(own.inputs) * np.prod(own.outputs):
-                raise UserError(f"the update of {module} in {WEIGHTS} is of {b.shape[0]} × {a.shape[1]}, not the model's")
+                raise UserError(
+                    f"the update of {module} in {WEIGHTS} is of {b.shape[0]} × {a.shape[1]}, not the model's"
+                )
             x = trained[f"{place.path}/lora_a"][place.layer]
             x[..., : len(a)] = a.T.reshape(*own.inputs, -1)
             x = trained[f"{place.path}/lora_b"][place.layer]
@@ -233,8 +235,7 @@ def _check_prefix(model: ModelConfig) -> None:
     fits = model.family == "decoder" and isinstance(model.position, LearnedPositions)
     if not fits or model.kv_heads != model.num_heads or "local" in model.layer_pattern:
         raise UserError(
-            "prefixes go to and from peft for decoders with learned positions, as GPT-2: of other models peft puts them "
-            "elsewhere"
+            "prefixes go to and from peft for decoders with learned positions, as GPT-2: others have them elsewhere"
         )
 
 
@@ -308,7 +309,9 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
     described = read_object(os.path.join(directory, CONFIG))
     base = base or cast("str | None", described.get("base_model_name_or_path"))
     if not base or not os.path.isdir(base):
-        raise UserError(f"{directory} is an adapter of {base or 'a model that it does not name'}: give it as --base=DIR")
+        raise UserError(
+            f"{directory} is an adapter of {base or 'a model that it does not name'}: give it as --base=DIR"
+        )
     for field, nothing in _NOTHING.items():
         if described.get(field, nothing[0]) not in nothing:
             raise UserError(f"{directory}: {CONFIG} has {field} {described[field]!r}, which is not read")

@@ -122,6 +122,8 @@ def export_workdir(
     experiment = config.load(run)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
     experiment = config.trained_as(experiment, [int(os.path.basename(step)) for step in steps])
+    if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
+        raise UserError(f"{workdir} is a run with {experiment.tuning}, of which there is no plain model to export")
     model = experiment.model
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
@@ -202,8 +204,6 @@ def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], fold
         arrays = read_run_json(steps[0])["arrays"]
         paths = [name.removeprefix(f"{folder}/") for name in arrays]
         return _Parameters(paths, read_params(*steps, folder=folder))
-    if not cast(Tuning, experiment.tuning).is_mergeable:
-        raise UserError(f"{workdir} is a run with {experiment.tuning}, of which there is no plain model to export")
     merged = flat(load_tuned(workdir, experiment, steps, make_mesh(config.MeshConfig()), folder))
     return _Parameters(list(merged), ((path, 0, np.asarray(x)) for path, x in merged.items()))
 

@@ -181,7 +181,9 @@ def _carried(
 
     def carried(params, frozen, batch, key):
         def objective(params):
-            outputs = model.apply({"params": params, **frozen}, batch, deterministic=False, rngs={"dropout": key, "sample": key})
+            outputs = model.apply(
+                {"params": params, **frozen}, batch, deterministic=False, rngs={"dropout": key, "sample": key}
+            )
             return losses.objective(outputs, batch, losses.counts(batch), **train_step.loss_options(train))
 
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])

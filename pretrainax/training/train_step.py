@@ -160,8 +160,9 @@ def make_train_step(
 ) -> jax.stages.Wrapped:
     """Returns the jitted update `(state, batch, frozen=None) -> (state, metrics)`.
 
-    The state it is given is donated: its buffers become those of the new one; `frozen` stays (see `Frozen`). An update whose objective or gradient
-    norm is not finite changes neither parameters nor moments; the step advances, and the moving average.
+    The state it is given is donated: its buffers become those of the new one; `frozen` stays (see `Frozen`). An update
+    whose objective or gradient norm is not finite changes neither parameters nor moments; the step advances, and the
+    moving average.
 
     Args:
       optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).

@@ -311,7 +311,7 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         mesh=mesh,
         validation_by_part=lambda: (((), batch) for batch in batches),
         frozen=None,
-        eval_step=lambda params, batch, frozen: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
+        eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
     assert Run.validate(run, None)["loss"] == 1.0
 
