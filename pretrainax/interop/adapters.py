@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ from pretrainax.interop.safetensors_files import Reader, Writer
 from pretrainax.interop.start import find_known_start, find_start, is_workdir, remember_start
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.runtime.workdir_lock import WorkdirLock
-from pretrainax.tokenization.base import load_tokenizer
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.convert import places, rows_of
 from pretrainax.zoo.family import Row
@@ -58,7 +58,7 @@ Adapter: TypeAlias = tuple[JsonObject, dict[str, np.ndarray]]  # adapter_config.
 
 
 class _Place(NamedTuple):
-    """Where the update of one layer of a matrix of ours is."""
+    """Says where the update of one layer of a matrix of ours is."""
 
     path: str
     layer: int
@@ -341,7 +341,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
     return f"{count:,} parameters of {experiment.tuning} imported to {workdir}, for {base}"
 
 
-def _base(base: str, workdir: str) -> tuple[Experiment, Any]:
+def _base(base: str, workdir: str) -> tuple[Experiment, Tokenizer]:
     """Returns what the run of an adapter says beside its tuning, and the tokenizer, of the model that it is for."""
     if is_workdir(base):
         experiment = config.load(os.path.join(base, "config.json"))

@@ -119,11 +119,8 @@ def export_workdir(
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
-    experiment = config.load(run)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
-    experiment = config.trained_as(experiment, [int(os.path.basename(step)) for step in steps])
-    if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
-        raise UserError(f"{workdir} is a run with {experiment.tuning}, of which there is no plain model to export")
+    experiment = _read_run(run, steps)
     model = experiment.model
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
@@ -157,6 +154,14 @@ def export_workdir(
         shutil.rmtree(staging, ignore_errors=True)
     seconds = time.perf_counter() - started
     return f"{len(tensors):,} tensors exported to {to} as {config_json['architectures'][0]} in {seconds:.1f} s"
+
+
+def _read_run(path: str, steps: Sequence[str]) -> Experiment:
+    """Reads the config that a run's checkpoints were trained by; UserError where they are of no plain model."""
+    experiment = config.trained_as(config.load(path), [int(os.path.basename(step)) for step in steps])
+    if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
+        raise UserError(f"{path} is of a run with {experiment.tuning}, of which there is no plain model to export")
+    return experiment
 
 
 def describe_export(

@@ -34,7 +34,7 @@ _START = "start.json"
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """What a run has started from."""
+    """Names what a run has started from."""
 
     directory: str  # of another run, or of Hugging Face
     step: Optional[int]  # of the run there
