@@ -54,9 +54,13 @@ class Memory:
     @property
     def total(self) -> int:
         """Counts the worse of two moments: logits are gone when the layers' gradients come."""
-        state = self.parameters + self.optimizer + self.ema + self.frozen
-        lasting = state + self.batch + self.activations + self.copies
+        lasting = self.arguments + self.activations + self.copies
         return lasting + max(self.logits, self.gradients + self.workspace)
+
+    @property
+    def arguments(self) -> int:
+        """Counts what the step is given."""
+        return self.parameters + self.optimizer + self.ema + self.frozen + self.batch
 
     def fits(self, chip: Chip) -> bool:
         return self.total <= MARGIN * chip.memory_bytes

@@ -17,7 +17,7 @@ from pretrainax.inference.origin import find_origin
 from pretrainax.interop import adapters, directories
 from tests.golden import CASES, make
 from tests.golden.case import batch, weights
-from tests.support.huggingface_weights import write_directory
+from tests.support.huggingface_weights import stored, write_directory
 
 needs_peft = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("torch", "transformers", "peft"))),
@@ -27,7 +27,6 @@ needs_peft = pytest.mark.skipif(
 TARGETS = {
     "bert_masked_lm": ["query", "value", "attention.output.dense"],
     "gpt2": ["c_attn", "mlp.c_proj"],
-    "t5_1_1": ["q", "v", "wo"],
 }
 
 
@@ -61,7 +60,7 @@ def export(workdir, to):
 
 
 @needs_peft
-@pytest.mark.parametrize(("name", "dora"), (("bert_masked_lm", True), ("gpt2", False), ("t5_1_1", False)))
+@pytest.mark.parametrize(("name", "dora"), (("bert_masked_lm", True), ("gpt2", False)))
 def test_low_rank_updates_of_peft_give_its_logits_there_and_back(name, dora, tmp_path):
     import peft
 
@@ -116,11 +115,10 @@ def write_adapter(directory, name, tuning, **fields):
     return trained
 
 
-@pytest.mark.parametrize("name", ("llama3", "albert", "bart"))
-def test_an_adapter_has_every_bit_of_what_was_trained(name, tmp_path):
-    tuning = LoRA(3, 5.0, 0.1, ("query", "down", "out"), dora=name != "bart")
-    trained = write_adapter(tmp_path / "adapter", name, tuning)
-    base = str(write_directory(tmp_path / "base", name))
+def test_an_adapter_has_every_bit_of_what_was_trained(tmp_path):
+    tuning = LoRA(3, 5.0, 0.1, ("query", "down", "out"), dora=True)
+    trained = write_adapter(tmp_path / "adapter", "bart", tuning)
+    base = str(write_directory(tmp_path / "base", "bart"))
     adapters.import_adapter(str(tmp_path / "adapter"), base, str(tmp_path / "run"))
     export(tmp_path / "run", tmp_path / "out")
     first, again = (safetensors.numpy.load_file(tmp_path / x / adapters.WEIGHTS) for x in ("adapter", "out"))
@@ -138,10 +136,10 @@ def test_the_export_of_a_tuned_run_is_its_merged_model(tmp_path):
     adapters.import_adapter(str(tmp_path / "adapter"), base, str(tmp_path / "run"))
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "whole"))
     merged, whole = (pretrainax.load(str(tmp_path / name)).parameters for name in ("run", "whole"))
-    before = pretrainax.load(base).parameters
     assert all(np.array_equal(whole[path], x) for path, x in merged.items())
-    changed = {path for path, x in merged.items() if not np.array_equal(before[path], x)}
-    assert changed == {f"decoder/blocks/self_attention/{name}/kernel" for name in ("query", "value")}
+    before, after = stored(base), stored(tmp_path / "whole")
+    changed = {name for name, x in after.items() if not np.array_equal(before[name], x)}
+    assert changed == {f"transformer.h.{layer}.attn.c_attn.weight" for layer in range(2)}
 
 
 REFUSED = {
