@@ -1,6 +1,7 @@
 """A model under tuning: what it starts as, what it merges to, how it trains, in every family."""
 
 import dataclasses
+import functools
 import zlib
 
 import jax
@@ -19,7 +20,7 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
-from tests.golden import CASES
+from tests.golden import CASES, electra
 from tests.golden.case import batch, weights
 
 ALL = (".*",)  # matrices
@@ -73,6 +74,21 @@ def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     merged_model, merged = model.merged(trained, frozen)
     assert merged_model is model.model
     np.testing.assert_allclose(plain({"params": merged}), after, atol=1e-4, rtol=0)
+
+
+def test_both_encoders_of_electra_have_their_updates():
+    config, (_, arrays) = electra.joint(), electra.masked_batch()
+    model = Adapted(models.build(config, Compute()), LoRA(rank=2), train_heads=False)
+    params = weights(config)
+    start, frozen = model.start(params, jax.random.key(0)), model.frozen(params)
+    assert {path.startswith("generator/") for path in flat(start)} == {True, False}
+    trained, run = noisy(start), jax.jit(functools.partial(model.apply, batch=arrays, deterministic=True))
+    plain = jax.jit(functools.partial(model.model.apply, batch=arrays, deterministic=True))
+    got, before = run({"params": trained, "frozen": frozen}).heads, plain({"params": params}).heads
+    wanted = plain({"params": model.merged(trained, frozen)[1]}).heads
+    for name, logits in (("lm", lambda head: head.logits()), ("replaced", lambda head: head.logits)):
+        np.testing.assert_allclose(logits(got[name]), logits(wanted[name]), atol=1e-4, rtol=0)
+        assert np.abs(logits(got[name]) - logits(before[name])).max() > 0.1
 
 
 def test_layers_that_lie_one_by_one_have_their_updates():

@@ -14,7 +14,9 @@ import pytest
 
 import pretrainax
 from pretrainax import config as config_lib
-from pretrainax.adapt import LoRA, PromptTuning
+from pretrainax.adapt import IA3, LoRA, PromptTuning
+from pretrainax.adapt.tuning import nested
+from pretrainax.checkpoints.params import write_params
 from pretrainax.config import UserError
 from pretrainax.data.packing import OneEach
 from pretrainax.interop import directories
@@ -114,6 +116,23 @@ def test_a_tuned_run_starts_another(tuned, text, cache, tmp_path):
     again.model.d_model = 64
     with pytest.raises(UserError, match="is a run of another model: .* of another shape"):
         describe_start(again, str(tmp_path / "again"))
+
+
+def test_heads_that_the_start_lacks_are_trained_beside(base, text, cache, tmp_path):
+    headless, whole = tmp_path / "headless", pretrainax.load(str(base)).parameters
+    body = {path: x for path, x in whole.items() if path.split("/")[0] not in ("masked_lm_head", "unembedding")}
+    write_params(str(headless), nested(body), lambda path, index: np.asarray(body[path][index]), {})
+    shutil.copy(base / "config.json", headless)
+    experiment = experiment_of(text, cache, 2, IA3(), headless)
+    experiment.checkpoint.fresh_heads = True
+    with without_finish():
+        assert loop.train(experiment, str(tmp_path / "run")) == 0
+    trained = {name.removeprefix("params/") for name in run_json(tmp_path / "run")["arrays"] if "params/" in name[:7]}
+    assert {x for x in trained if not x.endswith("/ia3")} == whole.keys() - body.keys()
+    loaded = pretrainax.load(str(tmp_path / "run")).parameters
+    assert loaded.keys() == whole.keys()
+    kernel = arrays(tmp_path / "run")["['params']['masked_lm_head']['dense']['kernel']"]
+    np.testing.assert_array_equal(loaded["masked_lm_head/dense/kernel"], kernel)
 
 
 @pytest.mark.parametrize("loss", ("gone", "another"))
