@@ -67,6 +67,7 @@ from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import meaning, parts_among
+from pretrainax.training.restore import read_frozen
 from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run, open_run
 
@@ -246,6 +247,7 @@ class Evaluation:
             check_tokenizer(step, fingerprint, tokenizer)
         host.start_jax(experiment)
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
+            read_frozen(run, self.directory)
             for origin in self.origins:
                 params = load_steps(origin.steps, run.abstract_state.params, origin.folder)
                 steps = [int(os.path.basename(step)) for step in origin.steps]

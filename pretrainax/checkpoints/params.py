@@ -32,19 +32,24 @@ _CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"leve
 
 
 def load_params(
-    workdir: str, abstract_params: Params, fresh: Optional[Fresh] = None, heads: Collection[str] = ()
+    workdir: str,
+    abstract_params: Params,
+    fresh: Optional[Fresh] = None,
+    heads: Collection[str] = (),
+    step: Optional[int] = None,
 ) -> Params:
-    """Restores the parameters, and nothing else, of the newest valid checkpoint of a run.
+    """Restores the parameters, and nothing else, of a checkpoint of a run.
 
     Args:
       workdir: the run directory that holds `checkpoints/`.
       abstract_params: jax.ShapeDtypeStructs with shardings.
       fresh: gives the parameters of `heads`, the first parts of their paths, that the checkpoint lacks.
+      step: of the checkpoint; None: the newest that is valid.
 
     Raises:
       UserError: no valid checkpoint there; or a parameter is missing, not wanted, or of another shape or dtype.
     """
-    step_directory = find_checkpoint(workdir)
+    step_directory = find_checkpoint(workdir, step)
     lacking = lacking_parameters(step_directory, abstract_params, heads)
     if fresh is None or not lacking:
         return load_parts(step_directory, {"params": abstract_params})["params"]
@@ -163,7 +168,8 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
             chunk = _chunk(path, x.shape, x.dtype.itemsize)
             with save_errors(0):
                 array = ts.open(
-                    _array(store, path),
+                    # Orbax misses a block that is not there, as one of zeros else is
+                    {**_array(store, path), "store_data_equal_to_fill_value": True},
                     create=True,
                     shape=x.shape,
                     dtype=x.dtype.name,

@@ -8,6 +8,7 @@ from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 
 if TYPE_CHECKING:  # with their methods
+    from pretrainax.adapt import Tuning
     from pretrainax.data.objectives import Objective
     from pretrainax.data.packing import Packing
     from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
@@ -24,6 +25,7 @@ else:  # their bases, which need neither JAX nor NumPy
         Schedule,
         Source,
         TokenizerConfig,
+        Tuning,
     )
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
@@ -183,6 +185,7 @@ class Experiment:
     layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # which are trained, and how fast
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
+    tuning: Optional[Tuning] = None  # trains a few parameters of `checkpoint.init_from` alone; None: all are trained
     phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one
 
     @property

@@ -310,7 +310,8 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         experiment=experiment,
         mesh=mesh,
         validation_by_part=lambda: (((), batch) for batch in batches),
-        eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
+        frozen=None,
+        eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
     assert Run.validate(run, None)["loss"] == 1.0
 
