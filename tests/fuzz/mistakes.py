@@ -35,6 +35,7 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
     """Returns the table; the files that it speaks of are written to `folder`."""
     return [
         *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
+        *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
         *(Mistake(command, tuple(words), said) for command, words, said in _of_paths()),
         *(Mistake("main", (f"--config={given}",), said) for given, said in _of_config_files(folder)),
@@ -103,6 +104,16 @@ def _of_names():
     ]
 
 
+def _of_tunings():
+    return [
+        ("Lora", "unknown Tuning 'Lora'"),
+        ("LoRA(ranks=2)", "LoRA has no field 'ranks', did you mean 'rank'"),
+        ("LoRA()", "set config.checkpoint.init_from to"),
+        ("LoRA(targets=('qery',))", "did you mean 'query'"),
+        ("LoRA(rank=99)", "it must be at most 32"),
+    ]
+
+
 def _of_values():
     """A field, what is given to it, and what is said of it."""
     return [
@@ -159,6 +170,7 @@ def _of_paths():
         *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
+        ("huggingface", ["import", "--from=x", "--workdir=x"], "--base"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
         ("tokenizer", ["train", TINY], "--to"),
         ("tokenizer", ["encode"], "--tokenizer"),
