@@ -12,6 +12,8 @@ from pretrainax import models
 from pretrainax.config import AUTO, Experiment, ModelConfig, kinds
 from pretrainax.data.batch import Batch
 from pretrainax.layers.linear import Linear
+from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree
 
 Flat = dict[str, PyTree]  # parameters by their paths
@@ -91,7 +93,9 @@ def abstract_params(config: ModelConfig) -> PyTree:
         config.vocab_size = 2
     if config.position.max_length == AUTO:
         config.position.max_length = 2
-    return models.abstract_params(config)
+    # Without a mesh, the trace would ask which devices there are, before the processes of a run have joined.
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "cpu")):
+        return models.abstract_params(config)
 
 
 def flat(params: PyTree) -> Flat:

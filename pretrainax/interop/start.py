@@ -4,12 +4,11 @@ A run under tuning stores what it trains. What it does not train is read from it
 `start.json` in its folder says what that was: which checkpoint, and a digest of it.
 """
 
-import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Optional, cast
+from typing import NamedTuple, Optional, cast
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +31,11 @@ from pretrainax.sharding.rules import tree_shardings, with_shardings
 _START = "start.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Start:
-    """Names what a run has started from."""
+class Start(NamedTuple):
+    """Names what a run starts from."""
 
     directory: str  # of another run, or of Hugging Face
-    step: Optional[int]  # of the run there
-    digest: str  # SHA-256 of what lies there
+    step: Optional[int] = None  # of the run there; None: its newest checkpoint that verifies
 
 
 def is_workdir(directory: str) -> bool:
@@ -46,46 +43,50 @@ def is_workdir(directory: str) -> bool:
     return os.path.isdir(directory) and not is_huggingface_directory(directory)
 
 
-def find_start(directory: str, step: Optional[int] = None) -> Start:
-    """Returns what lies in a folder now; step: of a run, None for its newest checkpoint that verifies."""
+def find_start(directory: str) -> Start:
+    """Returns what lies in a folder now: of a run, the newest checkpoint that verifies."""
     directory = os.path.abspath(os.path.expanduser(directory))
-    digest = hashlib.sha256()
-    if is_workdir(directory):
-        checkpoint = find_checkpoint(directory, step)
-        step, names = int(os.path.basename(checkpoint)), [os.path.join(checkpoint, MANIFEST)]
-        if _tuning_of(directory) is not None:
-            digest.update(find_known_start(directory).digest.encode())
-    else:
-        weights.verify_files(directory)
-        found = sorted(name for name in os.listdir(directory) if name.endswith(".safetensors"))
-        names = [os.path.join(directory, name) for name in ("config.json", *found)]
-    for name in names:
-        with open(name, "rb") as f:
-            digest.update(hashlib.file_digest(f, "sha256").digest())
-    return Start(directory, step, digest.hexdigest())
+    return Start(directory, int(os.path.basename(find_checkpoint(directory))) if is_workdir(directory) else None)
 
 
 def remember_start(workdir: str, start: Start) -> None:
-    """Writes what a run has started from into its folder."""
-    write_atomically(os.path.join(workdir, _START), json.dumps(dataclasses.asdict(start), indent=1) + "\n")
+    """Writes what a run has started from into its folder, with a digest of it."""
+    content = start._asdict() | {"sha256": _digest(start)}
+    write_atomically(os.path.join(workdir, _START), json.dumps(content, indent=1) + "\n")
 
 
 def find_known_start(workdir: str) -> Start:
     """Returns what a run under tuning has started from; UserError where that is not there any more, or not the same."""
     path = os.path.join(workdir, _START)
     known = read_object(path) if os.path.exists(path) else {}
-    if not (isinstance(known.get("directory"), str) and isinstance(known.get("digest"), str)):
+    directory, step = known.get("directory"), known.get("step")
+    if not isinstance(directory, str) or not isinstance(step, (int, type(None))):
         raise UserError(f"{workdir} is a run under config.tuning, and no {_START} there says what it has started from")
-    directory, step = known["directory"], known.get("step")
     which = directory if step is None else f"step {step} of {directory}"
     needed = f"{workdir} stores what its tuning has trained, and needs the rest from {which}"
     try:
-        found = find_start(directory, step)
+        digest = _digest(Start(directory, step))
     except (UserError, OSError) as e:
         raise UserError(f"{needed}, which cannot be read: put it back ({e})") from e
-    if found.digest != known["digest"]:
+    if digest != known.get("sha256"):
         raise UserError(f"{needed}, which is not what it was when the run started: put that back")
-    return found
+    return Start(directory, step)
+
+
+def _digest(start: Start) -> str:
+    """Returns the SHA-256 of the files of a start: of a checkpoint, which is compared with it, its manifest."""
+    digest = hashlib.sha256()
+    if start.step is not None:
+        names = [os.path.join(find_checkpoint(start.directory, start.step), MANIFEST)]
+        if _tuning_of(start.directory) is not None:
+            digest.update(_digest(find_known_start(start.directory)).encode())
+    else:
+        found = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
+        names = [os.path.join(start.directory, name) for name in ("config.json", *found)]
+    for name in names:
+        with open(name, "rb") as f:
+            digest.update(hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()
 
 
 def lacking_in_start(directory: str, model: ModelConfig, fresh_heads: bool) -> list[str]:
@@ -118,7 +119,7 @@ def load_start(start: Start, model: ModelConfig, abstract: PyTree, fresh: Option
       fresh: gives the parameters of heads that the start lacks; None: it must have them all.
     """
     directory, heads = start.directory, head_modules(model)
-    if start.step is None:
+    if not is_workdir(directory):
         return weights.load_params(directory, model, abstract, fresh)
     if _tuning_of(directory) is None:
         return load_params(directory, abstract, fresh, heads, start.step)
@@ -158,7 +159,8 @@ def load_tuned(
 
 
 def _tuning_of(workdir: str) -> Optional[config.kinds.Tuning]:
-    return config.load(os.path.join(workdir, "config.json")).tuning
+    path = os.path.join(workdir, "config.json")
+    return config.load(path).tuning if os.path.exists(path) else None  # checkpoints alone are those of a plain model
 
 
 def _lacking(directory: str, own: PyTree, wanted: PyTree, heads: set[str]) -> list[str]:

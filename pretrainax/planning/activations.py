@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr, Literal, Var
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from pretrainax import adapt, models
 from pretrainax import config as config_lib
@@ -28,6 +27,7 @@ from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
+from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
@@ -78,13 +78,6 @@ def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
         for name, size in whole.items():
             setattr(model, name, size // parts[name])
     return experiment
-
-
-def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """Returns a mesh to trace for. Neither the devices nor their compiler need be there."""
-    device = AbstractDevice(platform, None, platform)
-    axis_types = (AxisType.Auto,) * len(AXES)
-    return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:

@@ -18,7 +18,6 @@ from pretrainax.data.batch import lengths_of
 from pretrainax.planning.activations import (
     SavedResidual,
     abstract_frozen,
-    abstract_mesh,
     abstract_state,
     micro_rows,
     saved_residuals,
@@ -28,6 +27,7 @@ from pretrainax.planning.activations import (
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are

@@ -129,12 +129,9 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
             )
         return state, loop_state
     if run.experiment.checkpoint.init_from:
-        workdir = os.path.dirname(checkpoints.directory)
-        start = find_start(run.experiment.checkpoint.init_from) if run.frozen is None else find_known_start(workdir)
-        if run.experiment.tuning is not None and run.is_primary:
-            remember_start(workdir, start)
         has_ema = run.abstract_state.ema is not None
-        return state_from(_params_of(start, run), run.optimizer, run.mesh, has_ema), fresh
+        params = _first_params(run, run.experiment.checkpoint.init_from, os.path.dirname(checkpoints.directory))
+        return state_from(params, run.optimizer, run.mesh, has_ema), fresh
     return run.fresh_state(), fresh
 
 
@@ -169,10 +166,15 @@ def read_frozen(run: Run, workdir: str) -> None:
         _split(run, _whole(find_known_start(workdir), run))
 
 
-def _params_of(start: Start, run: Run) -> Params:
-    """Reads the parameters that are trained as `run` starts from them; gives it the others."""
-    whole = _whole(start, run)
-    return whole if run.experiment.tuning is None else _split(run, whole)
+def _first_params(run: Run, init_from: str, workdir: str) -> Params:
+    """Reads the parameters that are trained, as `run` starts from them; gives it the others, and keeps their start."""
+    if run.experiment.tuning is None:
+        return _whole(Start(os.path.expanduser(init_from)), run)
+    start = find_start(init_from) if run.frozen is None else find_known_start(workdir)  # after a rollback the same
+    params = _split(run, _whole(start, run))
+    if run.is_primary:
+        remember_start(workdir, start)
+    return params
 
 
 def _whole(start: Start, run: Run) -> Params:

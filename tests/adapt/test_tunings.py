@@ -123,3 +123,11 @@ def test_an_update_starts_at_zero_with_directions_of_its_own():
     bound = 1 / np.sqrt(query.shape[1])
     assert 0.8 * bound < np.abs(query).max() <= bound
     assert not any(np.asarray(x).any() for path, x in made.items() if path.endswith("lora_b"))
+
+
+def test_a_config_is_checked_before_the_devices_are_asked_for(monkeypatch):
+    """Processes that are to join may not have looked at theirs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("asked for devices"))
+    experiment = tiny.get_config("bert")
+    experiment.tuning, experiment.checkpoint.init_from = LoRA(rank=2), "runs/base"
+    validate(experiment, files=False)

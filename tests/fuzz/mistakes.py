@@ -36,6 +36,7 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
     return [
         *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
+        *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
         *(Mistake(command, tuple(words), said) for command, words, said in _of_paths()),
         *(Mistake("main", (f"--config={given}",), said) for given, said in _of_config_files(folder)),
@@ -120,6 +121,16 @@ def _of_grids():
     ]
 
 
+def _of_tunings():
+    return [
+        ("Lora", "unknown Tuning 'Lora'"),
+        ("LoRA(ranks=2)", "LoRA has no field 'ranks', did you mean 'rank'"),
+        ("LoRA()", "set config.checkpoint.init_from to"),
+        ("LoRA(targets=('qery',))", "did you mean 'query'"),
+        ("LoRA(rank=99)", "it must be at most 32"),
+    ]
+
+
 def _of_values():
     """A field, what is given to it, and what is said of it."""
     return [
@@ -176,6 +187,7 @@ def _of_paths():
         *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
+        ("huggingface", ["import", "--from=x", "--workdir=x"], "--base"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
         ("tokenizer", ["train", TINY], "--to"),
         ("tokenizer", ["encode"], "--tokenizer"),
