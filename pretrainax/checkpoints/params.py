@@ -163,7 +163,8 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
             chunk = _chunk(path, x.shape, x.dtype.itemsize)
             with save_errors(0):
                 array = ts.open(
-                    _array(store, path),
+                    # Orbax misses a block that is not there, as one of zeros else is
+                    {**_array(store, path), "store_data_equal_to_fill_value": True},
                     create=True,
                     shape=x.shape,
                     dtype=x.dtype.name,

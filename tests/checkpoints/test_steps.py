@@ -170,3 +170,16 @@ def test_a_checkpoint_renamed_to_another_step_is_not_believed(copy):
     chex.assert_trees_all_equal(load_params(str(copy.parent), abstract(make_state(0).params)), make_state(10).params)
     with pytest.raises(UserError, match="checkpoint 30 of .* cannot be used: it was saved as step 20"):
         find_checkpoint(str(copy.parent), 30)
+
+
+def test_parameters_of_zeros_are_written_as_others_are(tmp_path):
+    zeros = {"decoder": {"blocks": {"bias": np.zeros((2, 3), np.float32)}, "scale": np.zeros(3, np.float32)}}
+    write_params(
+        str(tmp_path),
+        zeros,
+        lambda path, index: (
+            zeros["decoder"][path.split("/")[1]]["bias"][index] if "bias" in path else zeros["decoder"]["scale"][index]
+        ),
+        {},
+    )
+    chex.assert_trees_all_equal(load_params(str(tmp_path), abstract(jax.tree.map(jax.numpy.asarray, zeros))), zeros)
