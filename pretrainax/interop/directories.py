@@ -16,7 +16,7 @@ from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
-from pretrainax.checkpoints.steps import find_checkpoint
+from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import (
     CheckpointConfig,
     DataConfig,
@@ -118,7 +118,7 @@ def export_workdir(
         raise UserError(f"--to={to} is not empty: take another directory")
     experiment = config.load(run)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
-    experiment = config.trained_as(experiment, [int(os.path.basename(step)) for step in steps])
+    experiment = config.trained_as(experiment, list(map(step_of, steps)))
     model = experiment.model
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
