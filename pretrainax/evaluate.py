@@ -45,7 +45,7 @@ from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.checkpoints.params import EMA, TRAINED, load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
-from pretrainax.checkpoints.steps import list_steps
+from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
@@ -250,7 +250,7 @@ class Evaluation:
             read_frozen(run, self.directory)
             for origin in self.origins:
                 params = load_steps(origin.steps, run.abstract_state.params, origin.folder)
-                steps = [int(os.path.basename(step)) for step in origin.steps]
+                steps = list(map(step_of, origin.steps))
                 trained_as(experiment, steps)  # which refuses the average of what computes otherwise
                 phase = run.at(max(steps) - 1)
                 metrics = phase.validate(params)

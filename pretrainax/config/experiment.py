@@ -194,6 +194,11 @@ class Experiment:
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
 
     @property
+    def rows_per_update(self) -> float:
+        """Counts the examples whose gradient an update takes, some of them more than once."""
+        return self.train.global_batch_size * self.optimizer.gradients_per_update
+
+    @property
     def select_by(self) -> str:
         """Names the figure of a validation that the best checkpoint, patience and a fit go by."""
         return self.evaluate.select_by or self.validation_objective.select_by

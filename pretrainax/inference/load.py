@@ -13,6 +13,7 @@ from pretrainax import models
 from pretrainax.adapt import Tuning, adapted
 from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
+from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest, trained_as
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.origin import Origin, find_origin
@@ -78,7 +79,7 @@ def _of_run(
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
     folder = os.path.join(os.path.abspath(origin.directory), "tokenizer")
     experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
-    experiment = trained_as(experiment, [int(os.path.basename(step)) for step in origin.steps])
+    experiment = trained_as(experiment, list(map(step_of, origin.steps)))
     experiment.tokenizer.path = folder
     tokenizer = load_tokenizer(folder)
     for step in origin.steps:

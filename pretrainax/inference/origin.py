@@ -25,7 +25,7 @@ from absl import logging
 from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used
+from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used, step_of
 from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
@@ -68,7 +68,7 @@ def find_origin(name: str) -> Origin:
     if kind == AVERAGE:
         return _average(directory, number)
     checkpoint = find_checkpoint(directory, number)
-    return _of_step(directory, checkpoint, f"{directory}, step {int(os.path.basename(checkpoint)):,}", kind)
+    return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", kind)
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -107,7 +107,7 @@ def _best(workdir: str) -> Origin:
         if best := best_checkpoint(os.path.join(workdir, "checkpoints"), figure):
             step, value, _ = best
             description = f"{workdir}, step {step:,}, the best by validation {figure}: {value:.4f}"
-            return _of_step(workdir, find_checkpoint(workdir, step), description)
+            return _of_step(workdir, find_checkpoint(workdir, step), description, experiment.evaluate.parameters)
     raise UserError(
         f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
         "newest; config.evaluate.every says how often a run validates"

@@ -17,7 +17,7 @@ from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
-from pretrainax.checkpoints.steps import find_checkpoint
+from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import (
     CheckpointConfig,
     DataConfig,
@@ -158,7 +158,7 @@ def export_workdir(
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:
     """Reads the config that a run's checkpoints were trained by; UserError where they are of no plain model."""
-    experiment = config.trained_as(config.load(path), [int(os.path.basename(step)) for step in steps])
+    experiment = config.trained_as(config.load(path), list(map(step_of, steps)))
     if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
         raise UserError(f"{path} is of a run with {experiment.tuning}, of which there is no plain model to export")
     return experiment

@@ -165,16 +165,15 @@ class Run:
         return peak and flops / (seconds * peak * self.mesh.size)
 
     def _flops(self, lengths: Lengths) -> float:
-        return flops.flops_per_step(self.experiment.model, self._rows_per_step, lengths.inputs, lengths.targets)
+        return flops.flops_per_step(
+            self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
+        )
 
     def _flops_done(self, lengths: Lengths) -> float:
         work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.flops_done(self.experiment.model, self._rows_per_step, lengths.inputs, lengths.targets, work)
-
-    @property
-    def _rows_per_step(self) -> float:
-        """Counts the examples whose gradient an update takes, some of them more than once."""
-        return self.trained.train.global_batch_size * self.trained.optimizer.gradients_per_update
+        return flops.flops_done(
+            self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets, work
+        )
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
