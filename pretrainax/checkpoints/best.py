@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Optional
 
-_LARGER = ("accuracy", "precision", "recall")  # ends of the names of figures of which more is better; of others, less
+# Ends of the names of figures of which more is better; of others, less.
+_LARGER = ("accuracy", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
 
 
 def larger_is_better(figure: str) -> bool:

@@ -181,7 +181,7 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
     for row, shape in rows.values():
         for name, layer in places(row, shape):
             tensors[name] = dtype_of(name), their_shape(row, shape if layer is None else shape[1:])
-    for name, shape in family.zeros(model).items():
+    for name, shape in family.zeros(model).items() if model.head is None else ():
         tensors[name] = dtype_of(name), shape
     return tensors
 

@@ -81,7 +81,7 @@ def verify_files(directory: str) -> None:
 
 def _is_head(field: str) -> bool:
     """Tells fields of ModelConfig that ask for heads."""
-    return field.endswith("_head") or field == "replaced_token_context"
+    return field.endswith("_head") or field in ("head", "replaced_token_context", "enhanced_mask_decoder")
 
 
 class DirectoryWeights:

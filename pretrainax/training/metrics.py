@@ -11,15 +11,23 @@ from pretrainax.config.atomic_files import write_atomically
 
 # What stands beside a number for people; the names are those of metrics.jsonl.
 MEANINGS = {
-    "loss": "nats a target token",
+    "loss": "nats a target token; of a task, nats a label, or the squared error of a number",
     "text_loss": "nats a target token that is text: no sentinel, no end, no [SEP]",
     "perplexity": "e to the loss",
     "bits_per_token": "the loss in bits",
     "bits_per_byte": "bits that the targets take, by the bytes of text they have",
-    "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
+    "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced); of a task, labels",
+    "f1": "harmonic mean of precision and recall: of the second of two classes, else the mean of each class's",
+    "f1_micro": "the same of all labels together",
+    "matthews": "Matthews' correlation of classes said and true: 0 by chance, 1 at best",
+    "accuracy_f1": "mean of accuracy and F1, as GLUE ranks MRPC and QQP",
+    "pearson": "correlation of numbers said and true",
+    "spearman": "correlation of their ranks",
+    "pearson_spearman": "mean of both, as GLUE ranks STS-B",
+    "squared_error": "mean square of the difference of numbers said and true",
     "text_accuracy": "the same of target tokens that are text",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
-    "loss_tokens": "target tokens",
+    "loss_tokens": "target tokens, or rows with labels",
     "phase": "of the run, from 1: which of config.phases a step is of",
     "replaced_loss": "nats a token, of the discriminator: was it replaced?",
     "replaced_accuracy": "tokens of which the discriminator says rightly whether they were replaced",
@@ -62,11 +70,14 @@ def meaning(name: str) -> str:
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.
 
-    Of what was asked nowhere, whose count is 0, there is no mean; but a line always has a loss.
+    Of what was asked nowhere, whose count is 0, there is no mean; but a line always has a loss. That of a task is of
+    its labels, "label_loss", and says nothing of tokens.
     """
+    of_tokens = "label_loss" not in sums
+    sums = {name.removeprefix("label_"): x for name, x in sums.items()}
     means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
     loss = means.get("loss", 0.0)
-    metrics = {"loss": loss, **of_loss(loss)}
+    metrics = {"loss": loss, **(of_loss(loss) if of_tokens else {})}
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]
     metrics["loss_tokens"] = float(sums["loss"][1])

@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Optional, SupportsFloat
 
 from pretrainax.config import RunFailed
@@ -116,11 +116,15 @@ class MetricsWriter:
         whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
         shown = sorted(whole, key=lambda name: [*_FORMS, *whole].index(name))
         for name in shown:
-            label, form = _form(name)
+            label, form = _form_among(name, shown)
             of_baseline = [format(baseline[name], form)] if name in baseline else []
             rows.append((label, format(metrics[name], form), *of_baseline))
         tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
-        notes = [f"{_form(name)[0]}: {MEANINGS[name]}" for name in shown if name in MEANINGS and name not in _PLAIN]
+        notes = [
+            f"{_form_among(name, shown)[0]}: {MEANINGS[name]}"
+            for name in shown
+            if name in MEANINGS and name not in _PLAIN
+        ]
         if title == "unigram baseline" and baseline:
             notes.append(f"unigram baseline: {_BASELINE}")
         if "replaced_loss" in baseline:
@@ -210,6 +214,7 @@ _FORMS = {  # of a validation, what people are shown first: the label and the fo
     "pair_loss": ("pair loss", ".4f"),
     "replaced_loss": ("replaced loss", ".4f"),
 }
+_OF_LABELS = {"accuracy": "accuracy", "loss_tokens": "rows with labels"}
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens")  # their labels say what they are
 _IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "sequence_accuracy", "bits_per_byte")
 _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss")
@@ -224,6 +229,12 @@ def _form(name: str) -> tuple[str, str]:
     return (f"{label} of {part}" if part else label), form
 
 
+def _form_among(name: str, names: Collection[str]) -> tuple[str, str]:
+    """Returns the same of a figure among others, which tell whether tokens are predicted, or labels of a task."""
+    label, form = _form(name)
+    return (label if "perplexity" in names else _OF_LABELS.get(name, label)), form
+
+
 def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
     """Returns the figures that people are shown: those of text where not all targets are, or the run selects by one."""
     loss, of_text = metrics.get("loss"), metrics.get("text_loss")
@@ -234,7 +245,7 @@ def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, O
 
 def _validation(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
     shown = {name for name, value in _told(metrics, select_by).items() if value is not None}
-    forms = {name: _form(name) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
+    forms = {name: _form_among(name, shown) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
     return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from typing import Optional
 
 import jax
@@ -15,6 +16,7 @@ from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
+from pretrainax.inference import start
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import is_huggingface_directory
 from pretrainax.models.heads.base import head_modules
@@ -85,6 +87,10 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
         return []
     if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
         return [("start", f"from {checkpoint.init_from}")]
+    if model.head is not None:
+        origin, lacking, left_out = start.describe(checkpoint.init_from, model)
+        said = [f"{what}: {_modules(paths)}" for what, paths in (("fresh", lacking), ("left out", left_out)) if paths]
+        return [("start", "; ".join([f"from {origin}", *said]))]
     directory = os.path.expanduser(checkpoint.init_from)
     if _is_workdir(directory):
         steps = os.path.join(directory, "checkpoints")
@@ -98,8 +104,12 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
         lacking = lacking_parameters(newest, models.abstract_params(model), heads)
     else:
         lacking = weights.open_start(directory, model, checkpoint.fresh_heads).lacking
-    fresh = dict.fromkeys(path.rpartition("/")[0] for path in lacking)  # maps and norms, each of several parameters
-    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""))]
+    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {_modules(lacking)}" if lacking else ""))]
+
+
+def _modules(paths: Iterable[str]) -> str:
+    """Names the maps and norms, each of several parameters, that paths are of."""
+    return ", ".join(dict.fromkeys(path.rpartition("/")[0] for path in paths))
 
 
 def _is_workdir(directory: str) -> bool:
@@ -168,6 +178,8 @@ def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
 def _params_of(directory: str, run: Run) -> Params:
     """Reads the parameters that `run` starts from."""
     model, abstract = run.experiment.model, run.abstract_state.params
+    if model.head is not None:
+        return start.read_params(run.experiment.checkpoint.init_from, model, abstract, run.fresh_params, run.mesh)
     fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
     if _is_workdir(directory):
         return load_params(directory, abstract, fresh, head_modules(model))

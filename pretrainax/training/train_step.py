@@ -18,6 +18,7 @@ from pretrainax.checkpoints.params import Params
 from pretrainax.config import TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
+from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
@@ -244,6 +245,21 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
     def step(params, batch):
         outputs = model.apply({"params": params}, batch, deterministic=True)
         return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+
+
+def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
+    """Returns the jitted evaluation of a batch of a task: `(params, batch) -> ({name: (sum, count)}, answers)`.
+
+    The answers of its head, arrays [B, …], are whole on each device.
+    """
+
+    def step(params, batch):
+        outputs = model.apply({"params": params}, batch, deterministic=True)
+        (name,) = outputs.heads  # a model of a task has one
+        answers = HEADS[name].answers(outputs.heads[name], batch)
+        return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 
