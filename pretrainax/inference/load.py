@@ -93,7 +93,9 @@ def _of_huggingface(
     source.verify()
     tokenizer = read_tokenizer(origin.directory)
     check_rows(origin.directory, tokenizer.vocabulary, source.config)
-    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(origin.directory))
+    experiment = evaluation_of(
+        source.config, tokenizer.vocabulary, os.path.abspath(origin.directory), source.labels
+    )
     abstract, mesh = _placed(source.config, mesh)
     return experiment, tokenizer, source.params(abstract), mesh
 

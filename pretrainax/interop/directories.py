@@ -19,6 +19,7 @@ from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import (
     CheckpointConfig,
+    Classify,
     DataConfig,
     EvaluateConfig,
     Experiment,
@@ -46,6 +47,7 @@ from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.tasks import Classification, Regression
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -85,7 +87,8 @@ def _import_directory(directory: str, workdir: str) -> str:
             content = read_object(os.path.join(directory, name))
             _write_json(os.path.join(workdir, ORIGINAL, name), content)
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
-    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
+    folder = os.path.abspath(f"{workdir}/tokenizer")
+    experiment = evaluation_of(source.config, tokenizer.vocabulary, folder, source.labels)
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
     said = "".join(f"; {note}" for note in source.notes())
@@ -171,6 +174,9 @@ def describe_export(
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
+    if names := getattr(experiment.objective, "labels", ()):
+        config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
+        config_json["label2id"] = {name: i for i, name in enumerate(names)}
     _check_padding(family, config_json, model)
     return family, config_json, model
 
@@ -214,13 +220,22 @@ def _fill(files: Writer, rows: Rows, steps: Sequence[str], folder: str, part: Op
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
-def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
-    """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own."""
+def evaluation_of(
+    model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, labels: Sequence[str] = ()
+) -> Experiment:
+    """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own.
+
+    labels: what a model with a head of a whole row says; names of its own where nobody knows them.
+    """
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
     if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
         objective = Denoising()
     elif model.replaced_token_head:
         objective = ReplacedTokenDetection()
+    elif isinstance(model.head, Classify):
+        names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
+        is_number = model.head.kind == "regression"
+        objective = Regression() if is_number else Classification(labels=names, multi_label=model.head.kind == "multi")
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

@@ -19,7 +19,7 @@ from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, view
-from pretrainax.zoo.family import Row, differences
+from pretrainax.zoo.family import ConfigJson, Row, differences
 
 _MOST_FIELDS = 6  # of another architecture that an error names
 
@@ -84,10 +84,18 @@ def _is_head(field: str) -> bool:
     return field.endswith("_head") or field in ("head", "replaced_token_context", "enhanced_mask_decoder")
 
 
+def label_names(config_json: ConfigJson) -> tuple[str, ...]:
+    """Returns the names of the labels in the order of their numbers; () where config.json names none."""
+    names = config_json.get("id2label")
+    if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
+        return ()
+    return tuple(str(names[str(i)]) for i in range(len(names)))
+
+
 class DirectoryWeights:
     """The weights of a directory, by the paths of our parameters.
 
-    `config` is the model that its config.json describes, `abstract` the shapes of the parameters that are bound,
+    `labels` are the names of what a head of a whole row says. `config` is the model that its config.json describes, `abstract` the shapes of the parameters that are bound,
     `lacking` the paths of those among them, of heads, that the directory does not have.
     """
 
@@ -101,6 +109,7 @@ class DirectoryWeights:
         self._family, self.config = described_model(config_json)
         named = config_json.get("architectures")
         self.architecture = str(named[0]) if named and isinstance(named, list) else self._family.class_of(self.config)
+        self.labels = label_names(config_json)
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not read")
         self._tensors = Reader(directory)
