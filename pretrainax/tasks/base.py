@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Optional
 
 import numpy as np
 
-from pretrainax.config import Experiment, HeadConfig, ModelConfig, nearest, to_json
+from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
 from pretrainax.data.objectives import Objective
@@ -136,6 +136,9 @@ class Task(Objective):
 
     def check_vocabulary(self, vocabulary: "Vocabulary", sequence_length: int) -> None:
         """Any vocabulary does: what it lacks does not stand around texts."""
+
+    def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
+        raise UserError(f"the model was trained for {type(self).__name__}, and writes no text")
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary") -> Example:
         """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row.

@@ -28,7 +28,8 @@ class Classification(TextTask):
     texts is what stood there in the pretraining of the model (`data/framing.py`). Of what is too long for a row, the
     longer text loses its end first.
 
-    A record has the name of a label or its number from 0; with `multi_label` a list of them, which may be empty.
+    A record has the name of a label or, unless names are numbers, its number from 0; with `multi_label` a list of them,
+    which may be empty.
     """
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers
@@ -55,9 +56,10 @@ class Classification(TextTask):
 
     def _number(self, value: object) -> int:
         value = value.decode() if isinstance(value, bytes) else value
-        if str(value) in self.labels:  # "1" may be the name of class 0
+        if str(value) in self.labels and not isinstance(value, bool):
             return self.labels.index(str(value))
         is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+        is_number &= not any(name.isdecimal() for name in self.labels)  # where numbers are names, they are no places
         if is_number and 0 <= int(value) < len(self.labels):  # pyright: ignore[reportArgumentType]
             return int(value)  # pyright: ignore[reportArgumentType]
         raise no_label(value, self.label_field, self.labels)
