@@ -32,7 +32,8 @@ class Classify(HeadConfig):
     What is usual differs from family to family, and is that of its published class.
     """
 
-    num_labels: Size = AUTO  # what is told of a row: classes, labels, or numbers; auto: by the task
+    # what is told of a row: classes, labels, or numbers; auto: by the task
+    num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
     kind: Kind = "auto"  # one class of several | any of the labels, each by itself | numbers; auto: by the task
     pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
     hidden: Literal["none", "tanh", "gelu", "relu"] = "tanh"  # activation of a hidden layer as wide as the model

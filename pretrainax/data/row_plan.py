@@ -162,7 +162,9 @@ def _make_tables(
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         found, inverse = np.unique(lengths, return_inverse=True)
         table = np.array([objective.measure(n)[1:] for n in found.tolist()]).reshape(-1, 2)
-        sizes, cut_short = np.minimum(table, capacity[1:])[inverse], int((table > capacity[1:]).any(1)[inverse].sum())
+        whole = table[inverse]
+        sizes = np.minimum(whole, capacity[1:])
+        cut_short = int((sizes < whole).any(axis=1).sum())
     elif objective.unit == "pairs":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # tokens of source and target

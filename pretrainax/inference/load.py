@@ -93,9 +93,7 @@ def _of_huggingface(
     source.verify()
     tokenizer = read_tokenizer(origin.directory)
     check_rows(origin.directory, tokenizer.vocabulary, source.config)
-    experiment = evaluation_of(
-        source.config, tokenizer.vocabulary, os.path.abspath(origin.directory), source.labels
-    )
+    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(origin.directory), source.labels)
     abstract, mesh = _placed(source.config, mesh)
     return experiment, tokenizer, source.params(abstract), mesh
 

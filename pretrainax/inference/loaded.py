@@ -98,6 +98,6 @@ def check_language_model(loaded: LoadedModel) -> None:
     """Raises UserError where a model has the head of a task in the place of that over the vocabulary."""
     if (head := loaded.experiment.model.head) is not None:
         raise UserError(
-            f"{loaded.origin} has the head {head} of a task, and says nothing of tokens: it neither writes nor fills in "
-            "nor scores text; its own validation is python -m pretrainax.evaluate --from=DIR"
+            f"{loaded.origin} has the head {head} of a task, and says nothing of tokens: it neither writes nor fills "
+            "in nor scores text; its own validation is python -m pretrainax.evaluate --from=DIR"
         )

@@ -220,9 +220,7 @@ def _fill(files: Writer, rows: Rows, steps: Sequence[str], folder: str, part: Op
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
-def evaluation_of(
-    model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, labels: Sequence[str] = ()
-) -> Experiment:
+def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, labels: Sequence[str] = ()) -> Experiment:
     """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own.
 
     labels: what a model with a head of a whole row says; names of its own where nobody knows them.

@@ -95,8 +95,9 @@ def label_names(config_json: ConfigJson) -> tuple[str, ...]:
 class DirectoryWeights:
     """The weights of a directory, by the paths of our parameters.
 
-    `labels` are the names of what a head of a whole row says. `config` is the model that its config.json describes, `abstract` the shapes of the parameters that are bound,
-    `lacking` the paths of those among them, of heads, that the directory does not have.
+    `labels` are the names of what a head of a whole row says, `config` is the model that its config.json describes,
+    `abstract` the shapes of the parameters that are bound, `lacking` the paths of those among them, of heads, that the
+    directory does not have.
     """
 
     def __init__(self, directory: str, fresh_heads: bool = False):

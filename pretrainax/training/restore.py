@@ -177,9 +177,9 @@ def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
 
 def _params_of(directory: str, run: Run) -> Params:
     """Reads the parameters that `run` starts from."""
-    model, abstract = run.experiment.model, run.abstract_state.params
-    if model.head is not None:
-        return start.read_params(run.experiment.checkpoint.init_from, model, abstract, run.fresh_params, run.mesh)
+    model, abstract, name = run.experiment.model, run.abstract_state.params, run.experiment.checkpoint.init_from
+    if model.head is not None and name is not None:
+        return start.read_params(name, model, abstract, run.fresh_params, run.mesh)
     fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
     if _is_workdir(directory):
         return load_params(directory, abstract, fresh, head_modules(model))

@@ -135,9 +135,7 @@ class HuggingFace:
         """Returns the class of transformers whose logits are those of `config`."""
         if config.head is not None:
             if self.classifier is None:
-                raise UserError(
-                    f"{self.model_type!r} of transformers has no way to say config.model.head={config.head}"
-                )
+                raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
             return self.classifier.architecture
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
