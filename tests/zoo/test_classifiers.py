@@ -26,7 +26,7 @@ EOS = 2
 def with_head(name: str, **fields) -> Case:
     """A case of the zoo with the head of its class."""
     case = CASES[name]
-    head = dataclasses.replace(case.family.huggingface.classifier.head, num_labels=3, **fields)
+    head = dataclasses.replace(case.family.huggingface.classifier.head, num_labels=3, kind="single", **fields)
     return Case(dataclasses.replace(without_heads(case.config), head=head), case.family, pad_id=case.pad_id)
 
 
