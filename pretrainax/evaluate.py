@@ -318,7 +318,7 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
     ]
-    named = [(name, f"{value:,.4f}", meaning(name)) for name, value in metrics.items()]
+    named = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
     say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
     show_samples(run, params, say)
 
@@ -332,7 +332,9 @@ def _which_parameters(origin: Origin) -> str:
 def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     batches, whole = run.validation_sizes
     rows = batches * run.experiment.train.global_batch_size
-    counts = {"batches": batches, "batches in all": whole, "rows": rows, "tokens": int(metrics["loss_tokens"])}
+    asked = {"labels": "labels"} if "labels" in metrics else {"tokens": "loss_tokens"}
+    counts = {"batches": batches, "batches in all": whole, "rows": rows}
+    counts |= {what: int(metrics[name]) for what, name in asked.items()}
     tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_among(metrics)}
     source = f"{run.experiment.data.source}, validation split"
     objective = type(run.experiment.validation_objective).__name__
@@ -340,7 +342,7 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     return [
         Result(source, measure, value, None, tokens.get(part, counts), how, part)
         for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
-        if measure != "loss_tokens"
+        if measure not in asked.values()
     ]
 
 

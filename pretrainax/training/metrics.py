@@ -4,19 +4,19 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
 
 # What stands beside a number for people; the names are those of metrics.jsonl.
 MEANINGS = {
-    "loss": "nats a target token; of a task, nats a label, or the squared error of a number",
+    "loss": "nats a target token",
     "text_loss": "nats a target token that is text: no sentinel, no end, no [SEP]",
     "perplexity": "e to the loss",
     "bits_per_token": "the loss in bits",
     "bits_per_byte": "bits that the targets take, by the bytes of text they have",
-    "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced); of a task, labels",
+    "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
     "f1": "harmonic mean of precision and recall: of the second of two classes, else the mean of each class's",
     "f1_micro": "the same of all labels together",
     "matthews": "Matthews' correlation of classes said and true: 0 by chance, 1 at best",
@@ -27,7 +27,8 @@ MEANINGS = {
     "squared_error": "mean square of the difference of numbers said and true",
     "text_accuracy": "the same of target tokens that are text",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
-    "loss_tokens": "target tokens, or rows with labels",
+    "loss_tokens": "target tokens",
+    "labels": "rows with labels of a task",
     "phase": "of the run, from 1: which of config.phases a step is of",
     "replaced_loss": "nats a token, of the discriminator: was it replaced?",
     "replaced_accuracy": "tokens of which the discriminator says rightly whether they were replaced",
@@ -53,6 +54,8 @@ MEANINGS = {
     "data_wait_fraction": "share of the time in which devices waited for a batch",
     "padding_fraction": "share of the tokens read that is padding",
 }
+# The same of a task, whose lines have "labels".
+OF_LABELS = {"loss": "nats a label, or the squared error of a number", "accuracy": "labels that are right"}
 _OF_LOSS = ("perplexity", "bits_per_token")  # follow from the loss
 
 
@@ -61,10 +64,11 @@ def parts_among(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
 
-def meaning(name: str) -> str:
-    """Returns what a figure is, for people; empty for one of the blocks of a model."""
+def meaning(name: str, names: Collection[str] = ()) -> str:
+    """Returns what a figure is among others, for people; empty for one of the blocks of a model."""
     figure, _, part = name.partition("/")
-    return ", of ".join(filter(None, (MEANINGS.get(figure, ""), part)))
+    meanings = MEANINGS | OF_LABELS if "labels" in names else MEANINGS
+    return ", of ".join(filter(None, (meanings.get(figure, ""), part)))
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
@@ -80,7 +84,7 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     metrics = {"loss": loss, **(of_loss(loss) if of_tokens else {})}
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]
-    metrics["loss_tokens"] = float(sums["loss"][1])
+    metrics["loss_tokens" if of_tokens else "labels"] = float(sums["loss"][1])
     metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # of further heads, and of blocks
     if "replaced_loss" in means:
         metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])

@@ -16,7 +16,7 @@ from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
-from pretrainax.training.metrics import MEANINGS, cut_after, of_loss, parts_among, read_metrics
+from pretrainax.training.metrics import MEANINGS, cut_after, meaning, of_loss, parts_among, read_metrics
 from pretrainax.training.tensorboard import EventsWriter
 
 
@@ -121,7 +121,7 @@ class MetricsWriter:
             rows.append((label, format(metrics[name], form), *of_baseline))
         tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
         notes = [
-            f"{_form_among(name, shown)[0]}: {MEANINGS[name]}"
+            f"{_form_among(name, shown)[0]}: {meaning(name, shown)}"
             for name in shown
             if name in MEANINGS and name not in _PLAIN
         ]
@@ -210,12 +210,12 @@ _FORMS = {  # of a validation, what people are shown first: the label and the fo
     "text_accuracy": ("accuracy of text", ".2%"),
     "sequence_accuracy": ("sequence accuracy", ".2%"),
     "loss_tokens": ("target tokens", ",.0f"),
+    "labels": ("rows with labels", ",.0f"),
     "total_loss": ("total loss", ".4f"),
     "pair_loss": ("pair loss", ".4f"),
     "replaced_loss": ("replaced loss", ".4f"),
 }
-_OF_LABELS = {"accuracy": "accuracy", "loss_tokens": "rows with labels"}
-_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens")  # their labels say what they are
+_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # their labels say what they are
 _IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "sequence_accuracy", "bits_per_byte")
 _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss")
 _BASELINE = "knows how often each token occurs, and how targets are built: which sentinel is next, where a row ends"
@@ -232,7 +232,7 @@ def _form(name: str) -> tuple[str, str]:
 def _form_among(name: str, names: Collection[str]) -> tuple[str, str]:
     """Returns the same of a figure among others, which tell whether tokens are predicted, or labels of a task."""
     label, form = _form(name)
-    return (label if "perplexity" in names else _OF_LABELS.get(name, label)), form
+    return ("accuracy" if name == "accuracy" and "labels" in names else label), form
 
 
 def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:

@@ -95,7 +95,7 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
 
 def test_a_validation_has_each_record_once_and_the_figures(tuned):
     valid = [line for line in read_metrics(str(tuned / "metrics.jsonl")) if line["split"] == "valid"]
-    assert [line["loss_tokens"] for line in valid] == [VALID, VALID]
+    assert [line["labels"] for line in valid] == [VALID, VALID]
     assert all({"accuracy", "f1", "matthews", "accuracy_f1"} <= line.keys() for line in valid)
     assert all("perplexity" not in line and "bits_per_token" not in line for line in valid)
     right = valid[-1]["accuracy"] * VALID
@@ -137,7 +137,7 @@ def test_buckets_are_of_the_training_alone(pretrained, records, cache, tmp_path,
     assert loop.train(experiment, str(tmp_path / "run")) == 0
     assert "FROM RANDOM NUMBERS: nothing is pretrained" in capsys.readouterr().err
     (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
-    assert line["loss_tokens"] == VALID and line["squared_error"] == pytest.approx(line["loss"])
+    assert line["labels"] == VALID and line["squared_error"] == pytest.approx(line["loss"])
     assert {"pearson", "spearman"} <= line.keys()
 
 
