@@ -117,10 +117,10 @@ class Records:
     def columns(self, names: Iterable[str]) -> list[str]:
         """Returns the columns of a table that are read, without fields inside. UserError where one is missing."""
         columns, names = {}, list(names)
-        wanted = {f"{self.config_path}.{name}": getattr(self, name) for name in ("text_field", "target_field")}
+        wanted = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
         if self._task is not None:
-            wanted = {f"a field of config.objective {type(self._task).__name__}": x for x in self._task.fields}
-        for setting, field in wanted.items():
+            wanted = [(f"a field of config.objective {type(self._task).__name__}", x) for x in self._task.fields]
+        for setting, field in wanted:
             if field is not None:
                 column = field if field in names else field.partition(".")[0]
                 if column not in names:
