@@ -109,7 +109,7 @@ class MetricsWriter:
         trained = [line for line in read_metrics(self.path) if line["split"] == "train"]
         for name in dict.fromkeys(("loss", self.select_by)) if trained else ():
             if name in trained[-1]:
-                label, form = _form(name)
+                label, form = _form_among(name, metrics)
                 label = f"training {label.removeprefix('validation ')}, last line"
                 rows.append((label, _show(trained[-1][name], form)))
         metrics = _told(metrics, self.select_by)
@@ -168,7 +168,7 @@ class MetricsWriter:
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
         parts = [f"loss {_show(metrics['loss'], '.3f')}"]
         if self.select_by != "loss" and self.select_by in metrics:
-            label, form = _form(self.select_by)
+            label, form = _form_among(self.select_by, metrics)
             parts.append(f"{label} {_show(metrics[self.select_by], form)}")
         if (rate := metrics.get("learning_rate")) is not None:
             parts.append(f"lr {scientific(rate)}")
