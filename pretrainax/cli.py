@@ -30,11 +30,12 @@ class _ConfigParser(flags.ArgumentParser):
     """Reads the file of --config; `_parse` sets the fields of what it returns."""
 
     given = ""  # the flag's value
+    init_from: Optional[str] = None  # that of --config.checkpoint.init_from, which some configs begin with
     overridden: tuple[str, ...] = ()  # fields that further flags set: "train.steps"
 
     def parse(self, argument: str) -> Experiment:
         self.given = argument
-        return read_config_file(argument)
+        return read_config_file(argument, self.init_from)
 
 
 _CONFIG_PARSER = _ConfigParser()
@@ -115,6 +116,7 @@ def experiment(files: bool = True) -> Experiment:
     """
     if CONFIG.value is None:
         raise UserError("--config is missing; for a first run: --config=quickstart")
+    CONFIG.value.objective.complete(CONFIG.value)
     validate(CONFIG.value, files)
     return CONFIG.value
 
@@ -192,6 +194,7 @@ def _parse(
             if not is_utf8(word):
                 raise UserError(f"{word}: not UTF-8; give the file or folder that it names another name")
         words, settings = _take_overrides(flags.FLAGS.read_flags_from_files(argv))
+        _CONFIG_PARSER.init_from = dict(settings).get("config.checkpoint.init_from")
         asks_help = any(word in _HELP for word in words)
         rest = flags.FLAGS([word for word in words if word not in _HELP], known_only=True)
         if config is not None:

@@ -52,7 +52,7 @@ from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.load import load_origin
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
+from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
@@ -320,7 +320,7 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
         ("source", f"{run.experiment.data.source}, validation split"),
         ("batches", f"{batches:,} of {whole:,}, of {run.experiment.train.global_batch_size:,} rows"),
     ]
-    named = [(name, f"{value:,.4f}", meaning(name)) for name, value in metrics.items()]
+    named = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
     say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
     show_samples(run, params, say)
 
@@ -334,7 +334,9 @@ def _which_parameters(origin: Origin) -> str:
 def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     batches, whole = run.validation_sizes
     rows = batches * run.experiment.train.global_batch_size
-    counts = {"batches": batches, "batches in all": whole, "rows": rows, "tokens": int(metrics["loss_tokens"])}
+    asked = {"labels": "labels"} if "labels" in metrics else {"tokens": "loss_tokens"}
+    counts = {"batches": batches, "batches in all": whole, "rows": rows}
+    counts |= {what: int(metrics[name]) for what, name in asked.items()}
     tokens = {part: {"tokens": int(metrics[f"loss_tokens/{part}"])} for part in parts_among(metrics)}
     source = f"{run.experiment.data.source}, validation split"
     objective = type(run.experiment.validation_objective).__name__
@@ -342,7 +344,7 @@ def _results(run: Run, metrics: dict[str, float]) -> list[Result]:
     return [
         Result(source, measure, value, None, tokens.get(part, counts), how, part)
         for (measure, _, part), value in ((name.partition("/"), value) for name, value in metrics.items())
-        if measure != "loss_tokens"
+        if measure not in asked.values()
     ]
 
 

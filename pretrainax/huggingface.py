@@ -21,9 +21,9 @@ from typing import Optional
 
 from pretrainax.config import UserError
 from pretrainax.config.paths import define_path
-from pretrainax.inference.origin import find_origin, parted
 from pretrainax.interop.adapters import export_adapter, import_adapter, is_adapter
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
+from pretrainax.interop.origin import find_origin, parted
 
 
 def main() -> None:

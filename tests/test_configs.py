@@ -23,6 +23,7 @@ VARIANTS = {
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
+    "finetune": "cola sst2 mrpc stsb qqp mnli qnli rte wnli regression classification".split(),
     "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),
     "gpt2": ("124m", "355m", "774m", "1558m"),
     "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),
@@ -56,6 +57,9 @@ def test_a_config_is_sound_and_survives_json(name, variant):
     experiment = load(name, variant)
     if name in ("shakespeare_char", "transformer"):
         experiment.data.source.path = __file__  # the configs whose text is the user's
+    if name == "finetune":
+        experiment.data.source = JsonLines(path=__file__)
+    experiment.objective.complete(experiment)
     validate(experiment)
     assert config_lib.from_json(Experiment, json.loads(config_lib.dump(experiment))) == experiment
 
@@ -81,6 +85,15 @@ def pairs_of(text: str) -> JsonLines:
     return JsonLines(path=str(path), text_field="source", target_field="target", valid_fraction=0.1)
 
 
+def records_of(text: str) -> JsonLines:
+    """Each line of the files of a folder, with the label "1" where its first word is a short one."""
+    path = pathlib.Path(text, "records.jsonl")
+    lines = [line for file in sorted(path.parent.glob("*.txt")) for line in file.read_text().splitlines()]
+    records = ({"text": line, "label": int(len(line.split()[0]) < 5)} for line in lines)
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return JsonLines(path=str(path), valid_fraction=0.1)
+
+
 def shrink(experiment: Experiment, text: str, cache: str) -> None:
     """Same mechanisms, small sizes."""
     model = experiment.model
@@ -98,6 +111,8 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     experiment.data.workers, experiment.data.prepare_workers = 0, 1
     experiment.data.sequence_length = 32 if experiment.objective.packs else 128  # a pair of sentences is longer
     experiment.data.source = pairs_of(text) if experiment.data.source.pairs else TextFiles(path=text)
+    if experiment.objective.unit == "records":
+        experiment.data.source = records_of(text)
     experiment.data.cache_dir = cache
     experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 8, 1
     if experiment.phases:  # a step of each

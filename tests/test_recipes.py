@@ -42,6 +42,8 @@ def test_every_config_of_a_recipe_is_sound(tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "words.txt").write_text("床前\n")
     (tmp_path / "runs" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "runs" / "bert").mkdir()  # where a fine-tuning begins: its config.json is all that is read here
+    (tmp_path / "runs" / "bert" / "config.json").write_text('{"model_type": "bert"}')
     lines = {
         command: [word for word in shlex.split(command) if word.startswith("--config")]
         for command in COMMANDS

@@ -82,7 +82,7 @@ def adapted(model: AnyModel, experiment: Experiment) -> AnyModel:
     """Returns the model of a run as it is trained: under `config.tuning`, where that is set."""
     if experiment.tuning is None:
         return model
-    return Adapted(model, cast(Tuning, experiment.tuning), experiment.checkpoint.fresh_heads)
+    return Adapted(model, cast(Tuning, experiment.tuning), experiment.draws_heads)
 
 
 def plain(model: AnyModel) -> AnyModel:

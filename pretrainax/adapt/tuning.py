@@ -24,7 +24,7 @@ class Tuning(kinds.Tuning):
     """Base of the ways of tuning: all parameters of the model stay as `config.checkpoint.init_from` has them, but those
     that it trains, and what it adds beside them.
 
-    Heads are trained too where `config.checkpoint.fresh_heads` says that they may be drawn anew.
+    Heads are trained too where they are drawn anew (`Experiment.draws_heads`).
     """
 
     is_mergeable: ClassVar[bool] = True  # into the parameters of a plain model

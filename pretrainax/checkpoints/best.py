@@ -10,7 +10,8 @@ from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import UserError
 from pretrainax.config.json_files import JsonObject
 
-_LARGER = ("accuracy", "precision", "recall")  # ends of the names of figures of which more is better; of others, less
+# Ends of the names of figures of which more is better; of others, less.
+_LARGER = ("accuracy", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
 
 
 def larger_is_better(figure: str) -> bool:

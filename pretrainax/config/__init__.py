@@ -20,6 +20,7 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
+from pretrainax.config.heads import Classify, HeadConfig
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -39,11 +40,13 @@ __all__ = [
     "AUTO",
     "CheckpointConfig",
     "Choice",
+    "Classify",
     "DataConfig",
     "DisentangledPositions",
     "EvaluateConfig",
     "Experiment",
     "Generator",
+    "HeadConfig",
     "LayersConfig",
     "LearnedPositions",
     "LinearScaling",

@@ -6,11 +6,13 @@ The files of `configs/` are installed with the package, and found by their names
 
 import glob
 import importlib.machinery
+import inspect
 import os
 import re
 import sys
 import traceback
 from types import ModuleType
+from typing import Optional
 
 from pretrainax.config.errors import UserError, nearest
 from pretrainax.config.experiment import Experiment
@@ -20,8 +22,11 @@ CONFIGS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 _MODULE = "config_config"  # what a config file is imported as: its own choices have this name in config.json
 
 
-def read_config_file(given: str) -> Experiment:
-    """Returns the config; UserError where the file is none, or fails, with its line."""
+def read_config_file(given: str, init_from: Optional[str] = None) -> Experiment:
+    """Returns the config; UserError where the file is none, or fails, with its line.
+
+    init_from: what the run is to start from, for a get_config(variant, init_from) that makes its model of it.
+    """
     if problem := path_problem(given):
         raise UserError(f"--config={given}: {problem}")
     file, variant = find_config(given)
@@ -38,7 +43,9 @@ def read_config_file(given: str) -> Experiment:
         module = _import(file)
         if not hasattr(module, "get_config"):
             raise UserError(f"{file} has no function get_config(variant), which returns the config of a run")
-        experiment = module.get_config(*([variant] if ":" in given else []))
+        takes_start = "init_from" in inspect.signature(module.get_config).parameters
+        start = {"init_from": init_from} if takes_start and init_from and init_from.lower() != "none" else {}
+        experiment = module.get_config(*([variant] if ":" in given else []), **start)
     except UserError:
         raise
     except Exception as e:

@@ -194,6 +194,11 @@ class Experiment:
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
 
     @property
+    def draws_heads(self) -> bool:
+        """Returns whether heads that `checkpoint.init_from` lacks are drawn anew: those of a task always are."""
+        return self.checkpoint.fresh_heads or self.model.head is not None
+
+    @property
     def rows_per_update(self) -> float:
         """Counts the examples whose gradient an update takes, some of them more than once."""
         return self.train.global_batch_size * self.optimizer.gradients_per_update

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Optional
 
 from pretrainax.config.auto import Size
 from pretrainax.config.choice import Choice
+from pretrainax.config.heads import HeadConfig
 from pretrainax.config.positions import LearnedPositions, Position
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class ModelConfig:
     replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
     replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
     generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
+    head: Optional[HeadConfig] = None  # of a task, in the place of all other heads; None: the model is pretrained
     dropout_rate: float = 0.0  # set to zero in training, of what each half of a block adds
     attention_dropout_rate: float = 0.0  # the same, of the weights of attention (BERT: 0.1); runs with attention 'xla'
     init_stddev: Optional[float] = 0.02  # normal init of every matrix; None: T5's, by fan-in

@@ -152,7 +152,7 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
 def _stack_problems(m: ModelConfig) -> Iterator[str]:
     if m.num_decoder_layers is not None and (m.num_decoder_layers < 1 or m.family != "encoder_decoder"):
         yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: at least 1, and of an encoder_decoder only"
-    if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head):
+    if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head or m.head):
         yield f"config.model.embedding_dim is {m.embedding_dim}, which only a model with a masked_lm_head can have"
 
 
@@ -161,6 +161,9 @@ def _head_problems(m: ModelConfig) -> Iterator[str]:
         yield f"config.model.pair_head and replaced_token_head are for an encoder, config.model.family is {m.family!r}"
     if m.replaced_token_head != (m.generator is not None):
         yield "config.model.replaced_token_head learns from config.model.generator: set both or neither"
+    pretraining = ("masked_lm_head", "pair_head", "replaced_token_head", "enhanced_mask_decoder")
+    if m.head is not None and (others := [f"config.model.{name}" for name in pretraining if getattr(m, name)]):
+        yield f"config.model.head is {type(m.head).__name__}, beside which there is no other: set {others} to False"
 
 
 def _layer_problems(e: Experiment) -> Iterator[str]:

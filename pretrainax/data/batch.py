@@ -32,8 +32,9 @@ class Field(NamedTuple):
     """An array of a batch.
 
     shape: B rows, of T tokens each; of S tokens that an encoder reads for a decoder; of N predictions: T, or fewer
-      where they are gathered.
-    below: what its values stay below: a field of config.model, the length T of a row, or the number of "labels".
+      where they are gathered; L labels of a row.
+    below: what its values stay below: a field of config.model, the length T of a row, or the number of "labels" or of
+      "classes".
     """
 
     name: str
@@ -49,7 +50,7 @@ _ENCODER, _DECODER, _BOTH = ("encoder",), ("decoder",), ("encoder_decoder",)
 _ALL = _ENCODER + _DECODER + _BOTH
 FIELDS = (
     Field("tokens", "BT", _ALL, "what the model reads; the decoder, where there are two", below="vocab_size"),
-    Field("targets", "BN", _ALL, "the token to predict", below="vocab_size"),
+    Field("targets", "BN", _ALL, "the token to predict; of no task with labels", below="vocab_size"),
     Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
     Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
     Field("loss_weights", "BN", _ALL, "how much a prediction counts; 0: it is not asked for", np.float32),
@@ -62,6 +63,8 @@ FIELDS = (
     Field("pair_labels", "B", _ENCODER, "what is to be said of the pair of segments", optional=True, below="labels"),
     Field("replaced", "BT", _ENCODER, "1 where a token is not the text's, if no generator tells", optional=True),
     Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
+    Field("labels", "B", _ALL, "the class of a row, from 0", optional=True, below="classes"),
+    Field("label_values", "BL", _ALL, "of each label 1 or 0, or the numbers to tell", np.float32, optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
@@ -106,6 +109,16 @@ def has_loss(batch: Collection[str]) -> bool:
     return "loss_weights" in batch
 
 
+def predicts_tokens(batch: Collection[str]) -> bool:
+    """Returns whether tokens are to be predicted; a task with labels predicts those."""
+    return "targets" in batch
+
+
+def has_labels(batch: Collection[str]) -> bool:
+    """Returns whether rows have labels of a task."""
+    return "labels" in batch or "label_values" in batch
+
+
 def tokens_read(batch: Mapping[str, Any]) -> int:
     """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
@@ -125,12 +138,15 @@ def highest_id(batch: HostBatch) -> int:
 def lengths_of(batch: Mapping[str, Any]) -> Lengths:
     """Reads the lengths of the rows off their shapes; `raw`, which these do not tell, is that of the inputs."""
     inputs = batch["encoder_tokens" if is_encoder_decoder(batch) else "tokens"].shape[1]
-    return Lengths(inputs, inputs, batch["targets"].shape[1])
+    return Lengths(inputs, inputs, batch["targets" if predicts_tokens(batch) else "tokens"].shape[1])
 
 
 def row_length(name: str, batch: Mapping[str, Any], lengths: Lengths) -> int:
     """Returns how long the array of a name is in each row of such a batch. A name of its own is as long as the text."""
-    return _sizes(lengths, is_encoder_decoder(batch), is_gathered(batch))[SHAPES.get(name, "BT")[1]]
+    letter = SHAPES.get(name, "BT")[1]
+    if letter == "L":  # the same in each row
+        return batch[name].shape[-1]
+    return _sizes(lengths, is_encoder_decoder(batch), is_gathered(batch))[letter]
 
 
 def _sizes(lengths: Lengths, two_sides: bool, gathered: bool) -> dict[str, int]:
@@ -152,7 +168,11 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     """
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
-    fields = [f for f in FIELDS if family in f.families and not (f.optional and f.name not in batch)]
+    sizes["L"] = getattr(model.head, "num_labels", 0)
+    absent = ("targets", "loss_weights") if has_labels(batch) else ()
+    fields = [
+        f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
+    ]
     for field in fields:
         wanted = f"{np.dtype(field.dtype)} {[sizes[letter] for letter in field.shape]}"
         if field.name not in batch:
@@ -163,7 +183,7 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     for field in fields:
         if field.dtype is np.int32:
             _check_values(field, batch[field.name], model, sizes)
-    weights = batch["loss_weights"]
+    weights = batch.get("loss_weights", np.ones(1))
     if not (np.isfinite(weights).all() and weights.min() >= 0 and weights.max() > 0):
         raise UserError("batch['loss_weights'] must be finite and not negative, and not all 0")
 
@@ -184,6 +204,8 @@ def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: M
         raise UserError(f"{name} has {high}, rows have {sizes['T']} tokens")
     if field.below == "labels" and high >= 2:
         raise UserError(f"{name} has {high}, the labels are 0 and 1")
+    if field.below == "classes" and high >= sizes["L"]:
+        raise UserError(f"{name} has {high}, config.model.head.num_labels {sizes['L']} takes 0 to {sizes['L'] - 1}")
     # Without a length positions are not bounded, and without types of tokens they are not looked up.
     rows = {"position.max_length": model.position.max_length, "num_token_types": model.num_token_types or None}
     limit = rows.get(field.below)

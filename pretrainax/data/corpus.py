@@ -1,6 +1,7 @@
 """`Corpus`: the token shards that `pretrainax.data.preparation.shards` writes, memory-mapped."""
 
 import functools
+import json
 import os
 import threading
 from typing import Optional
@@ -9,7 +10,8 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data import checksums
-from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, PARTS, base_of
+from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, base_of
+from pretrainax.data.sources.base import Note
 
 
 class Corpus:
@@ -24,7 +26,7 @@ class Corpus:
         self.num_documents: int = index["documents"]
         self.num_bytes: int = index["bytes"]  # of the text in UTF-8
         self.skipped: dict[str, int] = index["skipped"]  # reason -> records left out
-        self.parts: Optional[str] = index.get("parts")  # what documents are divided into: "sentences" | "pairs" | None
+        self.parts: Optional[str] = index.get("parts")  # documents are: "sentences" | "pairs" | "records" | None
         self.num_parts: int = index.get("num_parts", 0)
         self.fingerprint: str = index["fingerprint"]
         self.checksums: dict[str, str] = index.get("checksums", {})  # by file; empty where it was made before them
@@ -78,6 +80,20 @@ class Corpus:
     def part_ends(self) -> np.ndarray:
         """int64 [parts]: the offset behind each part's last token; a document ends where its last part does."""
         return _map(os.path.join(self.directory, PARTS), np.dtype(np.int64), self.num_parts)
+
+    def note(self, i: int) -> Note:
+        """Returns what is noted of document i of a corpus of records; "parts" are the ends of its texts."""
+        start, stop = int(self._note_ends[i - 1]) if i else 0, int(self._note_ends[i])
+        return json.loads(self._notes[start:stop].tobytes())
+
+    @functools.cached_property
+    def _note_ends(self) -> np.ndarray:
+        return _map(os.path.join(self.directory, NOTE_ENDS), np.dtype(np.int64), self.num_documents)
+
+    @functools.cached_property
+    def _notes(self) -> np.ndarray:
+        size = int(self._note_ends[-1]) if len(self._note_ends) else 0
+        return _map(os.path.join(self.directory, NOTES), np.dtype(np.uint8), size)
 
     def check(self, name: str, stop: Optional[threading.Event] = None) -> None:
         """Raises UserError unless a file of this folder is as it was written. Nothing is known of one without checksum.

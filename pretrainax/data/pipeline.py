@@ -231,7 +231,9 @@ def batches_of(
     """
     corpora, data = getattr(prepared, split), experiment.data
     training, tokenizer = split == "train", prepared.tokenizer
-    objective = experiment.objective if training else experiment.validation_objective
+    objective = (experiment.objective if training else experiment.validation_objective).adapted(experiment)
+    # A validation of a task has each record, and so no buckets, of whose rows some fill no batch.
+    packing = None if objective.unit == "records" and not training else data.packing
     return Batches(
         corpora,
         objective.bind(tokenizer),
@@ -242,7 +244,7 @@ def batches_of(
             seed=experiment.train.seed_of("order") if training else 0,
             mask_seed=experiment.train.seed_of("mask") if training else 0,
             shuffle=training,
-            packing=data.packing,
+            packing=packing,
             text=tokenizer.text_table,
             no_target_bytes=_no_target_bytes(objective, tokenizer, corpora),
         ),

@@ -24,7 +24,7 @@ from pretrainax.data.files import digest
 from pretrainax.data.objectives import Objective
 from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentences
 from pretrainax.data.permutation import permute
-from pretrainax.data.preparation.shards import ENDS, PARTS
+from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
 
 _FORMAT = 3  # of the files, and of how pieces are cut and left out
 _STATISTICS = "figures.json"
@@ -134,7 +134,8 @@ def make_row_plan(
                 f"in config.data.source{', or a larger valid_fraction of it' if is_valid else ''}"
             )
         return WindowPlan(corpus.num_tokens, longest, shuffle)
-    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length)
+    framed = [objective.measure(1)] if objective.unit == "records" else []  # which the model has a part in
+    key = digest(_FORMAT, corpus.fingerprint, to_json(objective), to_json(packing), sequence_length, *framed)
     directory = _find_or_write(
         os.path.join(corpus.directory, f"rows-{key}"), lambda: _make_tables(corpus, objective, packing, sequence_length)
     )
@@ -153,11 +154,18 @@ def _make_tables(
     corpus: Corpus, objective: Objective, packing: Packing, sequence_length: int
 ) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     """Returns the tables of a TablePlan, by name, and its statistics."""
-    for name in (ENDS, PARTS):  # a plan is kept: it must not be made of a damaged file
+    for name in (ENDS, PARTS, NOTES, NOTE_ENDS):  # a plan is kept: it must not be made of a damaged file
         corpus.check(name)
     lengths_of = [objective.lengths(length) for length in (*getattr(packing, "buckets", ()), sequence_length)]
     capacity = lengths_of[-1]
-    if objective.unit == "pairs":
+    if objective.unit == "records":
+        starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
+        found, inverse = np.unique(lengths, return_inverse=True)
+        table = np.array([objective.measure(n)[1:] for n in found.tolist()]).reshape(-1, 2)
+        whole = table[inverse]
+        sizes = np.minimum(whole, capacity[1:])
+        cut_short = int((sizes < whole).any(axis=1).sum())
+    elif objective.unit == "pairs":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # tokens of source and target
         cut = np.minimum(whole, objective.pair_room(capacity))
@@ -187,7 +195,7 @@ def _make_tables(
     room = len(tables["ends"]) * capacity.inputs
     return tables, {
         "fill": float(sizes[:, 0].sum() / room) if room else 0.0,
-        "pairs cut short": cut_short,
+        f"{'records' if objective.unit == 'records' else 'pairs'} cut short": cut_short,
         "pieces without a target": int((~useful).sum()),
     }
 

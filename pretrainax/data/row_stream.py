@@ -14,6 +14,7 @@ from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
 from pretrainax.data.permutation import epoch_draws
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
+from pretrainax.data.sources.base import Note
 from pretrainax.data.text_counts import TextCounter, bytes_per_spelled
 from pretrainax.tokenization.base import TextTable, Vocabulary
 
@@ -113,12 +114,24 @@ class RowStream:
             return Text(*corpus.window(start, length), progress=progress)
         if unit == "pairs":
             return self._pair(start, length, progress)
+        if unit == "records":
+            note = corpus.note(self._document_at(start))
+            tokens = corpus.tokens(start, length)
+            return Text(tokens, np.ones(length, np.int32), np.array(note["parts"]), progress, note=note)
         parts = elsewhere = None
         if unit == "sentences":
             first, last = corpus.part_ends.searchsorted((start, start + length - 1), "right")
             parts = np.minimum(corpus.part_ends[first : last + 1] - start, length)
             elsewhere = lambda rng: self._text(*self._another(start, rng), progress)  # noqa: E731
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
+
+    def note(self, n: int) -> Note:
+        """Returns what is noted of the record that row n is made of."""
+        (start, _), *_ = self.row(n)[0]
+        return self.corpus.note(self._document_at(start))
+
+    def _document_at(self, start: int) -> int:
+        return int(self.corpus.document_ends.searchsorted(start, "right"))
 
     def _pair(self, start: int, length: int, progress: float) -> Text:
         """Returns source and target, each cut to its room, its end kept."""

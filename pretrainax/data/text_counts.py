@@ -9,7 +9,7 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.data.batch import Example
+from pretrainax.data.batch import Example, predicts_tokens
 from pretrainax.data.corpus import Corpus
 from pretrainax.tokenization.base import TextTable, Tokenizer
 
@@ -54,17 +54,20 @@ class TextCounter:
 
     def counted(self, example: Example, tokens: np.ndarray) -> Example:
         """Returns `example` with "text_weights" [N], "text_tokens" [], "text_bytes" [] and perhaps "target_bytes" [].
+        Where no tokens are predicted, there are no weights.
 
         tokens: of the text that it is made of, [raw].
         """
         is_text, num_bytes, adds_space = self._table
-        targets, weights = example["targets"], example["loss_weights"]
         spelled = int(num_bytes[tokens].sum())
         counts = {
-            "text_weights": weights * is_text[targets],
             "text_tokens": np.array(np.count_nonzero(is_text[tokens]), np.int32),
             "text_bytes": np.array(round(spelled * self._ratio), np.int32),
         }
+        if not predicts_tokens(example):
+            return {**example, **counts}
+        targets, weights = example["targets"], example["loss_weights"]
+        counts = {"text_weights": weights * is_text[targets], **counts}
         if self._with_target_bytes:
             sizes = num_bytes[targets]
             if adds_space:

@@ -13,7 +13,7 @@ from pretrainax.data.words import Words
 from pretrainax.inference.fill_spans import find_spans
 from pretrainax.inference.framing import check_length, frame_of, longest, read_example
 from pretrainax.inference.holes import Holes
-from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.loaded import LoadedModel, check_language_model
 from pretrainax.inference.rows import batches
 from pretrainax.models import Outputs
 from pretrainax.models.heads import HEADS
@@ -74,6 +74,7 @@ def fill(
 
 def _check_options(loaded: LoadedModel, top: int, order: Optional[Order], max_new_tokens: Optional[int]) -> None:
     vocabulary, config = loaded.tokenizer.vocabulary, loaded.model.config
+    check_language_model(loaded)
     if config.generator is None and not HEADS["lm"].is_in(config):
         raise UserError(
             f"{loaded.origin} is a discriminator, which says of each token whether it was replaced and fills in none: "

@@ -7,6 +7,7 @@ import numpy as np
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example, is_encoder_decoder
+from pretrainax.data.framing import frame_of as frame_of_texts
 from pretrainax.data.objectives import CausalLM, Objective
 from pretrainax.data.row_stream import default_packing
 from pretrainax.data.sources import NoSource
@@ -27,9 +28,8 @@ class Frame(NamedTuple):
 def frame_of(loaded: LoadedModel) -> Frame:
     """Returns what stands around a text that `loaded` reads: [CLS] and [SEP], or what stands around its prompts."""
     if loaded.experiment.model.family == "encoder":
-        vocabulary = loaded.tokenizer.vocabulary
-        before, after = (() if i is None else (i,) for i in (vocabulary.cls, vocabulary.sep))
-        return Frame(before, after)
+        frame = frame_of_texts("encoder", loaded.tokenizer.vocabulary)
+        return Frame(frame.before, frame.after)
     prompt = framed_prompt(np.array([_TEXT], np.int32), loaded.experiment, loaded.tokenizer)
     row = prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"].tolist()
     place = row.index(_TEXT)

@@ -11,14 +11,13 @@ import jax
 from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.adapt import Tuning, adapted
-from pretrainax.checkpoints.params import load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest, trained_as
 from pretrainax.inference.language_model import LanguageModel
-from pretrainax.inference.origin import Origin, find_origin
 from pretrainax.interop.directories import check_rows, evaluation_of
-from pretrainax.interop.start import load_tuned
+from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models import electra
@@ -84,11 +83,9 @@ def _of_run(
     tokenizer = load_tokenizer(folder)
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
-    abstract, mesh = _placed(experiment.model, mesh)
-    if experiment.tuning is None:
-        return experiment, tokenizer, load_steps(origin.steps, abstract, origin.folder), mesh
-    params = load_tuned(origin.directory, experiment, origin.steps, mesh, origin.folder)
-    if cast(Tuning, experiment.tuning).is_mergeable:
+    _, mesh = _placed(experiment.model, mesh)
+    params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
         experiment.tuning = None  # the parameters are those of a plain model
     return experiment, tokenizer, params, mesh
 
@@ -101,7 +98,7 @@ def _of_huggingface(
     source.verify()
     tokenizer = read_tokenizer(origin.directory)
     check_rows(origin.directory, tokenizer.vocabulary, source.config)
-    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(origin.directory))
+    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(origin.directory), source.labels)
     abstract, mesh = _placed(source.config, mesh)
     return experiment, tokenizer, source.params(abstract), mesh
 

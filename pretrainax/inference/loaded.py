@@ -103,3 +103,12 @@ def _with_hidden(model: AnyModel, params: PyTree, batch: Batch) -> Outputs:
     stacks = cast(nn.Module, model)  # and no `Electra`, whose two encoders each have their own
     outputs, kept = stacks.apply({"params": params}, batch, deterministic=True, mutable=["intermediates"])
     return outputs.replace(hidden=hidden_states(kept["intermediates"]))
+
+
+def check_language_model(loaded: LoadedModel) -> None:
+    """Raises UserError where a model has the head of a task in the place of that over the vocabulary."""
+    if (head := loaded.experiment.model.head) is not None:
+        raise UserError(
+            f"{loaded.origin} has the head {head} of a task, and says nothing of tokens: it neither writes nor fills "
+            "in nor scores text; its own validation is python -m pretrainax.evaluate --from=DIR"
+        )

@@ -23,12 +23,14 @@ from pretrainax.adapt.matrices import Matrix, matrices_of
 from pretrainax.adapt.tuning import nested
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.interop.directories import describe_export, evaluation_of
+from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
-from pretrainax.interop.start import find_known_start, find_start, is_workdir, remember_start
+from pretrainax.interop.start import find_known_start, remember_start
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
@@ -270,7 +272,7 @@ def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> s
         described, tensors = prefix_to_peft(tuning, trained, model)
     start = find_known_start(workdir)
     described |= {"task_type": _TASKS[model.family], "inference_mode": True}
-    described["base_model_name_or_path"] = start.directory if start.step is None else None
+    described["base_model_name_or_path"] = None if start.steps else start.directory
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
     os.makedirs(staging)
@@ -307,18 +309,19 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
       base: a run or a Hugging Face directory that the adapter is for; None: the one that it names.
     """
     described = read_object(os.path.join(directory, CONFIG))
-    base = base or cast("str | None", described.get("base_model_name_or_path"))
-    if not base or not os.path.isdir(base):
+    named = cast("str | None", described.get("base_model_name_or_path"))
+    if base is None and not (named and os.path.isdir(named)):
         raise UserError(
-            f"{directory} is an adapter of {base or 'a model that it does not name'}: give it as --base=DIR"
+            f"{directory} is an adapter of {named or 'a model that it does not name'}: give it as --base=DIR"
         )
+    origin = find_origin(os.path.expanduser(cast(str, base or named)))
     for field, nothing in _NOTHING.items():
         if described.get(field, nothing[0]) not in nothing:
             raise UserError(f"{directory}: {CONFIG} has {field} {described[field]!r}, which is not read")
     with WorkdirLock(workdir):
         if os.path.exists(os.path.join(workdir, "config.json")):
             raise UserError(f"--workdir={workdir} holds a run already: take another one")
-        experiment, tokenizer = _base(base, workdir)
+        experiment, tokenizer = _base(origin, workdir)
         tensors = Reader(directory, WEIGHTS)
         state = {name: tensors[name] for name in tensors.shapes}
         kind = described.get("peft_type")
@@ -330,21 +333,23 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
             experiment.tuning, trained = prefix_from_peft(described, state, experiment.model)
         else:
             raise UserError(f"{directory}: {CONFIG} has peft_type {kind!r}, read are 'LORA' and 'PREFIX_TUNING'")
-        experiment.checkpoint.init_from = os.path.abspath(base)
+        experiment.checkpoint.init_from = os.path.abspath(cast(str, base or named))
         abstract = nested({path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in trained.items()})
         tokenizer.save(os.path.join(workdir, "tokenizer"))
         extra = {"tokenizer": tokenizer.fingerprint}
         write_params(workdir, abstract, lambda path, index: trained[path][index], extra)
-        remember_start(workdir, find_start(base))
+        remember_start(workdir, origin)
         write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in trained.values())
-    return f"{count:,} parameters of {experiment.tuning} imported to {workdir}, for {base}"
+    return f"{count:,} parameters of {experiment.tuning} imported to {workdir}, for {origin.description}"
 
 
-def _base(base: str, workdir: str) -> tuple[Experiment, Tokenizer]:
+def _base(origin: Origin, workdir: str) -> tuple[Experiment, Tokenizer]:
     """Returns what the run of an adapter says beside its tuning, and the tokenizer, of the model that it is for."""
-    if is_workdir(base):
+    base = origin.directory
+    if origin.steps:
         experiment = config.load(os.path.join(base, "config.json"))
+        experiment = config.trained_as(experiment, list(map(step_of, origin.steps)))
         return experiment, load_tokenizer(os.path.join(base, "tokenizer"))
     tokenizer = read_tokenizer(base)
     path = os.path.abspath(os.path.join(workdir, "tokenizer"))

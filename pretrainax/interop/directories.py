@@ -20,6 +20,7 @@ from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import (
     CheckpointConfig,
+    Classify,
     DataConfig,
     EvaluateConfig,
     Experiment,
@@ -42,13 +43,14 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
-from pretrainax.interop.start import load_tuned
+from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.tasks import Classification, Regression
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -88,7 +90,8 @@ def _import_directory(directory: str, workdir: str) -> str:
             content = read_object(os.path.join(directory, name))
             _write_json(os.path.join(workdir, ORIGINAL, name), content)
     _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
-    experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(f"{workdir}/tokenizer"))
+    folder = os.path.abspath(f"{workdir}/tokenizer")
+    experiment = evaluation_of(source.config, tokenizer.vocabulary, folder, source.labels)
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
     count = sum(x.size for x in jax.tree.leaves(source.abstract))
     said = "".join(f"; {note}" for note in source.notes())
@@ -181,6 +184,9 @@ def describe_export(
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
+    if names := getattr(experiment.objective, "labels", ()):
+        config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
+        config_json["label2id"] = {name: i for i, name in enumerate(names)}
     _check_padding(family, config_json, model)
     return family, config_json, model
 
@@ -191,7 +197,7 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
     for row, shape in rows.values():
         for name, layer in places(row, shape):
             tensors[name] = dtype_of(name), their_shape(row, shape if layer is None else shape[1:])
-    for name, shape in family.zeros(model).items():
+    for name, shape in family.zeros(model).items() if model.head is None else ():
         tensors[name] = dtype_of(name), shape
     return tensors
 
@@ -209,7 +215,7 @@ def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], fold
         arrays = read_run_json(steps[0])["arrays"]
         paths = [name.removeprefix(f"{folder}/") for name in arrays]
         return _Parameters(paths, read_params(*steps, folder=folder))
-    merged = flat(load_tuned(workdir, experiment, steps, make_mesh(config.MeshConfig()), folder))
+    merged = flat(load_run(workdir, experiment, steps, make_mesh(config.MeshConfig()), folder))
     return _Parameters(list(merged), ((path, 0, np.asarray(x)) for path, x in merged.items()))
 
 
@@ -241,13 +247,20 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
-def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str) -> Experiment:
-    """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own."""
+def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, labels: Sequence[str] = ()) -> Experiment:
+    """Returns a run of an imported model: it evaluates it, and is a start for a config of one's own.
+
+    labels: what a model with a head of a whole row says; names of its own where nobody knows them.
+    """
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
     if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
         objective = Denoising()
     elif model.replaced_token_head:
         objective = ReplacedTokenDetection()
+    elif isinstance(model.head, Classify):
+        names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
+        is_number = model.head.kind == "regression"
+        objective = Regression() if is_number else Classification(labels=names, multi_label=model.head.kind == "multi")
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Optional
 
@@ -19,7 +19,7 @@ from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, view
-from pretrainax.zoo.family import Row, differences
+from pretrainax.zoo.family import ConfigJson, Row, differences
 
 _MOST_FIELDS = 6  # of another architecture that an error names
 
@@ -60,15 +60,31 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
     names = [
         name
         for name in differences(source.config, model)
-        if not (_is_head(name) and (fresh_heads or not getattr(model, name)))
+        if not (is_head(name) and (fresh_heads or not getattr(model, name)))
     ]
     if names:
-        fields = [f"config.model.{x} is {getattr(model, x)!r}, there {getattr(source.config, x)!r}" for x in names]
-        more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
-        heads = "; config.checkpoint.fresh_heads=True makes heads anew" if all(map(_is_head, names)) else ""
-        raise UserError(f"{given} another architecture: {'; '.join(fields[:_MOST_FIELDS] + more)}{heads}")
+        raise other_architecture(directory, source.config, model, names)
     source.bind(model)
     return source
+
+
+def other_architecture(
+    directory: str, theirs: ModelConfig, ours: ModelConfig, names: Sequence[str], paths: Sequence[str] = ()
+) -> UserError:
+    """Returns the error for a start that is of another model.
+
+    Args:
+      names: fields of config.model in which they differ.
+      paths: of parameters that do not fit.
+    """
+    fields = [f"config.model.{x} is {getattr(ours, x)!r}, there {getattr(theirs, x)!r}" for x in names]
+    more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
+    heads = "; config.checkpoint.fresh_heads=True makes heads anew" if names and all(map(is_head, names)) else ""
+    lost = f" ({', '.join(paths)} are not there, not wanted, or of another shape)" if paths else ""
+    said = "; ".join(fields[:_MOST_FIELDS] + more)
+    return UserError(
+        f"config.checkpoint.init_from={directory} holds another architecture{': ' if said else ''}{said}{lost}{heads}"
+    )
 
 
 def verify_files(directory: str) -> None:
@@ -79,16 +95,25 @@ def verify_files(directory: str) -> None:
         raise UserError(f"{directory} is not what its {manifest.MANIFEST} says: {', '.join(faults)}")
 
 
-def _is_head(field: str) -> bool:
+def is_head(field: str) -> bool:
     """Tells fields of ModelConfig that ask for heads."""
-    return field.endswith("_head") or field == "replaced_token_context"
+    return field.endswith("_head") or field in ("head", "replaced_token_context", "enhanced_mask_decoder")
+
+
+def label_names(config_json: ConfigJson) -> tuple[str, ...]:
+    """Returns the names of the labels in the order of their numbers; () where config.json names none."""
+    names = config_json.get("id2label")
+    if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
+        return ()
+    return tuple(str(names[str(i)]) for i in range(len(names)))
 
 
 class DirectoryWeights:
     """The weights of a directory, by the paths of our parameters.
 
-    `config` is the model that its config.json describes, `abstract` the shapes of the parameters that are bound,
-    `lacking` the paths of those among them, of heads, that the directory does not have.
+    `labels` are the names of what a head of a whole row says, `config` is the model that its config.json describes,
+    `abstract` the shapes of the parameters that are bound, `lacking` the paths of those among them, of heads, that the
+    directory does not have.
     """
 
     def __init__(self, directory: str, fresh_heads: bool = False):
@@ -101,6 +126,7 @@ class DirectoryWeights:
         self._family, self.config = described_model(config_json)
         named = config_json.get("architectures")
         self.architecture = str(named[0]) if named and isinstance(named, list) else self._family.class_of(self.config)
+        self.labels = label_names(config_json)
         if config_json.get("quantization_config"):
             raise UserError(f"{directory} is quantized (quantization_config of config.json), which is not read")
         self._tensors = Reader(directory)

@@ -101,7 +101,7 @@ class Model(nn.Module):
         # [B, T, E] -> [B, T, D]
         return self.embedding_projection(x) if self.config.embedding_dim else x
 
-    def answer(self, x: jax.Array, side: SideOutputs, batch: Batch) -> Outputs:
+    def answer(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
         """Returns what each head says of the last hidden state [B, T, D], with what its stack gave beside it."""
-        heads = {head.name: head.answer(self, x, batch) for head in heads_of(self.config)}
+        heads = {head.name: head.answer(self, x, batch, deterministic=deterministic) for head in heads_of(self.config)}
         return Outputs(heads, side.sums, side.state)

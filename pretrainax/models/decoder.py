@@ -25,4 +25,4 @@ class Decoder(Model):
             state=state,
             deterministic=deterministic,
         )
-        return self.answer(x, side, batch)
+        return self.answer(x, side, batch, deterministic=deterministic)

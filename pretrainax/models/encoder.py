@@ -16,4 +16,4 @@ class Encoder(Model):
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
         ids = batch["positions"], batch["segment_ids"]
         x, side = self.encoder(x, *ids, absolute=absolute, deterministic=deterministic)
-        return self.answer(x, side, batch)
+        return self.answer(x, side, batch, deterministic=deterministic)

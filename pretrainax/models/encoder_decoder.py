@@ -47,7 +47,7 @@ class EncoderDecoder(Model):
             deterministic=deterministic,
         )
         both = dataclasses.replace(side, sums=added(encoded.sums, side.sums))
-        return self.answer(self._drop(x, deterministic), both, batch)
+        return self.answer(self._drop(x, deterministic), both, batch, deterministic=deterministic)
 
     def _drop(self, x: jax.Array, deterministic: bool) -> jax.Array:
         # after a last norm too (Raffel et al. 2020, section 2.1)

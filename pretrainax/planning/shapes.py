@@ -8,6 +8,7 @@ from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.text_counts import TextCounter
+from pretrainax.tasks import Task
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
 
@@ -22,7 +23,7 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     """
     length = experiment.data.sequence_length
     tokenizer = _Bytes(sentinels=length)  # no example has as many spans as tokens
-    bound = experiment.objective.bind(tokenizer)
+    bound = experiment.objective.adapted(experiment).bind(tokenizer)
     kinds = [part for source in experiment.data.source.components() for _, part in bound.components(source.pairs)]
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
     table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
@@ -53,5 +54,6 @@ def _example(objective: Objective, lengths: Lengths, vocabulary: Vocabulary, cou
     source, _ = objective.pair_room(lengths) if objective.unit == "pairs" else (lengths.raw // 2, None)
     tokens = np.full(lengths.raw, vocabulary.size - 1, np.int32)
     parts = np.array([source, len(tokens)])  # two sentences, or source and target
-    text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text)
+    note = objective.sample_note() if isinstance(objective, Task) else None
+    text = Text(tokens, np.ones_like(tokens), parts, elsewhere=lambda rng: text, note=note)
     return counter.counted(objective.example(text, np.random.default_rng(0), vocabulary), tokens)

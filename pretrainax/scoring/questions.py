@@ -21,7 +21,7 @@ from pretrainax.data.objectives.prefix import DecoderOnly
 from pretrainax.data.sources import NoSource
 from pretrainax.data.sources.base import Document
 from pretrainax.inference.framing import before_text, longest
-from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.loaded import LoadedModel, check_language_model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,6 +241,7 @@ class Targets(Method):
 def method_of(loaded: LoadedModel, scoring: Scoring) -> Method:
     """Returns how texts are scored by a model; UserError for one that says no token, or options out of range."""
     family, model = loaded.experiment.model.family, loaded.experiment.model
+    check_language_model(loaded)
     if model.replaced_token_head and model.generator is None:
         raise UserError(
             f"{loaded.origin} says of tokens whether they were replaced (ELECTRA's discriminator), and never which "

@@ -50,7 +50,7 @@ def finish(
             metrics = run.validate(params)
     baseline = _always_original(metrics)
     with _or_without("the baseline", writer):
-        baseline |= _baseline(run, preemption) or {}
+        baseline |= (_baseline(run, preemption) or {}) if run.task is None else {}
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
     with _or_without("the mean of the last checkpoints", writer):

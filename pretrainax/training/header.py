@@ -75,6 +75,7 @@ def rows(run: Run, paper: Paper = UNKNOWN) -> list[Row]:
         ("run", f"{steps:,} steps, {large_number(tokens)} tokens, {times} epochs of the text"),
         *([("deviations", paper.deviations)] if paper.deviations else []),
         *(("WARNING", warning) for warning in (*_warnings(experiment, epochs), *_export_warnings(run))),
+        *(("WARNING", warning) for warning in _task_warnings(run)),
     ]
     return sorted(described, key=lambda row: row[0] == "WARNING")
 
@@ -141,12 +142,22 @@ def _layer_warnings(experiment: Experiment) -> Iterator[str]:
         )
 
 
+def _task_warnings(run: Run) -> Iterator[str]:
+    """Yields what is likely no one's intention with a task: from random numbers, or labels without an example."""
+    if run.task is None:
+        return
+    if run.experiment.checkpoint.init_from is None:
+        yield "FROM RANDOM NUMBERS: nothing is pretrained, as config.checkpoint.init_from is not set"
+    (corpus,) = run.prepared.train
+    yield from run.task.warnings(corpus.note(i) for i in range(corpus.num_documents))
+
+
 def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:
     """Yields what is likely no one's intention. epochs: each component of the source, and how often it is read."""
     train, warmup = experiment.train, experiment.schedule.warmup_steps
     yield from _layer_warnings(experiment)
     for source, times in epochs:
-        if times > FEW_EPOCHS:
+        if times > FEW_EPOCHS and experiment.objective.unit != "records":
             yield (
                 f"THE SAME TEXT {three_digits(times)} TIMES: that is how often the run reads {source}; after about "
                 f"{FEW_EPOCHS} times a language model learns ever less from it (Muennighoff et al. 2023, arXiv "

@@ -63,6 +63,7 @@ def train(
       paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
+    experiment.objective.complete(experiment)
     extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
     start = describe_start(experiment, workdir)

@@ -15,8 +15,8 @@ from pretrainax.models.outputs import Outputs
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
     """Returns how many predictions a batch asks for, of each loss: what `objective` divides its sums by, float32."""
-    found = {head.loss_name: head.count(batch) for head in HEADS.values()}
-    return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in found.items() if n is not None}
+    found = ((head.loss_name, head.count(batch)) for head in HEADS.values())
+    return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in found if n is not None}
 
 
 def objective(
@@ -42,9 +42,10 @@ def objective(
             total += loss / total_counts[head.loss_name]
             sums |= reported
     # What the blocks of a micro-batch give counts as much as its share of the predictions, which add up to 1.
+    main = "loss" if "loss" in total_counts else "label_loss"  # of tokens, or of a task
     for name, (value, count) in outputs.sums.items():
         if name.endswith("_loss"):
-            total += counts(batch)["loss"] / total_counts["loss"] * value / count
+            total += counts(batch)[main] / total_counts[main] * value / count
         sums[name] = jax.lax.stop_gradient(value), count
     return total, sums
 

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -17,9 +17,18 @@ MEANINGS = {
     "bits_per_token": "the loss in bits",
     "bits_per_byte": "bits that the targets take, by the bytes of text they have",
     "accuracy": "target tokens guessed right, each from the true ones around it (teacher-forced)",
+    "f1": "harmonic mean of precision and recall: of the second of two classes, else the mean of each class's",
+    "f1_micro": "the same of all labels together",
+    "matthews": "Matthews' correlation of classes said and true: 0 by chance, 1 at best",
+    "accuracy_f1": "mean of accuracy and F1, as GLUE ranks MRPC and QQP",
+    "pearson": "correlation of numbers said and true",
+    "spearman": "correlation of their ranks",
+    "pearson_spearman": "mean of both, as GLUE ranks STS-B",
+    "squared_error": "mean square of the difference of numbers said and true",
     "text_accuracy": "the same of target tokens that are text",
     "sequence_accuracy": "targets with every token guessed right: what greedy decoding would get",
     "loss_tokens": "target tokens",
+    "labels": "rows with labels of a task",
     "phase": "of the run, from 1: which of config.phases a step is of",
     "replaced_loss": "nats a token, of the discriminator: was it replaced?",
     "replaced_accuracy": "tokens of which the discriminator says rightly whether they were replaced",
@@ -45,6 +54,8 @@ MEANINGS = {
     "data_wait_fraction": "share of the time in which devices waited for a batch",
     "padding_fraction": "share of the tokens read that is padding",
 }
+# The same of a task, whose lines have "labels".
+OF_LABELS = {"loss": "nats a label, or the squared error of a number", "accuracy": "labels that are right"}
 _OF_LOSS = ("perplexity", "bits_per_token")  # follow from the loss
 
 
@@ -53,23 +64,27 @@ def parts_among(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(part for name in names if (part := name.partition("/")[2])))
 
 
-def meaning(name: str) -> str:
-    """Returns what a figure is, for people; empty for one of the blocks of a model."""
+def meaning(name: str, names: Collection[str] = ()) -> str:
+    """Returns what a figure is among others, for people; empty for one of the blocks of a model."""
     figure, _, part = name.partition("/")
-    return ", of ".join(filter(None, (MEANINGS.get(figure, ""), part)))
+    meanings = MEANINGS | OF_LABELS if "labels" in names else MEANINGS
+    return ", of ".join(filter(None, (meanings.get(figure, ""), part)))
 
 
 def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     """Returns the metrics of one line: means, and what follows from them, of {name: (sum, count)}.
 
-    Of what was asked nowhere, whose count is 0, there is no mean; but a line always has a loss.
+    Of what was asked nowhere, whose count is 0, there is no mean; but a line always has a loss. That of a task is of
+    its labels, "label_loss", and says nothing of tokens.
     """
+    of_tokens = "label_loss" not in sums
+    sums = {name.removeprefix("label_"): x for name, x in sums.items()}
     means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
     loss = means.get("loss", 0.0)
-    metrics = {"loss": loss, **of_loss(loss)}
+    metrics = {"loss": loss, **(of_loss(loss) if of_tokens else {})}
     if "accuracy" in means:
         metrics["accuracy"] = means["accuracy"]
-    metrics["loss_tokens"] = float(sums["loss"][1])
+    metrics["loss_tokens" if of_tokens else "labels"] = float(sums["loss"][1])
     metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # of further heads, and of blocks
     if "replaced_loss" in means:
         metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])

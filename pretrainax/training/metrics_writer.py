@@ -9,14 +9,14 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Optional, SupportsFloat
 
 from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
-from pretrainax.training.metrics import MEANINGS, cut_after, of_loss, parts_among, read_metrics
+from pretrainax.training.metrics import MEANINGS, cut_after, meaning, of_loss, parts_among, read_metrics
 from pretrainax.training.tensorboard import EventsWriter
 
 
@@ -109,18 +109,22 @@ class MetricsWriter:
         trained = [line for line in read_metrics(self.path) if line["split"] == "train"]
         for name in dict.fromkeys(("loss", self.select_by)) if trained else ():
             if name in trained[-1]:
-                label, form = _form(name)
+                label, form = _form_among(name, metrics)
                 label = f"training {label.removeprefix('validation ')}, last line"
                 rows.append((label, _show(trained[-1][name], form)))
         metrics = _told(metrics, self.select_by)
         whole = [name for name, value in metrics.items() if value is not None and "/" not in name]
         shown = sorted(whole, key=lambda name: [*_FORMS, *whole].index(name))
         for name in shown:
-            label, form = _form(name)
+            label, form = _form_among(name, shown)
             of_baseline = [format(baseline[name], form)] if name in baseline else []
             rows.append((label, format(metrics[name], form), *of_baseline))
         tables = [text_table(rows, "<>", indent="  ", gap="   "), *_tables_of_parts(metrics)]
-        notes = [f"{_form(name)[0]}: {MEANINGS[name]}" for name in shown if name in MEANINGS and name not in _PLAIN]
+        notes = [
+            f"{_form_among(name, shown)[0]}: {meaning(name, shown)}"
+            for name in shown
+            if name in MEANINGS and name not in _PLAIN
+        ]
         if title == "unigram baseline" and baseline:
             notes.append(f"unigram baseline: {_BASELINE}")
         if "replaced_loss" in baseline:
@@ -164,7 +168,7 @@ class MetricsWriter:
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
         parts = [f"loss {_show(metrics['loss'], '.3f')}"]
         if self.select_by != "loss" and self.select_by in metrics:
-            label, form = _form(self.select_by)
+            label, form = _form_among(self.select_by, metrics)
             parts.append(f"{label} {_show(metrics[self.select_by], form)}")
         if (rate := metrics.get("learning_rate")) is not None:
             parts.append(f"lr {scientific(rate)}")
@@ -206,11 +210,12 @@ _FORMS = {  # of a validation, what people are shown first: the label and the fo
     "text_accuracy": ("accuracy of text", ".2%"),
     "sequence_accuracy": ("sequence accuracy", ".2%"),
     "loss_tokens": ("target tokens", ",.0f"),
+    "labels": ("rows with labels", ",.0f"),
     "total_loss": ("total loss", ".4f"),
     "pair_loss": ("pair loss", ".4f"),
     "replaced_loss": ("replaced loss", ".4f"),
 }
-_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens")  # their labels say what they are
+_PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # their labels say what they are
 _IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "sequence_accuracy", "bits_per_byte")
 _IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss")
 _BASELINE = "knows how often each token occurs, and how targets are built: which sentinel is next, where a row ends"
@@ -224,6 +229,12 @@ def _form(name: str) -> tuple[str, str]:
     return (f"{label} of {part}" if part else label), form
 
 
+def _form_among(name: str, names: Collection[str]) -> tuple[str, str]:
+    """Returns the same of a figure among others, which tell whether tokens are predicted, or labels of a task."""
+    label, form = _form(name)
+    return ("accuracy" if name == "accuracy" and "labels" in names else label), form
+
+
 def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, Optional[float]]:
     """Returns the figures that people are shown: those of text where not all targets are, or the run selects by one."""
     loss, of_text = metrics.get("loss"), metrics.get("text_loss")
@@ -234,7 +245,7 @@ def _told(metrics: Mapping[str, Optional[float]], select_by: str) -> dict[str, O
 
 def _validation(metrics: Mapping[str, Optional[float]], select_by: str) -> list[str]:
     shown = {name for name, value in _told(metrics, select_by).items() if value is not None}
-    forms = {name: _form(name) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
+    forms = {name: _form_among(name, shown) for name in dict.fromkeys((*_IN_LINE, select_by)) if name in shown}
     return [f"{label} {format(metrics[name], form)}" for name, (label, form) in forms.items()]
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+from collections.abc import Iterable
 from typing import Optional, cast
 
 import jax
@@ -15,14 +16,8 @@ from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
-from pretrainax.interop.start import (
-    Start,
-    find_known_start,
-    find_start,
-    lacking_in_start,
-    load_start,
-    remember_start,
-)
+from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.interop.start import find_known_start, fit_of, load_start, remember_start
 from pretrainax.reporting.units import byte_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import tree_shardings, with_shardings
@@ -91,9 +86,17 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
         return []
     if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
         return [("start", f"from {checkpoint.init_from}")]
-    lacking = lacking_in_start(os.path.expanduser(checkpoint.init_from), model, checkpoint.fresh_heads)
-    fresh = dict.fromkeys(path.rpartition("/")[0] for path in lacking)  # maps and norms, each of several parameters
-    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {', '.join(fresh)}" if fresh else ""))]
+    origin = find_origin(os.path.expanduser(checkpoint.init_from))
+    fit = fit_of(origin, model, experiment.draws_heads)
+    changed = [f"config.model.{name}" for name in fit.changed]
+    said = {"fresh": _modules(fit.lacking), "left out": _modules(fit.left_out), "computes otherwise": changed}
+    notes = (f"{what}: {', '.join(names)}" for what, names in said.items() if names)
+    return [("start", "; ".join([f"from {origin.description}", *notes]))]
+
+
+def _modules(paths: Iterable[str]) -> list[str]:
+    """Names the maps and norms, each of several parameters, that paths are of."""
+    return list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
@@ -168,20 +171,22 @@ def read_frozen(run: Run, workdir: str) -> None:
 
 def _first_params(run: Run, init_from: str, workdir: str) -> Params:
     """Reads the parameters that are trained, as `run` starts from them; gives it the others, and keeps their start."""
+    if run.frozen is not None:  # after a rollback the same
+        return _split(run, _whole(find_known_start(workdir), run))
+    start = find_origin(os.path.expanduser(init_from))
     if run.experiment.tuning is None:
-        return _whole(Start(os.path.expanduser(init_from)), run)
-    start = find_start(init_from) if run.frozen is None else find_known_start(workdir)  # after a rollback the same
+        return _whole(start, run)
     params = _split(run, _whole(start, run))
     if run.is_primary:
         remember_start(workdir, start)
     return params
 
 
-def _whole(start: Start, run: Run) -> Params:
+def _whole(start: Origin, run: Run) -> Params:
     """Reads the parameters of the model, whether they are trained or not."""
     abstract = train_step.abstract_params(adapt.plain(run.model), run.batch_shapes)
     abstract = with_shardings(abstract, tree_shardings(run.mesh, abstract))
-    fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
+    fresh = run.fresh_params if run.experiment.draws_heads else None
     return load_start(start, run.experiment.model, abstract, fresh)
 
 

@@ -49,6 +49,8 @@ def show_samples(
     Stops after `SECONDS`, or once `is_leaving` in any process; every process of the run calls it.
     """
     stopped = False
+    if run.experiment.model.head is not None:  # it writes nothing
+        return
 
     def stop(is_late: bool) -> bool:
         nonlocal stopped

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Optional, cast
 
 import jax
+import numpy as np
 import optax
 
 from pretrainax import adapt, models
@@ -20,9 +21,11 @@ from pretrainax.data.collate import collate
 from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
+from pretrainax.data.sources.base import Note
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
+from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
 from pretrainax.optim.layers import by_layer, count_trained
 from pretrainax.runtime import host
@@ -31,6 +34,8 @@ from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_mesh, put_batch
 from pretrainax.sharding.mesh import make_mesh, platform
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.tasks import Task
 from pretrainax.training import train_step
 from pretrainax.training.metrics import add_up, summarize, summarize_parts
 from pretrainax.training.train_step import Frozen, Params
@@ -56,6 +61,7 @@ class Run:
     valid_batches: Batches
     step: jax.stages.Wrapped  # (state, batch, frozen) -> (state, metrics)
     eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> {name: (sum, count)}
+    answer_step: jax.stages.Wrapped  # of a task: (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
     abstract_frozen: Frozen  # likewise
     attention_specs: list[AttentionSpec]  # of all that the model computes, in its order
@@ -177,14 +183,18 @@ class Run:
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
-        batches = batches or self.valid_batches
+        batches, size = batches or self.valid_batches, self.experiment.train.global_batch_size
         for i in range(self.validation_sizes[0]):
-            yield batches[i]
+            if self.task is None:
+                yield batches[i]
+            else:  # each record once, and empty rows after the last
+                yield batches.of_stream(0, range(i * size, min((i + 1) * size, batches.rows_per_epoch)))
 
     @property
     def validation_sizes(self) -> tuple[int, int]:
         """Returns how many batches a validation takes, and how many the split has."""
-        whole = max(self.valid_batches.rows_per_epoch // self.experiment.train.global_batch_size, 1)
+        rows, size = self.valid_batches.rows_per_epoch, self.experiment.train.global_batch_size
+        whole = max(rows // size, 1) if self.task is None else -(-rows // size)
         return min(self.experiment.evaluate.batches or whole, whole), whole
 
     @functools.cached_property
@@ -211,14 +221,42 @@ class Run:
     def validate(self, params: Params) -> dict[str, float]:
         """Returns the metrics of the validation batches: sums and counts added over all of them, then divided once.
 
-        Beside them, where there are several sources or objectives, those of each, {"loss/source=wiki": …}.
+        Beside them, where there are several sources or objectives, those of each, {"loss/source=wiki": …}; of a task,
+        its figures.
         """
+        if self.task is not None:
+            return self._validate_task(self.task, params)
         parts, sums = [], []
         for of_batch, batch in self.validation_by_part():
             parts.append(of_batch)
             sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen))
         sums = jax.device_get(sums)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
+
+    @property
+    def task(self) -> Optional[Task]:
+        """Returns what validation asks, where it is a task."""
+        asked = self.experiment.validation_objective
+        return asked if isinstance(asked, Task) else None
+
+    def answers(self, params: Params) -> tuple[list[Sums], PyTree, list[Note]]:
+        """Returns what the model answers to the records of the validation split, in their order.
+
+        Returns:
+          The sums of each batch; the answers, NumPy arrays [n, …]; the n notes.
+        """
+        found = [
+            self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.validation_batches()
+        ]
+        sums, answers = zip(*jax.device_get(found), strict=True)
+        (stream,) = self.valid_batches.streams
+        count = min(len(found) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *answers)
+        return list(sums), whole, [stream.note(n) for n in range(count)]
+
+    def _validate_task(self, task: Task, params: Params) -> dict[str, float]:
+        sums, answers, notes = self.answers(params)
+        return summarize(add_up(sums)) | task.metrics(answers, notes)
 
     def describe(self) -> list[tuple[str, str]]:
         """Returns the rows of the run's header."""
@@ -288,6 +326,7 @@ class Steps(NamedTuple):
     optimizer: optax.GradientTransformationExtraArgs
     step: jax.stages.Wrapped
     eval_step: jax.stages.Wrapped
+    answer_step: jax.stages.Wrapped
     abstract_state: train_step.TrainState
     abstract_frozen: Frozen
     attention_specs: list[AttentionSpec]
@@ -321,6 +360,7 @@ def build_steps(
         optimizer=optimizer,
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
+        answer_step=train_step.make_answer_step(model, train, mesh),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
         abstract_frozen=train_step.abstract_frozen(model, batch_shapes, mesh),
         attention_specs=attention_specs,

@@ -18,6 +18,7 @@ from pretrainax.checkpoints.params import Params
 from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
+from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.layers import only_trained
 from pretrainax.optim.optimizers import Optimizer
@@ -274,6 +275,21 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
     def step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+
+
+def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
+    """Returns the jitted evaluation of a batch of a task: `(params, batch, frozen=None) -> (sums, answers)`.
+
+    The sums are those of `make_eval_step`. The answers of its head, arrays [B, …], are whole on each device.
+    """
+
+    def step(params, batch, frozen=None):
+        outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
+        (name,) = outputs.heads  # a model of a task has one
+        answers = HEADS[name].answers(outputs.heads[name], batch)
+        return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 

@@ -1,8 +1,8 @@
 """ALBERT (Lan et al. 2019, arXiv 1909.11942)."""
 
-from pretrainax.config import LearnedPositions, ModelConfig
+from pretrainax.config import Classify, LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
-from pretrainax.zoo.family import Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import Classifier, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout, activation); the feed-forward is 4 x the width, embeddings are 128 wide
@@ -92,7 +92,8 @@ FAMILIES = (
             architecture=lambda config: "AlbertForPreTraining" if config.pair_head else "AlbertForMaskedLM",
             base=_base,
             fields=FIELDS | {"embedding_size": "embedding_dim"},
-            names=huggingface_names,
+            table=huggingface_names,
+            classifier=Classifier("AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"),
             constants={
                 "num_hidden_groups": 1,
                 "inner_group_num": 1,

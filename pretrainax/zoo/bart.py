@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
@@ -136,7 +136,13 @@ FAMILIES = (
             architecture="BartForConditionalGeneration",
             base=lambda: dataclasses.replace(bart("large"), attention_dropout_rate=0.0),
             fields=FIELDS | {"max_position_embeddings": "position.max_length"},
-            names=huggingface_names,
+            table=huggingface_names,
+            classifier=Classifier(
+                "BartForSequenceClassification",
+                Classify(pooling="last"),
+                "classification_head.out_proj",
+                "classification_head.dense",
+            ),
             constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},
             read=read_decoder,
             write=write_decoder,

@@ -3,8 +3,8 @@
 
 from collections.abc import Callable
 
-from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
+from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide
@@ -170,7 +170,8 @@ HUGGINGFACE = HuggingFace(
     architecture=lambda config: "BertForPreTraining" if config.pair_head else "BertForMaskedLM",
     base=bert,
     fields=FIELDS,
-    names=huggingface_names,
+    table=huggingface_names,
+    classifier=Classifier("BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"),
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
     tied=lambda config: {
@@ -197,7 +198,10 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
         "initializer_range": "init_stddev",
         "max_position_embeddings": "position.max_length",
     },
-    names=distilbert_names,
+    table=distilbert_names,
+    classifier=Classifier(
+        "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"
+    ),
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),

@@ -14,9 +14,19 @@ which the mask decoder has, and `…_embeddings._weight`, the differences to the
 in `…_embeddings.weight` already (from the released code, and from lists of the tensors: the files were not at hand).
 """
 
-from pretrainax.config import DisentangledPositions, Generator, ModelConfig, UserError
+from pretrainax.config import Classify, DisentangledPositions, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    layer_norm,
+    linear,
+    refuse_untied,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width, a head 64 wide
@@ -205,7 +215,10 @@ HUGGINGFACE = HuggingFace(
     architecture=_architecture,
     base=_base,
     fields={key: field for key, field in FIELDS.items() if key != "type_vocab_size"},
-    names=huggingface_names,
+    table=huggingface_names,
+    classifier=Classifier(
+        "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
+    ),
     constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,

@@ -10,9 +10,19 @@ and none for both, so `HUGGINGFACE` is for their own configs, which `models.elec
 A config.json read from transformers is that of one of the two, and has no generator.
 """
 
-from pretrainax.config import Generator, ModelConfig, UserError
+from pretrainax.config import Classify, Generator, ModelConfig, UserError
 from pretrainax.zoo.bert import FIELDS, bert, encoder_names
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, refuse_untied, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    layer_norm,
+    linear,
+    refuse_untied,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, width of the embeddings, share of the width that the generator has). A feed-forward
@@ -98,7 +108,10 @@ HUGGINGFACE = HuggingFace(
     architecture=_architecture,
     base=_base,
     fields=FIELDS,
-    names=huggingface_names,
+    table=huggingface_names,
+    classifier=Classifier(
+        "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
+    ),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

@@ -1,11 +1,12 @@
 """A published family: its rows, and how transformers writes it down (config.json and tensor names)."""
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional, TypeAlias
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import Classify, ModelConfig, UserError
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
@@ -43,6 +44,36 @@ def layer_norm(path: str, name: str) -> list[Row]:
     return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
 
 
+class Classifier(NamedTuple):
+    """Says how transformers' class for a family writes down a head of a whole row."""
+
+    architecture: str  # "BertForSequenceClassification"
+    head: Classify  # as that class has it
+    output: str = "score"  # their name of the last map; of decoders this one
+    dense: str = ""  # of the hidden layer
+    norm: str = ""  # of its norm
+    prefix: str = ""  # before the names of all that is no head
+
+    def rows(self, head: Classify) -> list[Row]:
+        """Returns the rows of the head."""
+        rows = linear("classifier/output", self.output, head.output_bias)
+        rows += linear("classifier/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
+        return rows + ([Row("classifier/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
+
+
+LAST = Classify(pooling="last", hidden="none", output_bias=False)  # of every decoder
+_PROBLEMS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
+_OF_PRETRAINING = ("masked_lm_head", "unembedding", "pair_head", "replaced_token_head")  # what a task's model has not
+
+
+def without_heads(config: ModelConfig) -> ModelConfig:
+    """Returns an architecture without the heads of its pretraining, and what only they need."""
+    plain = copy.deepcopy(config)
+    plain.masked_lm_head = plain.pair_head = plain.replaced_token_head = plain.replaced_token_context = False
+    plain.enhanced_mask_decoder = False
+    return dataclasses.replace(plain, generator=None)
+
+
 def _nothing_to_read(json: ConfigJson, config: ModelConfig) -> None:
     pass
 
@@ -65,7 +96,7 @@ class HuggingFace:
     architecture: str | Callable[[ModelConfig], str]  # the class whose logits are ours
     base: Callable[[], ModelConfig]  # a fresh config with all that config.json does not say
     fields: Mapping[str, str]  # their key -> field of ModelConfig, "position.max_length" for a field of a field
-    names: Callable[[ModelConfig], list[Row]]
+    table: Callable[[ModelConfig], list[Row]]  # of a model that is pretrained: see `names`
     constants: ConfigJson = dataclasses.field(default_factory=dict)  # their key -> the one value we compute
     # What takes more than a name: `read` sets fields of the config, `write` gives keys of config.json.
     read: Callable[[ConfigJson, ModelConfig], None] = _nothing_to_read
@@ -74,8 +105,22 @@ class HuggingFace:
     zeros: Callable[[ModelConfig], dict[str, tuple[int, ...]]] = lambda config: {}  # theirs only, and always zero
     ignored: tuple[str, ...] = ()  # expressions for tensors that hold no weights (masks, frequencies), or unused heads
 
+    classifier: Optional[Classifier] = None  # the class of transformers with a head of a whole row
+
+    def names(self, config: ModelConfig) -> list[Row]:
+        """Returns the name table of a model, with the heads that it has."""
+        if config.head is None or self.classifier is None:
+            return self.table(config)
+        rows = [row for row in self.table(config) if row.path.partition("/")[0] not in _OF_PRETRAINING]
+        rows = [row._replace(name=self.classifier.prefix + row.name) for row in rows]
+        return rows + self.classifier.rows(_classify(config))
+
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
+        if self.classifier is not None and (json.get("architectures") or [""])[0] == self.classifier.architecture:
+            config = without_heads(self.read_config({**json, "architectures": None}))
+            config.head = _read_head(json, self.classifier.head)
+            return config
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value and not (json[key] is None and _null_is(value)):
@@ -88,6 +133,10 @@ class HuggingFace:
 
     def class_of(self, config: ModelConfig) -> str:
         """Returns the class of transformers whose logits are those of `config`."""
+        if config.head is not None:
+            if self.classifier is None:
+                raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
+            return self.classifier.architecture
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
@@ -101,6 +150,8 @@ class HuggingFace:
             value = _field(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
+        if config.head is not None:
+            json |= _write_head(_classify(config))
         theirs = self.read_config(json)
         more = zip(biases(theirs), biases(config), strict=True)
         fillable = _BIASES if all(mine <= their for their, mine in more) else ()
@@ -111,6 +162,33 @@ class HuggingFace:
                 + ", ".join(f"config.model.{name}={getattr(config, name)!r}" for name in different)
             )
         return json
+
+
+def _classify(config: ModelConfig) -> Classify:
+    """Returns the head of a model, which transformers has a class for."""
+    if not isinstance(config.head, Classify):
+        raise UserError(f"transformers has no way to say config.model.head={config.head}")
+    return config.head
+
+
+def _read_head(json: ConfigJson, usual: Classify) -> Classify:
+    """Returns the head that a config.json describes: as many labels as are named, two where none are."""
+    labels = len(json.get("id2label") or ()) or 2
+    kinds = {theirs: ours for ours, theirs in _PROBLEMS.items()}
+    kind = kinds.get(json.get("problem_type"), "regression" if labels == 1 else "single")
+    pooling = json.get("classifier_pooling", usual.pooling)  # of ModernBERT
+    return dataclasses.replace(usual, num_labels=labels, kind=kind, pooling=pooling)
+
+
+def _write_head(head: Classify) -> ConfigJson:
+    """Returns what config.json says of a head; the labels have numbers for names until somebody names them."""
+    names = [f"LABEL_{i}" for i in range(head.num_labels)]
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+        "problem_type": _PROBLEMS[head.kind],
+        **({"classifier_pooling": head.pooling} if head.hidden_norm else {}),
+    }
 
 
 def _null_is(value: object) -> bool:
@@ -138,6 +216,8 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
         return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
+    if name == "head" and isinstance(a.head, Classify) and isinstance(b.head, Classify):
+        return dataclasses.replace(a.head, dropout_rate=None) != dataclasses.replace(b.head, dropout_rate=None)
     if name == "num_decoder_layers":
         return "encoder_decoder" in (a.family, b.family) and a.decoder_layers != b.decoder_layers
     return name not in _TRAINING and getattr(a, name) != getattr(b, name)

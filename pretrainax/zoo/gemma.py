@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
+from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, head dimension)
@@ -169,7 +169,8 @@ _FIELDS = {("hidden_activation" if key == "hidden_act" else key): path for key, 
 _FIELDS |= {"final_logit_softcapping": "final_logit_cap"}
 
 
-def _family(number: str, sizes: Mapping[str, object], paper: str, **huggingface) -> Family:
+def _family(number: str, sizes: Mapping[str, object], paper: str, *, architecture: str, **huggingface) -> Family:
+    classifier = architecture.replace("Gemma3For", "Gemma3TextFor").replace("CausalLM", "SequenceClassification")
     return Family(
         name=f"Gemma {number}",
         prefix="gemma",
@@ -178,7 +179,14 @@ def _family(number: str, sizes: Mapping[str, object], paper: str, **huggingface)
         paper=paper,
         objective="causal language modelling" + ", by distillation" * (number != "1"),
         configs=trained_by("gemma", sizes),
-        huggingface=HuggingFace(names=llama.huggingface_names, tied=llama.tied, ignored=llama.IGNORED, **huggingface),
+        huggingface=HuggingFace(
+            architecture=architecture,
+            table=llama.huggingface_names,
+            classifier=Classifier(classifier, LAST),
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+            **huggingface,
+        ),
     )
 
 

@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
@@ -221,7 +221,8 @@ FAMILIES = (
             architecture="OpenAIGPTLMHeadModel",
             base=gpt1,
             fields=_FIELDS,
-            names=gpt1_names,
+            table=gpt1_names,
+            classifier=Classifier("OpenAIGPTForSequenceClassification", LAST),
             read=_read_gpt1,
             write=_write_gpt1,
             tied=_tied("transformer.tokens_embed.weight"),
@@ -241,7 +242,8 @@ FAMILIES = (
             architecture="GPT2LMHeadModel",
             base=gpt2,
             fields=_FIELDS | {"activation_function": "activation"},
-            names=gpt2_names,
+            table=gpt2_names,
+            classifier=Classifier("GPT2ForSequenceClassification", LAST),
             constants={
                 "scale_attn_weights": True,
                 "scale_attn_by_inverse_layer_idx": False,
@@ -289,7 +291,8 @@ FAMILIES = (
                 "initializer_range": "init_stddev",
                 "tie_word_embeddings": "tie_embeddings",
             },
-            names=gpt_neo_names,
+            table=gpt_neo_names,
+            classifier=Classifier("GPTNeoForSequenceClassification", LAST),
             read=_read_gpt_neo,
             write=_write_gpt_neo,
             tied=_tied("transformer.wte.weight"),

@@ -14,7 +14,7 @@ from pretrainax.config import (
     UserError,
     nearest,
 )
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -218,7 +218,8 @@ FAMILIES = (
             architecture="LlamaForCausalLM",
             base=_base,
             fields=FIELDS,
-            names=huggingface_names,
+            table=huggingface_names,
+            classifier=Classifier("LlamaForSequenceClassification", LAST),
             constants={"attention_bias": False, "mlp_bias": False},
             read=read_rotary,
             write=lambda config: write_heads(config) | write_rotary(config),

@@ -1,8 +1,8 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663)."""
 
-from pretrainax.config import ModelConfig, RotaryPositions, UserError
+from pretrainax.config import Classify, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads)
@@ -138,7 +138,14 @@ FAMILIES = (
                 "max_position_embeddings": "position.max_length",
                 "local_attention": "window",
             },
-            names=huggingface_names,
+            table=huggingface_names,
+            classifier=Classifier(
+                "ModernBertForSequenceClassification",
+                Classify(hidden="gelu", hidden_bias=False, hidden_norm=True),
+                "classifier",
+                "head.dense",
+                "head.norm",
+            ),
             constants={
                 "norm_bias": False,
                 "attention_bias": False,

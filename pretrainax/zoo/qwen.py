@@ -2,7 +2,7 @@
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, trained_by
+from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, tied embeddings, epsilon of the norm)
@@ -81,7 +81,8 @@ FAMILIES = (
             architecture="Qwen2ForCausalLM",
             base=lambda: _base("2_7b"),
             fields=llama.FIELDS,
-            names=llama.huggingface_names,
+            table=llama.huggingface_names,
+            classifier=Classifier("Qwen2ForSequenceClassification", LAST),
             read=_read,
             write=_write,
             tied=llama.tied,
@@ -101,7 +102,8 @@ FAMILIES = (
             architecture="Qwen3ForCausalLM",
             base=lambda: _base("3_8b"),
             fields=llama.FIELDS,
-            names=llama.huggingface_names,
+            table=llama.huggingface_names,
+            classifier=Classifier("Qwen3ForSequenceClassification", LAST),
             constants={"attention_bias": False},
             read=_read,
             write=_write,

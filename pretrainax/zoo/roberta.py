@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.bert import CONSTANTS, FIELDS, encoder_names
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
@@ -94,7 +94,13 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
         architecture=architecture,
         base=base,
         fields=FIELDS,
-        names=huggingface_names,
+        table=huggingface_names,
+        classifier=Classifier(
+            architecture.replace("MaskedLM", "SequenceClassification"),
+            Classify(),
+            "classifier.out_proj",
+            "classifier.dense",
+        ),
         constants=CONSTANTS,
         read=_read,
         write=_write,

@@ -7,8 +7,8 @@ Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.
 
 from collections.abc import Callable
 
-from pretrainax.config import ModelConfig, RelativePositionBuckets, UserError
-from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.config import Classify, ModelConfig, RelativePositionBuckets, UserError
+from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -234,7 +234,14 @@ def _huggingface(
             "relative_attention_max_distance": "position.max_distance",
             "dropout_rate": "dropout_rate",
         },
-        names=huggingface_names,
+        table=huggingface_names,
+        classifier=Classifier(
+            architecture.replace("ConditionalGeneration", "SequenceClassification"),
+            Classify(pooling="last"),
+            "classification_head.out_proj",
+            "classification_head.dense",
+            prefix="transformer.",
+        ),
         constants={"is_encoder_decoder": True, "is_decoder": False},
         read=read,
         write=_write,

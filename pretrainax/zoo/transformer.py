@@ -83,7 +83,7 @@ FAMILIES = (
             architecture="MarianMTModel",
             base=_base,
             fields=FIELDS,
-            names=huggingface_names,
+            table=huggingface_names,
             constants=CONSTANTS
             | {
                 "normalize_embedding": False,

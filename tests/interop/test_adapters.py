@@ -13,8 +13,8 @@ from pretrainax import config as config_lib
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import chosen, matrices_of
 from pretrainax.config import UserError
-from pretrainax.inference.origin import find_origin
 from pretrainax.interop import adapters, directories
+from pretrainax.interop.origin import find_origin
 from tests.golden import CASES, make
 from tests.golden.case import batch, weights
 from tests.support.huggingface_weights import stored, write_directory

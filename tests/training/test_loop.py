@@ -16,7 +16,7 @@ from pretrainax.data.packing import FirstFit, OneEach
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
-from pretrainax.inference.origin import find_origin
+from pretrainax.interop.origin import find_origin
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import loop
 from pretrainax.training.loop_state import LoopState

@@ -12,8 +12,8 @@ import pytest
 from pretrainax.config import Phase, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load, load_origin
-from pretrainax.inference.origin import Origin
 from pretrainax.interop.directories import export_workdir
+from pretrainax.interop.origin import Origin
 from pretrainax.training import loop
 from pretrainax.training.resume_check import LOSSES_AGREE, row_digests
 from pretrainax.zoo.llama import llama

@@ -20,7 +20,8 @@ from pretrainax.checkpoints.params import write_params
 from pretrainax.config import UserError
 from pretrainax.data.packing import OneEach
 from pretrainax.interop import directories
-from pretrainax.interop.start import find_start, load_start
+from pretrainax.interop.origin import find_origin
+from pretrainax.interop.start import load_start
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.planning.memory import estimate
 from pretrainax.sharding.axes import AXES
@@ -112,7 +113,7 @@ def test_a_tuned_run_starts_another(tuned, text, cache, tmp_path):
     assert describe_start(again, str(tmp_path / "again")) == [("start", f"from {tuned[0]}")]
     loaded = pretrainax.load(str(tuned[0]))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loaded.params)
-    chex.assert_trees_all_equal(load_start(find_start(str(tuned[0])), again.model, abstract), loaded.params)
+    chex.assert_trees_all_equal(load_start(find_origin(str(tuned[0])), again.model, abstract), loaded.params)
     again.model.d_model = 64
     with pytest.raises(UserError, match="is a run of another model: .* of another shape"):
         describe_start(again, str(tmp_path / "again"))

@@ -20,7 +20,7 @@ FAMILY = HuggingFace(
         "heads": "num_heads",
         "key_heads": "num_kv_heads",
     },
-    names=lambda config: [],
+    table=lambda config: [],
     constants={"use_cache_of_old": False},
     read=lambda json, config: setattr(config, "masked_lm_head", json["architectures"] == ["MadeUpLM"]),
 )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.batch import Example, Lengths, is_encoder_decoder
+from pretrainax.data.batch import Example, Lengths, has_loss, is_encoder_decoder
 from pretrainax.data.objectives import Objective, Statistic
 
 _TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
@@ -109,7 +109,8 @@ def _row_statistics(
     read = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[read]) for e in row) for row in made])
     room = np.array([lengths.inputs for lengths in capacity])
-    loss = np.array([sum(np.count_nonzero(e["loss_weights"]) for e in row) for row in made])
+    asked = lambda e: np.count_nonzero(e["loss_weights"]) if has_loss(e) else 1  # noqa: E731
+    loss = np.array([sum(map(asked, row)) for row in made])
     statistics = [
         Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))
     ]

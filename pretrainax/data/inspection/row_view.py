@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_decoder, is_gathered
+from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_decoder, is_gathered, predicts_tokens
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches
@@ -100,11 +100,13 @@ def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = (
     else:
         name = "decoder reads" if sides else "reads"
         sides.append(Side(name, _pieces(tokens, segments, kinds, words, parts)))
+    if predicts_tokens(row) and not is_gathered(row):
         targets, weights = row["targets"], row["loss_weights"]
         kinds = _kinds(targets, segments, vocabulary)
         sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
-    label = (f"pair label {int(row['pair_labels'])}",) if has_pairs(row) else ()
-    return View(title, sides, [*label, *notes])
+    labels = {"pair label": "pair_labels", "label": "labels", "label values": "label_values"}
+    said = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
+    return View(title, sides, [*said, *notes])
 
 
 def _kinds(tokens: np.ndarray, segments: np.ndarray, vocabulary: Any) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.parts import parts_of_streams
+from pretrainax.data.sources.base import Note
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
@@ -19,9 +20,11 @@ class Text(NamedTuple):
 
     tokens: np.ndarray  # [n] int32; a document ends with the vocabulary's separator
     segment_ids: np.ndarray  # [n] int32, numbers the documents from 1
-    parts: Optional[np.ndarray] = None  # [p] int64, where each sentence ends, or source and target; the last is n
+    # [p] int64, where each sentence ends, source and target, or each text of a record; the last is n
+    parts: Optional[np.ndarray] = None
     progress: float = 1.0  # of the training, from 0 to 1
     elsewhere: Optional[Callable[[np.random.Generator], "Text"]] = None  # draws a text of another document
+    note: Optional[Note] = None  # of a record: what its task has noted
 
 
 class Statistic(NamedTuple):
@@ -54,7 +57,8 @@ class Objective(kinds.Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ()  # fields of Vocabulary that must not be None
     tokenizers: ClassVar[str] = ""  # which have them, for the error line
     shortest: ClassVar[int] = 1  # least config.data.sequence_length
-    unit: ClassVar[str] = "tokens"  # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source
+    # a text is: any run of tokens | whole "sentences" | one of the "pairs" of a source | one of the "records" of a task
+    unit: ClassVar[str] = "tokens"
     pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
     is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
@@ -85,6 +89,16 @@ class Objective(kinds.Objective):
 
     def between(self, begin: float, end: float) -> "Objective":
         """Returns the objective as it is in this part of the training, from 0 to 1: its `statistics` are asked for."""
+        return self
+
+    def complete(self, experiment: Experiment) -> None:
+        """Puts into a config, once all flags are known, what follows from this objective and is `auto` there."""
+
+    def adapted(self, experiment: Experiment) -> "Objective":
+        """Returns this objective with what it needs to know of a config; that is kept outside of the fields.
+
+        Of its examples only a task's depend on the model: how texts are framed, how many tokens there is room for.
+        """
         return self
 
     def bind(self, tokenizer: "Tokenizer") -> "Objective":
@@ -155,7 +169,7 @@ class Objective(kinds.Objective):
         for source in getattr(experiment.data.source, "components", tuple)():  # what is no source is told elsewhere
             if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
                 yield f"config.objective is {name}, which needs texts, and {type(source).__name__} has pairs"
-        longest, room = max(self.lengths(length)[1:]), experiment.model.position.max_length
+        longest, room = max(self.adapted(experiment).lengths(length)[1:]), experiment.model.position.max_length
         if room not in (None, AUTO) and longest > room:
             yield (
                 f"config.data.sequence_length {length} makes rows of {longest} tokens, "
@@ -165,6 +179,9 @@ class Objective(kinds.Objective):
     def validation_problems(self, experiment: Experiment) -> Iterator[str]:
         """Yields what is wrong with how a run that trains this objective is validated, of a config otherwise sound."""
         asked, figure = experiment.validation_objective, experiment.evaluate.select_by
+        if experiment.model.head is not None:
+            name = type(self).__name__
+            yield f"config.model.head is {experiment.model.head}, {name} trains a language model: set it to None"
         if asked.unit != self.unit:
             yield (
                 f"config.evaluate.objective is {type(asked).__name__}, which is made of {asked.unit}, and "

@@ -7,6 +7,7 @@ hashes, and what is dropped depends on the order of the documents alone: the fir
 
 import collections
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator
 
@@ -16,7 +17,7 @@ from pretrainax.config import UserError
 from pretrainax.config.atomic_files import replacing, write_atomically
 from pretrainax.data import checksums
 from pretrainax.data.preparation.shards import base_of, finish_shard, pieces_of, read_arrays
-from pretrainax.data.sources.base import Document
+from pretrainax.data.sources.base import Document, Record, texts_of
 
 _AT_A_TIME = 1 << 22  # hashes compared in memory at once: 100 MB
 
@@ -46,10 +47,12 @@ def _path(directory: str, shard: int) -> str:
 def hash_of(document: Document) -> bytes:
     """Returns the 16 bytes by which equal documents are known."""
     digest = hashlib.blake2b(digest_size=16)
-    for text in document if isinstance(document, tuple) else (document,):
+    for text in texts_of(document):
         for piece in pieces_of(text):
             digest.update(piece.encode())
         digest.update(b"\xff")  # in no UTF-8: ("ab", "c") is not ("a", "bc")
+    if isinstance(document, Record):  # of which equal texts may have other labels
+        digest.update(json.dumps(document.note, sort_keys=True).encode())
     return digest.digest()
 
 
@@ -119,6 +122,10 @@ def copy_without(source: str, directory: str, shard: int, dropped: dict[str, np.
     if "part_ends" in arrays:
         owners = ends.searchsorted(arrays["part_ends"])
         new_arrays["part_ends"] = (arrays["part_ends"] - removed[owners])[kept[owners]]
+    if "notes" in arrays:
+        sizes = np.diff(arrays["note_ends"], prepend=0)
+        new_arrays["notes"] = arrays["notes"][np.repeat(kept, sizes)]
+        new_arrays["note_ends"] = sizes[kept].cumsum()
     skipped = collections.Counter(totals["skipped"]) + collections.Counter({k: len(n) for k, n in dropped.items()})
     finish_shard(new, new_arrays, skipped, checksum.hexdigest())
 

@@ -11,7 +11,7 @@ from pretrainax.data.preparation.duplicates import hash_of
 from pretrainax.data.preparation.filters import QualityFilter
 from pretrainax.data.preparation.workers import Workers, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Document, Shard
+from pretrainax.data.sources.base import Document, Record, Shard, has_text
 
 SPLITS = ("train", "valid")
 
@@ -47,7 +47,7 @@ class HeldOut(Source):
         split, inner = shard
         is_valid = split == "valid"
         for document in self.source.read(inner, collections.Counter() if is_valid else skipped):
-            if self.is_only and not isinstance(document, tuple):
+            if self.is_only and not isinstance(document, (tuple, Record)):
                 yield _cut(document)[is_valid]
             elif (hash_of(document).hex() == self.chosen) == is_valid:
                 yield document
@@ -78,8 +78,7 @@ def _smallest_hashes(source: Source, shard: Shard, quality: Optional[QualityFilt
     if quality is not None:
         documents = quality.kept(documents, collections.Counter())
     for document in documents:
-        texts = document if isinstance(document, tuple) else (document,)
-        if all(text and not text.isspace() for text in texts):
+        if has_text(document):
             smallest = set(sorted({*smallest, hash_of(document).hex()})[:2])
     return smallest
 

@@ -56,7 +56,8 @@ class Recipe(NamedTuple):
     source: Source
     fingerprint: str  # of the source
     tokenizer: str  # directory
-    parts: Optional[str]  # what documents are divided into: "sentences" | "pairs" | None
+    parts: Optional[str]  # what documents are: divided into "sentences", "pairs", "records" of a task; None: texts
+    task: Optional[shards.Encoder]  # of records
     quality: Optional[QualityFilter]
     drop_duplicates: bool
     near_duplicates: Optional[NearDuplicates]
@@ -121,7 +122,8 @@ def _recipes(
     components = {str(component): component for one in sources for component in one.components()}
     fingerprints = {name: component.fingerprint() for name, component in components.items()}
     own = [fingerprints[str(component)] for component in source.components()]
-    directory = make_tokenizer(experiment.tokenizer, source, own, cache, workers, report)
+    read = source.reading(experiment.objective) if experiment.objective.unit == "records" else source
+    directory = make_tokenizer(experiment.tokenizer, read, own, cache, workers, report)
     tokenizer = load_tokenizer(directory)
     resolve_auto(experiment, tokenizer.vocabulary.size)
     check_tokenizer(tokenizer, experiment)
@@ -140,11 +142,16 @@ def _components(
     data, recipes = experiment.data, []
     filters = (data.quality, data.drop_duplicates, data.near_duplicates)
     by_sentence = any(objective.unit == "sentences" for _, objective in experiment.objective.components())
+    task = experiment.objective.adapted(experiment) if experiment.objective.unit == "records" else None
     for source in data.source.components():
         fingerprint = fingerprints[str(source)]
-        parts = "pairs" if source.pairs else "sentences" if by_sentence else None
-        key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], FORMAT)
-        recipes.append(Recipe(source, fingerprint, directory, parts, *filters, tokenizer.vocabulary.size, key, cache))
+        if task is not None:
+            source = source.reading(task)
+        parts = "records" if task else "pairs" if source.pairs else "sentences" if by_sentence else None
+        of_task = [] if task is None else [task.prepared_by()]
+        key = digest(fingerprint, tokenizer.fingerprint, parts, [to_json(f) for f in filters], FORMAT, *of_task)
+        size = tokenizer.vocabulary.size
+        recipes.append(Recipe(source, fingerprint, directory, parts, task, *filters, size, key, cache))
     return recipes
 
 
@@ -155,7 +162,7 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
         for i, corpus in enumerate(several):
             number = f" {i + 1}" if len(several) > 1 else ""
             kinds = f", {corpus.num_parts:,} sentences" if corpus.parts == "sentences" else ""
-            documents = "pairs" if corpus.parts == "pairs" else "documents"
+            documents = corpus.parts if corpus.parts in ("pairs", "records") else "documents"
             size = f"{corpus.num_bytes / 1e6:,.1f} MB, {corpus.num_tokens:,} tokens"
             sizes.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
             skipped.update(corpus.skipped)
@@ -235,7 +242,7 @@ def _write_shard(i: int, shard: Shard, recipe: Recipe, directory: str) -> None:
     documents = until_stopped(recipe.source.read(shard, skipped))
     if recipe.quality is not None:
         documents = recipe.quality.kept(documents, skipped)
-    with shards.ShardWriter(directory, i, _load_once(recipe.tokenizer), recipe.parts) as writer:
+    with shards.ShardWriter(directory, i, _load_once(recipe.tokenizer), recipe.parts, recipe.task) as writer:
         written = writer.write(documents, skipped)
         if recipe.drop_duplicates:
             written = duplicates.hashed(written, directory, i)

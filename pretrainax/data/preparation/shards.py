@@ -1,15 +1,16 @@
 """Writes the token shards of a corpus, which `pretrainax.data.corpus` reads.
 
 Shard N of a split's folder is `N.tokens` (raw uint16 or uint32), `N.npz` (where its documents and their parts end, how
-long their text is, how often each id occurs) and `N.json` (totals and checksums), written last: a shard that has it is
-complete. `index.json`, with the checksums of all files, is written when all are.
+long their text is, how often each id occurs; of records, their notes) and `N.json` (totals and checksums), written
+last: a shard that has it is complete. `index.json`, with the checksums of all files, is written when all are.
 """
 
 import collections
 import contextlib
+import json
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Protocol, Union
 
 import numpy as np
 
@@ -17,11 +18,25 @@ from pretrainax.config.atomic_files import replacing
 from pretrainax.data import checksums
 from pretrainax.data.line_ends import MARKS, RETURNS
 from pretrainax.data.preparation import sentences
-from pretrainax.data.sources.base import Document
+from pretrainax.data.sources.base import Document, Note, Record, has_text, texts_of
 from pretrainax.tokenization.base import Tokenizer
 
 BATCH = 1 << 18  # characters or bytes of text that are tokenized at a time: they bound the memory
 INDEX, ENDS, PARTS, COUNTS = "index.json", "documents.bin", "parts.bin", "counts.bin"
+NOTES, NOTE_ENDS = "notes.bin", "note_ends.bin"  # of records: JSON one after the other, and where each ends
+
+
+class Encoded(NamedTuple):
+    """A document of a corpus of records, as a task has made it."""
+
+    parts: list[np.ndarray]  # ids of each text, int32
+    note: Note  # what the task's examples and metrics are made of beside them; JSON can hold it
+
+
+class Encoder(Protocol):
+    """Makes documents of records: a task (pretrainax.tasks)."""
+
+    def encode(self, record: Record, tokenizer: Tokenizer, /) -> Iterator[Encoded]: ...
 
 
 def token_dtype(vocabulary_size: int) -> str:
@@ -75,11 +90,21 @@ class ShardWriter:
     """Tokenizes documents into one shard; `with ShardWriter(...) as writer: ... writer.write(documents, skipped)`.
 
     parts: what is noted of a document beside its end: None | "sentences", found in its text | "pairs": the documents
-    are pairs of source and target, and the separator comes after each of the two.
+    are pairs of source and target, and the separator comes after each of the two | "records": a note in JSON, in which
+    "parts" are the ends of its texts; there is no separator.
+    task: makes documents of records.
     """
 
-    def __init__(self, directory: str, shard: int, tokenizer: Tokenizer, parts: Optional[str] = None):
+    def __init__(
+        self,
+        directory: str,
+        shard: int,
+        tokenizer: Tokenizer,
+        parts: Optional[str] = None,
+        task: Optional[Encoder] = None,
+    ):
         self._base, self._tokenizer, self._parts = base_of(directory, shard), tokenizer, parts
+        self._task, self._notes = task, []
         self._separator = tokenizer.vocabulary.separator
         self._dtype = np.dtype(token_dtype(tokenizer.vocabulary.size))
         self._counts = np.zeros(tokenizer.vocabulary.size, np.int64)
@@ -96,18 +121,25 @@ class ShardWriter:
         self._stack.__exit__(*error)
         if error[0] is not None:
             return
-        arrays = {"ends": self._ends, "bytes": self._bytes} | ({"part_ends": self._part_ends} if self._parts else {})
+        arrays = {"ends": self._ends, "bytes": self._bytes}
+        if self._parts and self._task is None:
+            arrays["part_ends"] = self._part_ends
         arrays = {name: _concatenated(parts) for name, parts in arrays.items()}
+        if self._task is not None:
+            arrays["notes"] = np.frombuffer(b"".join(self._notes), np.uint8)
+            arrays["note_ends"] = np.cumsum([len(note) for note in self._notes], dtype=np.int64)
         finish_shard(self._base, arrays | {"counts": self._counts}, self._skipped, self._checksum.hexdigest())
 
     def write(self, documents: Iterable[Document], skipped: collections.Counter) -> Iterator[Document]:
         """Yields each document that has been written; what holds no text, or nothing of the vocabulary, has not."""
         self._skipped, batch, size = skipped, [], 0
         for document in documents:
-            texts = document if isinstance(document, tuple) else (document,)
-            length = sum(map(len, texts))
-            if any(not text or text.isspace() for text in texts):
+            length = sum(map(len, texts_of(document)))
+            if not has_text(document):
                 skipped["empty documents"] += 1
+                continue
+            if isinstance(document, Record):
+                yield from self._write_record(document)
                 continue
             if batch and size + length > BATCH:
                 yield from self._write_batch(batch)
@@ -165,6 +197,21 @@ class ShardWriter:
         self._note([document], np.array([self._size]), np.concatenate(part_ends))
         yield document
 
+    def _write_record(self, record: Record) -> Iterator[Document]:
+        """Writes what the task makes of a record: one document, or several."""
+        assert self._task is not None  # whose record it is
+        size = bytes_of(record)
+        for parts, note in self._task.encode(record, self._tokenizer):
+            ends = np.cumsum([len(ids) for ids in parts])
+            if not ends[-1]:
+                self._skipped["empty documents"] += 1
+                continue
+            self._append(np.concatenate(parts).astype(self._dtype))
+            self._notes.append(json.dumps({**note, "parts": ends.tolist()}, separators=(",", ":")).encode())
+            self._ends.append(np.array([self._size]))
+            self._bytes.append(np.array([size], np.int64))
+            yield record
+
     def _split(self, text: str) -> list[str]:
         return sentences.split(text) if self._parts == "sentences" else [text]
 
@@ -208,12 +255,21 @@ def write_index(
     totals = [checksums.read_json(f"{base_of(directory, shard)}.json") for shard in range(count)]
     counts, offset = np.zeros(vocabulary_size, np.int64), 0
     with contextlib.ExitStack() as stack:
-        names = {"ends": ENDS} | ({"part_ends": PARTS} if parts else {})
-        files = {name: stack.enter_context(replacing(os.path.join(directory, file))) for name, file in names.items()}
+        names = {"ends": ENDS} | ({"part_ends": PARTS} if parts not in (None, "records") else {})
+        noted = {"notes": NOTES, "note_ends": NOTE_ENDS} if parts == "records" else {}
+        files = {
+            name: stack.enter_context(replacing(os.path.join(directory, file)))
+            for name, file in (names | noted).items()
+        }
+        note_offset = 0
         for shard, total in enumerate(totals):
             arrays = read_arrays(base_of(directory, shard), total)
-            for name, f in files.items():
-                f.write((arrays[name] + offset).tobytes())
+            for name in names:
+                files[name].write((arrays[name] + offset).tobytes())
+            if noted:
+                files["notes"].write(arrays["notes"].tobytes())
+                files["note_ends"].write((arrays["note_ends"] + note_offset).tobytes())
+                note_offset += len(arrays["notes"])
             counts += arrays["counts"]
             offset += total["tokens"]
     with replacing(os.path.join(directory, COUNTS)) as f:
@@ -230,7 +286,9 @@ def write_index(
         "shards": [t["tokens"] for t in totals],
     }
     sums = {f"{shard:05d}.tokens": t["tokens_checksum"] for shard, t in enumerate(totals) if "tokens_checksum" in t}
-    sums |= {name: checksums.of_file(os.path.join(directory, name)) for name in (*names.values(), COUNTS)}
+    sums |= {
+        name: checksums.of_file(os.path.join(directory, name)) for name in (*names.values(), *noted.values(), COUNTS)
+    }
     checksums.write_json(os.path.join(directory, INDEX), index | {"checksums": sums})
 
 
@@ -239,8 +297,8 @@ def write_index(
 
 def bytes_of(document: Document) -> int:
     """Counts the bytes of its text in UTF-8."""
-    if isinstance(document, tuple):
-        return sum(map(bytes_of, document))
+    if isinstance(document, (tuple, Record)):
+        return sum(map(bytes_of, texts_of(document)))
     if isinstance(document, bytearray) or document.isascii():
         return len(document)
     return sum(len(piece.encode()) for piece in pieces_of(document))

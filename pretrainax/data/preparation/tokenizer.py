@@ -18,7 +18,7 @@ from pretrainax.data.preparation import shards
 from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Document, Shard
+from pretrainax.data.sources.base import Shard, texts_of
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
@@ -122,7 +122,7 @@ def _texts_of_split(source: Source, limit: Optional[int], workers: Workers, spli
             for shard in component.shards(split)
             for document in component.read(shard, collections.Counter())
         )
-        return (piece for document in documents for text in _texts(document) for piece in shards.pieces_of(text))
+        return (piece for document in documents for text in texts_of(document) for piece in shards.pieces_of(text))
     tasks = []
     for component, weight in zip(components, component_weights(source), strict=True):
         chosen = component.shards(split)
@@ -137,14 +137,10 @@ def _sample_shard(i: int, source: Source, shard: Shard, limit: int) -> tuple[int
     """Returns `i`, and the beginning of a shard."""
     sample = []
     for document in until_stopped(source.read(shard, collections.Counter())):
-        for text in _texts(document):
+        for text in texts_of(document):
             text = text[:limit] if isinstance(text, bytearray) else text[:limit].encode()[:limit]
             sample.append(text.decode(errors="ignore"))
             limit -= len(text)
         if limit <= 0:
             break
     return i, sample
-
-
-def _texts(document: Document) -> tuple:
-    return document if isinstance(document, tuple) else (document,)

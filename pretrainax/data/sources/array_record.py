@@ -38,7 +38,7 @@ class ArrayRecord(RecordFiles, Source):
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
         def parse(record: bytes) -> Mapping:
             self.check_size(len(record))
-            return {None: record} if self.text_field is None else json_object(record)
+            return {None: record} if self.text_field is None and self._task is None else json_object(record)
 
         return self.documents(_records(shard), parse, row_of(shard.place), shard.split, skipped)
 

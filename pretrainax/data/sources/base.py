@@ -1,13 +1,53 @@
 """The base of all sources."""
 
 import collections
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypeAlias, Union
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Protocol, TypeAlias, Union
 
-from pretrainax.config import kinds
+from pretrainax.config import UserError, kinds
+from pretrainax.config.json_files import JsonObject
 
+Note: TypeAlias = JsonObject  # what is known of a record beside its texts
 Shard: TypeAlias = Any  # what a source's `read` takes: a part of its documents
-Document = Union[str, bytearray, tuple[str, str]]  # a text; a very long one as its UTF-8; source and target
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """A record of a task: texts, of which some may be empty, and what else is known of them, which JSON can hold."""
+
+    texts: tuple[str, ...]
+    note: Note
+
+
+# A text; a very long one as its UTF-8; source and target; a record of a task.
+Document = Union[str, bytearray, tuple[str, str], Record]
+
+
+class Reader(Protocol):
+    """Makes records of what a file or a data set holds: a task (pretrainax.tasks)."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Returns the fields that are read, "translation.de" for one inside of another."""
+        ...
+
+    def read(self, record: Mapping, /) -> Record:
+        """Returns the record of a task; ValueError, which says what is wrong, where it is none."""
+        ...
+
+
+def texts_of(document: Document) -> tuple[Union[str, bytearray], ...]:
+    """Returns the texts that a document consists of."""
+    if isinstance(document, Record):
+        return document.texts
+    return document if isinstance(document, tuple) else (document,)
+
+
+def has_text(document: Document) -> bool:
+    """Tells whether a document is worth to be kept: a record with any text, another document with all of its own."""
+    given = [bool(text) and not text.isspace() for text in texts_of(document)]
+    return any(given) if isinstance(document, Record) else all(given)
 
 
 # Weights of several things, by stage of the training: (from which share of it on, weight of each), the first from 0.
@@ -32,6 +72,17 @@ class Source(kinds.Source):
     def components(self) -> tuple["Source", ...]:
         """Returns the sources that a mixture is made of, each with a corpus of its own."""
         return (self,)
+
+    def reading(self, task: Reader) -> "Source":
+        """Returns this source with the records of a task in place of its own documents.
+
+        Raises:
+          UserError: it has no records.
+        """
+        raise UserError(
+            f"{self.config_path} is {type(self).__name__}, which has no records for config.objective "
+            f"{type(task).__name__}: give JsonLines, Parquet, ArrayRecord, HuggingFace or TFDS"
+        )
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
         """Returns the weight of each component at each stage of the training. sizes: documents of each."""

@@ -1,6 +1,7 @@
 """Records that sources read: which fields hold the text, pairs, what is held out, and broken records."""
 
 import collections
+import copy
 import dataclasses
 import json
 import numbers
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Optional, Union
 from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.data import files, long_lines
 from pretrainax.data.line_ends import plain
-from pretrainax.data.sources.base import Document
+from pretrainax.data.sources.base import Document, Reader, Record
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -25,10 +26,16 @@ class Records:
     max_record_bytes: int = files.MAX_RECORD_BYTES  # a larger record is a broken one; memory takes a few times as much
 
     broken: ClassVar[str] = "broken records"  # how they are counted
+    _task: ClassVar[Optional[Reader]] = None  # which makes documents of the records
+
+    def reading(self, task: Reader) -> "Records":
+        of_task = copy.copy(self)
+        of_task._task = task  # pyright: ignore[reportAttributeAccessIssue]
+        return of_task
 
     @property
     def pairs(self) -> bool:
-        return self.target_field is not None
+        return self.target_field is not None and self._task is None
 
     @property
     def holds_out(self) -> bool:
@@ -80,6 +87,8 @@ class Records:
                 yield document
 
     def _document(self, record: Mapping, found: collections.Counter) -> tuple[Document, float]:
+        if self._task is not None:
+            return self._record_of_task(self._task.read(record), found)
         text = plain(self._text(record, "text_field"), found)
         long = isinstance(text, bytearray)
         encoded = text if long else text.encode("utf-8")
@@ -95,29 +104,27 @@ class Records:
             text[:0] = self.prefix.encode()
         return text if long else self.prefix + text, place
 
+    def _record_of_task(self, record: Record, found: collections.Counter) -> tuple[Document, float]:
+        texts = tuple(plain(text, found) for text in record.texts)
+        self.check_size(sum(len(text.encode("utf-8")) for text in texts))
+        # Its place is that of its first text: what is asked of one passage, or premise, is in one split.
+        place = files.fraction(next(filter(None, texts), "").encode("utf-8"))
+        return dataclasses.replace(record, texts=texts), place
+
     def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
-        name, value = getattr(self, setting), record
-        for key in [name] if name in record else name.split("."):
-            if not isinstance(value, Mapping) or key not in value:
-                raise ValueError(f"no field {name!r}, {nearest(name, record)} (set {self.config_path}.{setting})")
-            value = value[key]
-        if isinstance(value, bytes):
-            return value.decode("utf-8")
-        if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # a label, or a number that is a text
-            return str(value)
-        if not isinstance(value, (str, bytearray)):
-            raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string or a whole number")
-        return value
+        return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
 
     def columns(self, names: Iterable[str]) -> list[str]:
         """Returns the columns of a table that are read, without fields inside. UserError where one is missing."""
         columns, names = {}, list(names)
-        for setting in ("text_field", "target_field"):
-            field = getattr(self, setting)
+        wanted = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
+        if self._task is not None:
+            wanted = [(f"a field of config.objective {type(self._task).__name__}", x) for x in self._task.fields]
+        for setting, field in wanted:
             if field is not None:
                 column = field if field in names else field.partition(".")[0]
                 if column not in names:
-                    raise UserError(f"{self.config_path}.{setting} is {field!r}, {nearest(field, names)}")
+                    raise UserError(f"{setting} is {field!r}, {nearest(field, names)}")
                 columns[column] = None
         return list(columns)
 
@@ -162,6 +169,36 @@ class RecordSets(Records):
         if name not in names:
             raise UserError(f"{self.config_path}.{field} is {name!r}, {nearest(name, names)}")
         return name, split if self.valid_split is None else None
+
+
+def value_of(record: Mapping, name: str, setting: str) -> object:
+    """Returns what a field of a record holds, "translation.de" for one inside of another.
+
+    Args:
+      setting: the field of the config that names it, for the error.
+
+    Raises:
+      ValueError: there is no such field.
+    """
+    value = record
+    for key in [name] if name in record else name.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            raise ValueError(f"no field {name!r}, {nearest(name, record)} (set {setting})")
+        value = value[key]
+    return value
+
+
+def text_of(record: Mapping, name: str, setting: str) -> Union[str, bytearray]:
+    """Returns the text that a field of a record holds; a very long one as its UTF-8. Raises as `value_of`, and
+    ValueError where it is no text."""
+    value = value_of(record, name, setting)
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):  # a label, or a number that is a text
+        return str(value)
+    if not isinstance(value, (str, bytearray)):
+        raise ValueError(f"field {name!r} holds {type(value).__name__}, it must be a string or a whole number")
+    return value
 
 
 def json_object(line: Union[bytes, bytearray]) -> dict:

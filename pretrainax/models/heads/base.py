@@ -18,7 +18,7 @@ class Head:
     """One question. A head says which models have it, what it adds to them, and what its loss is."""
 
     name: ClassVar[str]  # of its output in Outputs.heads
-    loss_name: ClassVar[str]  # of its loss among the metrics
+    loss_name: ClassVar[str]  # of its loss among the metrics; of a task's head "label_loss"
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()  # rows for sharding.rules.PARTITION_RULES
 
     def is_in(self, config: ModelConfig) -> bool:
@@ -29,13 +29,18 @@ class Head:
         """Returns what the model gets as submodules, by name."""
         raise NotImplementedError
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> PyTree:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> PyTree:
         """Returns the output of the head, a pytree; called inside `model`, which has its modules.
 
         Args:
           x: the last hidden state, [B, T, D].
+          deterministic: without dropout.
         """
         raise NotImplementedError
+
+    def answers(self, output: PyTree, batch: Batch) -> PyTree:
+        """Returns what a task's figures are made of, arrays [B, …], of the output: they are gathered on the host."""
+        return output
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         """Returns how many predictions a batch asks for; None where it has no labels for this head."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.data.batch import is_gathered
+from pretrainax.data.batch import has_loss, is_gathered
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
@@ -52,13 +52,13 @@ class LanguageModel(Head):
     )
 
     def is_in(self, config: ModelConfig) -> bool:
-        return not config.replaced_token_head
+        return not config.replaced_token_head and config.head is None
 
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         layer = {"masked_lm_head": MaskedLMHead(config)} if config.masked_lm_head else {}
         return {**layer, "unembedding": LMHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> LanguageModelOutput:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
         """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
@@ -68,8 +68,8 @@ class LanguageModel(Head):
             x = model.masked_lm_head(x)
         return model.unembedding(x, model.token_embedding.embedding)
 
-    def count(self, batch: Batch) -> jax.Array:
-        return batch["loss_weights"].sum()
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return batch["loss_weights"].sum() if has_loss(batch) else None
 
     def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         asked = batch["targets"], batch["loss_weights"], batch.get("segment_ids"), batch.get("text_weights")

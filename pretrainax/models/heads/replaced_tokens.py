@@ -41,7 +41,7 @@ class ReplacedTokens(Head):
     def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
         return {"replaced_token_head": ReplacedTokenHead(config)}
 
-    def answer(self, model: nn.Module, x: jax.Array, batch: Batch) -> ReplacedTokensOutput:
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ReplacedTokensOutput:
         return ReplacedTokensOutput(model.replaced_token_head(x, batch["segment_ids"]))
 
     def count(self, batch: Batch) -> Optional[jax.Array]:

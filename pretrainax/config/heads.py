@@ -1,0 +1,60 @@
+"""Heads of tasks, which stand in the place of a language model's: the fields of each kind."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal, Optional
+
+from pretrainax.config.auto import AUTO, Size
+from pretrainax.config.choice import Choice
+
+if TYPE_CHECKING:
+    from pretrainax.config.experiment import Experiment
+    from pretrainax.config.model import ModelConfig
+
+Pooling = Literal["cls", "mean", "max", "last"]
+Kind = Literal["auto", "single", "multi", "regression"]
+
+
+class HeadConfig(Choice):
+    """Base of the heads of tasks: each has its module and loss in models/heads/."""
+
+    def completed(self, wanted: "HeadConfig") -> "HeadConfig":
+        """Returns this head with the fields that are `auto` as a task wants them."""
+        mine, theirs = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
+        return dataclasses.replace(self, **{name: theirs[name] for name, x in mine.items() if x == AUTO})
+
+
+@dataclasses.dataclass
+class Classify(HeadConfig):
+    """Says of a whole row which class it is of, which labels it has, or a number.
+
+    The last hidden states become one by `pooling`; then comes a hidden layer, unless there is none, and a linear map.
+    What is usual differs from family to family, and is that of its published class.
+    """
+
+    # what is told of a row: classes, labels, or numbers; auto: by the task
+    num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
+    kind: Kind = "auto"  # one class of several | any of the labels, each by itself | numbers; auto: by the task
+    pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
+    hidden: Literal["none", "tanh", "gelu", "relu"] = "tanh"  # activation of a hidden layer as wide as the model
+    hidden_bias: bool = True  # of the hidden layer
+    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
+    output_bias: bool = True  # of the last map (decoders: none)
+    dropout_rate: Optional[float] = None  # before each map; None: config.model.dropout_rate
+
+    @classmethod
+    def usual(cls, model: "ModelConfig", num_labels: int, kind: Kind) -> "Classify":
+        """Returns the head that a model of this architecture has where nobody says more."""
+        if model.family == "decoder":
+            return cls(num_labels, kind, pooling="last", hidden="none", output_bias=False)
+        return cls(num_labels, kind, pooling="cls" if model.family == "encoder" else "last")
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        if AUTO in (self.num_labels, self.kind):
+            yield "config.model.head.num_labels and kind are 'auto', which a task of config.objective says: it is none"
+        elif self.num_labels < 1:
+            yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+        if self.pooling == "cls" and experiment.model.family == "decoder":
+            yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"

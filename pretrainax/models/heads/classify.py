@@ -1,0 +1,130 @@
+"""The head that says of a whole row which class it is of, which labels it has, or a number."""
+
+from typing import Optional, Unpack
+
+import chex
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import Classify, ModelConfig, UserError
+from pretrainax.data.batch import has_labels
+from pretrainax.layers.feed_forward import ACTIVATIONS
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.norm import Norm
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.axes import logical_spec
+
+
+@flax.struct.dataclass
+class ClassifierOutput:
+    logits: jax.Array  # [B, L] float32; of a regression, the numbers
+    kind: str = flax.struct.field(pytree_node=False, default="single")  # config.model.head.kind
+
+
+@register_head
+class Classifier(Head):
+    """Its answers are the logits [B, L] float32; of a regression, the numbers."""
+
+    name, loss_name = "classify", "label_loss"
+    partition_rules = (
+        (r"classifier/dense/kernel", "d_model features"),
+        (r"classifier/norm/(scale|bias)", "features"),
+        (r"classifier/output/kernel", "d_model labels"),
+        (r"classifier/(dense|output)/bias", "features"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return isinstance(config.head, Classify)
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {"classifier": ClassifierHead(config)}
+
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ClassifierOutput:
+        logits = model.classifier(x, batch["segment_ids"], deterministic)
+        return ClassifierOutput(logits, model.config.head.kind)
+
+    def answers(self, output: ClassifierOutput, batch: Batch) -> jax.Array:
+        return output.logits
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return _rows_with_text(batch).sum() if has_labels(batch) else None
+
+    def check(self, output: Optional[ClassifierOutput], batch: Batch) -> None:
+        if (output is None) == has_labels(batch):
+            lack = "labels have no head" if has_labels(batch) else "the head has no labels to learn from"
+            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+
+    def sums(self, output: ClassifierOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
+        logits, real, right = output.logits, _rows_with_text(batch), None
+        if output.kind == "single":
+            labels = batch["labels"]
+            chex.assert_shape(labels, logits.shape[:1], custom_message="logits are [B, L], labels [B]")
+            said = jnp.take_along_axis(logits, labels[:, None], axis=1).squeeze(1)  # [B, L] -> [B]
+            loss, right = jax.nn.logsumexp(logits, axis=-1) - said, jnp.argmax(logits, axis=-1) == labels
+        else:
+            truth = batch["label_values"]
+            chex.assert_shape(truth, logits.shape, custom_message="logits and label_values are [B, L]")
+            if output.kind == "multi":  # the mean of -log sigmoid(±logit); all labels must be right
+                loss = (jax.nn.softplus(logits) - truth * logits).mean(-1)
+                right = ((logits > 0) == (truth > 0)).all(-1)
+            else:
+                loss = jnp.square(logits - truth).mean(-1)
+        loss, count = (loss * real).sum(), real.sum()
+        sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
+        if right is not None:
+            sums["label_accuracy"] = (jnp.where(right, real, 0.0).sum(), count)
+        return loss, sums
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        assert isinstance(config.head, Classify)
+        hidden = 0 if config.head.hidden == "none" else config.d_model
+        return 2 * config.d_model * (hidden + config.head.num_labels)
+
+
+def _rows_with_text(batch: Batch) -> jax.Array:
+    """Returns 1 for each row that is not all padding, [B] float32."""
+    return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
+
+
+class ClassifierHead(nn.Module):
+    """Pools the last hidden states, [B, T, D] -> [B, D], and maps them to logits [B, L] float32.
+
+    The maps are those of the published classes: of BERT its pooler and classifier (Devlin et al. 2018, section 4.1), of
+    RoBERTa, ELECTRA and BART two maps with dropout before each, of decoders one map of the last token.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> jax.Array:
+        config, head = self.config, self.config.head
+        assert isinstance(head, Classify)
+        width, init = config.d_model, normal_init(config, config.d_model)
+        rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+        dropout = nn.Dropout(rate, deterministic=deterministic)
+        x = constrain(_pooled(x, segment_ids > 0, head.pooling), logical_spec("batch"))
+        if head.hidden != "none":
+            activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
+            dense = Linear((width,), ("d_model", "features"), init, head.hidden_bias, name="dense")
+            x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
+            x = Norm(config, name="norm")(x) if head.hidden_norm else x
+        output = Linear((head.num_labels,), ("d_model", "labels"), init, head.output_bias, name="output")
+        return output(dropout(x)).astype(jnp.float32)
+
+
+def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
+    """Makes one state of those of each row, [B, T, D] -> [B, D]; real: [B, T], where there is no padding."""
+    if pooling == "cls":
+        return x[:, 0]
+    if pooling == "max":
+        return jnp.where(real.any(1)[:, None], jnp.where(real[..., None], x, -jnp.inf).max(1), 0.0).astype(x.dtype)
+    weights = real.astype(jnp.float32)  # [B, T]
+    if pooling == "last":  # a product and no lookup, as the length may be split over devices
+        weights = (jnp.cumsum(weights, axis=1) == weights.sum(1, keepdims=True)) * weights
+    weights = weights / jnp.maximum(weights.sum(1, keepdims=True), 1.0)
+    return jnp.einsum("BT,BTD->BD", weights.astype(x.dtype), x)

@@ -1,0 +1,10 @@
+"""Tasks of fine-tuning: what is read of a record, which example it becomes, which head it needs, which figures it has.
+
+A task is an objective over records, a file each. NumPy only: loader workers never load JAX.
+"""
+
+from pretrainax.tasks.base import Task, TextTask
+from pretrainax.tasks.classification import Classification
+from pretrainax.tasks.regression import Regression
+
+__all__ = ["Classification", "Regression", "Task", "TextTask"]

@@ -1,0 +1,52 @@
+"""The figures of tasks with labels or numbers, by scikit-learn and SciPy, which are imported where they are needed."""
+
+import numpy as np
+
+OF_CLASSES = ("accuracy", "f1", "matthews")
+OF_TWO_CLASSES = (*OF_CLASSES, "accuracy_f1")
+OF_LABELS = ("accuracy", "f1", "f1_micro")
+OF_NUMBERS = ("pearson", "spearman", "pearson_spearman", "squared_error")
+
+
+def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, float]:
+    """Returns accuracy, F1 and Matthews' correlation of answers [n] with one class each.
+
+    F1 is of the second of two classes, as in GLUE, else the mean of that of each. GLUE ranks MRPC and QQP by the mean
+    of accuracy and F1, "accuracy_f1".
+    """
+    from sklearn.metrics import f1_score, matthews_corrcoef
+
+    average = "binary" if classes == 2 else "macro"
+    f1 = float(f1_score(truth, said, labels=range(classes), average=average, zero_division=0.0))
+    accuracy = float((said == truth).mean())
+    found = {"accuracy": accuracy, "f1": f1, "matthews": float(matthews_corrcoef(truth, said))}
+    return found | ({"accuracy_f1": (accuracy + f1) / 2} if classes == 2 else {})
+
+
+def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Returns figures of answers [n, labels] of any number of labels each: how many are right as a whole, the mean F1
+    of the labels, and F1 over all of them together."""
+    from sklearn.metrics import f1_score
+
+    scores = {
+        f"f1_{kind}": float(f1_score(truth, said, average=kind, zero_division=0.0)) for kind in ("macro", "micro")
+    }
+    return {"accuracy": float((said == truth).all(1).mean()), "f1": scores["f1_macro"], "f1_micro": scores["f1_micro"]}
+
+
+def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
+    """Returns Pearson's and Spearman's correlation, their mean, by which GLUE ranks, and the mean squared error; [n].
+
+    There is no correlation with what is the same everywhere: 0.
+    """
+    from scipy.stats import pearsonr, spearmanr
+
+    varies = len(said) > 1 and np.ptp(said) > 0 and np.ptp(truth) > 0
+    pearson, spearman = (float(r(said, truth)[0]) if varies else 0.0 for r in (pearsonr, spearmanr))
+    error = float(np.square(said - truth).mean())
+    return {
+        "pearson": pearson,
+        "spearman": spearman,
+        "pearson_spearman": (pearson + spearman) / 2,
+        "squared_error": error,
+    }

@@ -1,0 +1,45 @@
+"""The tasks of GLUE (Wang et al. 2018, arXiv 1804.07461), by name: fields, labels, source, size, figure."""
+
+from typing import NamedTuple
+
+from pretrainax.data.sources import HuggingFace
+from pretrainax.tasks.base import TextTask
+from pretrainax.tasks.classification import Classification
+from pretrainax.tasks.regression import Regression
+
+
+class NamedTask(NamedTuple):
+    """A task with a source of its own."""
+
+    task: TextTask
+    source: HuggingFace
+    examples: int  # to train on
+    select_by: str  # the figure that GLUE ranks by
+
+    @property
+    def tfds(self) -> str:
+        """Returns the name of the same data set among those of TFDS, with the same fields and labels."""
+        return f"glue/{self.source.name}"
+
+
+def _glue(name: str, fields: str, labels: str, examples: int, select_by: str, valid: str = "validation") -> NamedTask:
+    """fields: of the text, or of both; labels: in the order of their numbers; "" for a number from 0 to 5."""
+    first, *second = fields.split()
+    texts = {"text_field": first, "pair_field": second[0] if second else None}
+    task = Classification(**texts, labels=tuple(labels.split())) if labels else Regression(**texts, low=0.0, high=5.0)
+    return NamedTask(task, HuggingFace(path="nyu-mll/glue", name=name, valid_split=valid), examples, select_by)
+
+
+TASKS = {
+    "cola": _glue("cola", "sentence", "unacceptable acceptable", 8_551, "matthews"),
+    "sst2": _glue("sst2", "sentence", "negative positive", 67_349, "accuracy"),
+    "mrpc": _glue("mrpc", "sentence1 sentence2", "not_equivalent equivalent", 3_668, "accuracy_f1"),
+    "stsb": _glue("stsb", "sentence1 sentence2", "", 5_749, "pearson_spearman"),
+    "qqp": _glue("qqp", "question1 question2", "not_duplicate duplicate", 363_846, "accuracy_f1"),
+    "mnli": _glue(
+        "mnli", "premise hypothesis", "entailment neutral contradiction", 392_702, "accuracy", "validation_matched"
+    ),
+    "qnli": _glue("qnli", "question sentence", "entailment not_entailment", 104_743, "accuracy"),
+    "rte": _glue("rte", "sentence1 sentence2", "entailment not_entailment", 2_490, "accuracy"),
+    "wnli": _glue("wnli", "sentence1 sentence2", "not_entailment entailment", 635, "accuracy"),
+}

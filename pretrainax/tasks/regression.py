@@ -1,0 +1,54 @@
+"""Regression: a number for a text or a pair of texts."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from pretrainax.config import Classify, HeadConfig
+from pretrainax.data.sources.base import Note, Record
+from pretrainax.data.sources.records import value_of
+from pretrainax.tasks import figures
+from pretrainax.tasks.base import TextTask, score_of
+
+
+@dataclasses.dataclass
+class Regression(TextTask):
+    """A number for a text, or how alike two texts are (STS-B, Cer et al. 2017): the squared error is minimised.
+
+    The record {"text": "A plane is taking off.", "pair": "An air plane is taking off.", "label": 5.0} becomes, with
+    pair_field="pair", the row of a pair as of Classification, and label_values [5.0].
+    """
+
+    low: Optional[float] = None  # a record with a lower number is a broken one; None: any number is good
+    high: Optional[float] = None  # the same of a higher one
+
+    select_by = "pearson"
+    figures = figures.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
+
+    def read(self, record: Mapping) -> Record:
+        score = score_of(value_of(record, self.label_field, "config.objective.label_field"), self.label_field)
+        if (self.low is not None and score < self.low) or (self.high is not None and score > self.high):
+            raise ValueError(
+                f"field {self.label_field!r} holds {score:g}, and config.objective.low and high are {self.low} and "
+                f"{self.high}"
+            )
+        return Record(self.read_texts(record), {"score": score})
+
+    def example(self, text, rng, vocabulary):
+        example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
+        return {**example, "label_values": np.array([text.note["score"]], np.float32)}
+
+    def sample_note(self):
+        return {"score": 0.0}
+
+    def head(self, model):
+        return Classify.usual(model, 1, "regression")
+
+    def head_problems(self, head: HeadConfig) -> Iterator[str]:
+        if not isinstance(head, Classify) or (head.kind, head.num_labels) != ("regression", 1):
+            yield f"config.model.head is {head}, Regression needs Classify(num_labels=1, kind='regression')"
+
+    def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
+        return figures.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))

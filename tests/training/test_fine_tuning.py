@@ -1,0 +1,192 @@
+"""A pretrained model learns a task: what it starts from, what a validation sees, how it resumes, what is refused."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax.config import Classify, Experiment, MeshConfig, UserError
+from pretrainax.config.config_file import read_config_file
+from pretrainax.data.objectives import NextSentencePrediction
+from pretrainax.data.packing import OneEach
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.inference.load import load
+from pretrainax.interop import directories
+from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.tasks import Classification, Regression
+from pretrainax.training import loop, restore
+from pretrainax.training.metrics import read_metrics
+from pretrainax.training.setup import build_run
+from tests.support import tiny
+from tests.support.runs import arrays, lines
+
+TRAIN, VALID = 40, 21  # records; a batch has 8
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Records of two texts and a label, in two files."""
+    folder, rng = tmp_path_factory.mktemp("records"), np.random.RandomState(0)
+    for split, count in (("train", TRAIN), ("valid", VALID)):
+        made = [{"a": word * 3, "b": "lost " * (i % 40), "label": i % 2, "score": i / 10} for i, word in
+                enumerate(rng.choice(["aus ", "le ten ", "mir "], count))]  # fmt: skip
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made))
+    return JsonLines(path=str(folder / "train.jsonl"), valid_path=str(folder / "valid.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def pretrained(text, cache, tmp_path_factory):
+    """A tiny BERT with both heads after two steps of its pretraining."""
+    experiment = tiny.get_config("bert")
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
+    experiment.model.pair_head, experiment.train.steps = True, 2
+    experiment.model.norm_at, experiment.model.embedding_norm = "post", True
+    experiment.objective, experiment.data.sequence_length = NextSentencePrediction(), 64
+    workdir = tmp_path_factory.mktemp("pretrained") / "bert"
+    assert loop.train(experiment, str(workdir)) == 0
+    return str(workdir)
+
+
+def fine_tuning(pretrained, records, cache, task=None) -> Experiment:
+    experiment = read_config_file("finetune:classification", pretrained)
+    experiment.data.source, experiment.data.cache_dir = records, str(cache)
+    experiment.data.prepare_workers, experiment.data.sequence_length = 1, 24
+    experiment.objective = task or Classification(text_field="a", pair_field="b", labels=("0", "1"))
+    experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 4, 8, 1
+    experiment.evaluate.every = experiment.checkpoint.every = 2
+    experiment.checkpoint.keep, experiment.checkpoint.keep_at = 3, (0,)
+    experiment.schedule.warmup_steps = 1
+    experiment.objective.complete(experiment)
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def tuned(pretrained, records, cache, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("tuned") / "run"
+    assert loop.train(fine_tuning(pretrained, records, cache), str(workdir)) == 0
+    return workdir
+
+
+def flat(params):
+    return dict(zip(parameter_names(params), map(np.asarray, jax.tree.leaves(params)), strict=True))
+
+
+def test_it_starts_from_what_is_pretrained_but_for_the_heads(pretrained, tuned):
+    before, after = flat(load(pretrained).params), flat(load(f"{tuned}@0").params)
+    kept = [path for path in after if not path.startswith("classifier")]
+    assert all((before[path] == after[path]).all() for path in kept) and len(kept) > 10
+    assert (after["classifier/dense/kernel"] == before["pair_head/dense/kernel"]).all()  # BERT's pooler
+    assert {path.partition("/")[0] for path in before.keys() - after.keys()} == {
+        *("masked_lm_head", "pair_head", "unembedding")
+    }
+
+
+def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records, cache, tmp_path):
+    ((_, said),) = restore.describe_start(fine_tuning(pretrained, records, cache), str(tmp_path))
+    assert said.startswith(f"from {pretrained}, step 2; fresh: classifier/output; left out: masked_lm_head/dense,")
+    assert "pair_head/dense" not in said and "pair_head/output" in said
+
+
+def test_a_validation_has_each_record_once_and_the_figures(tuned):
+    valid = [line for line in read_metrics(str(tuned / "metrics.jsonl")) if line["split"] == "valid"]
+    assert [line["labels"] for line in valid] == [VALID, VALID]
+    assert all({"accuracy", "f1", "matthews", "accuracy_f1"} <= line.keys() for line in valid)
+    assert all("perplexity" not in line and "bits_per_token" not in line for line in valid)
+    right = valid[-1]["accuracy"] * VALID
+    assert right == pytest.approx(round(right))
+
+
+def test_it_resumes_bit_for_bit(pretrained, records, cache, tuned, tmp_path):
+    shutil.copytree(tuned, again := tmp_path / "run")
+    shutil.rmtree(again / "checkpoints" / "4")
+    assert loop.train(fine_tuning(pretrained, records, cache), str(again)) == 0
+    assert lines(again) == lines(tuned)
+    whole, found = arrays(tuned), arrays(again)
+    assert all((whole[path] == found[path]).all() for path in whole) and whole.keys() == found.keys()
+
+
+def test_one_device_answers_what_eight_do(pretrained, records, cache, tuned):
+    experiment = fine_tuning(pretrained, records, cache)
+    prepared, found = prepare(experiment, report=lambda line: None), []
+    for devices in (1, 8):
+        mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+        with jax.set_mesh(mesh):
+            run = build_run(experiment, prepared, mesh, Watchdog())
+            params = load(str(tuned), mesh=mesh).params
+            _, answers, notes = run.answers(params)
+            found.append((answers, run.validate(params)))
+    assert [note["label"] for note in notes] == [i % 2 for i in range(VALID)]  # in the order of the file
+    np.testing.assert_allclose(found[0][0], found[1][0], atol=1e-6)
+    assert found[0][1] == pytest.approx(found[1][1], abs=1e-6)
+    last = read_metrics(str(tuned / "metrics.jsonl"))[-1]
+    assert found[1][1] == pytest.approx({name: last[name] for name in found[1][1]}, abs=1e-6)
+
+
+def test_buckets_are_of_the_training_alone(pretrained, records, cache, tmp_path, capsys):
+    task = Regression(text_field="a", pair_field="b", label_field="score")
+    experiment = fine_tuning(pretrained, records, cache, task)
+    experiment.model.head = Classify(num_labels=1, kind="regression", pooling="max")
+    experiment.data.packing, experiment.train.steps = OneEach(buckets=(12,)), 2
+    experiment.checkpoint.init_from = None
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert "FROM RANDOM NUMBERS: nothing is pretrained" in capsys.readouterr().err
+    (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
+    assert line["labels"] == VALID and line["squared_error"] == pytest.approx(line["loss"])
+    assert {"pearson", "spearman"} <= line.keys()
+
+
+def test_it_goes_to_transformers_and_back(tuned, tmp_path):
+    directories.export_workdir(str(tuned), str(tmp_path / "there"))
+    described = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert described["architectures"] == ["BertForSequenceClassification"]
+    assert described["id2label"] == {"0": "0", "1": "1"}
+    directories.import_directory(str(tmp_path / "there"), str(tmp_path / "back"))
+    mine, again = load(str(tuned)), load(str(tmp_path / "back"))
+    assert again.config.head == dataclasses.replace(mine.config.head, dropout_rate=None)
+    assert again.experiment.objective == Classification(labels=("0", "1"))
+    theirs = flat(again.params)
+    assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_no_language_model_says_no_token(tuned):
+    loaded = load(str(tuned))
+    for ask in (lambda: loaded.fill("a [MASK]"), lambda: loaded.score(["a"]), lambda: loaded.generate("a")):
+        with pytest.raises(UserError, match="head Classify.* of a task|generates no text"):
+            ask()
+
+
+def test_another_architecture_is_named_by_its_fields(pretrained, records, cache, tmp_path):
+    experiment = fine_tuning(pretrained, records, cache)
+    experiment.model.d_ff = 48
+    with pytest.raises(UserError, match="holds another architecture: config.model.d_ff is 48, there 64"):
+        restore.describe_start(experiment, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda e: setattr(e.objective, "labels", ("1", "2")), "train.jsonl:1: .*the label 0"),
+        (lambda e: setattr(e.objective, "text_field", "aa"), "train.jsonl:1: no field 'aa'"),
+        (lambda e: setattr(e.data, "source", TextFiles(path=__file__)), "TextFiles, which has no records"),
+    ],
+)
+def test_records_that_do_not_fit_are_one_line(change, said, pretrained, records, cache):
+    experiment = fine_tuning(pretrained, records, cache)
+    experiment.objective = dataclasses.replace(experiment.objective)
+    change(experiment)
+    with pytest.raises(UserError, match=said):
+        prepare(experiment, report=lambda line: None)
+
+
+def test_a_start_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="is no directory here"):
+        read_config_file("finetune:sst2", str(tmp_path / "nothing"))
