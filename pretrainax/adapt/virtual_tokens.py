@@ -55,7 +55,8 @@ class _VirtualTokens(Tuning):
         def around(call, args, kwargs, context):
             if isinstance(context.module, Model) and context.method_name == "answer":
                 x, side, _ = args
-                return call(x[:, self.length :] if "" in self.sides(context.module.config) else x, side, batch)
+                x = x[:, self.length :] if "" in self.sides(context.module.config) else x
+                return call(x, side, batch, **kwargs)
             return of_linears(call, args, kwargs, context)
 
         return around

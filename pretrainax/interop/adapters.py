@@ -21,14 +21,14 @@ from pretrainax import config, models
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import Matrix, matrices_of
 from pretrainax.adapt.tuning import nested
-from pretrainax.checkpoints.params import TRAINED, read_params, write_params
+from pretrainax.checkpoints.params import EMA, TRAINED, read_params, write_params
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.interop.directories import describe_export, evaluation_of
-from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
 from pretrainax.interop.start import find_known_start, remember_start
 from pretrainax.interop.weights import DirectoryWeights
@@ -283,9 +283,10 @@ def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> s
     if os.path.isdir(to):
         os.rmdir(to)
     os.rename(staging, to)
-    base = start.directory
-    if start.step is not None:
-        base = f"what python -m pretrainax.huggingface export --workdir={base}@{start.step} --to=DIR writes"
+    base = start.description
+    if len(start.steps) == 1:
+        which = f"{start.directory}@{AS_TRAINED if start.folder == TRAINED else EMA}{step_of(start.steps[0])}"
+        base = f"what python -m pretrainax.huggingface export --workdir={which} --to=DIR writes"
     return f"{len(tensors):,} tensors exported to {to} for peft; the model that they are for: {base}"
 
 

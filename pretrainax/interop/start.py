@@ -200,7 +200,8 @@ def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 def remember_start(workdir: str, start: Origin) -> None:
     """Writes what a run has started from into its folder, with a digest of it."""
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
-    content = dataclasses.asdict(start) | {"steps": list(map(step_of, start.steps)), "sha256": _digest(start)}
+    steps = list(map(step_of, start.steps))
+    content = {"directory": start.directory, "steps": steps, "folder": start.folder, "sha256": _digest(start)}
     write_atomically(os.path.join(workdir, _START), json.dumps(content, indent=1) + "\n")
 
 
@@ -208,13 +209,14 @@ def find_known_start(workdir: str) -> Origin:
     """Returns what a run under tuning has started from; UserError where that is not there any more, or not the same."""
     path = os.path.join(workdir, _START)
     known = read_object(path) if os.path.exists(path) else {}
-    directory, steps, description = (known.get(name) for name in ("directory", "steps", "description"))
-    if not (isinstance(directory, str) and isinstance(steps, list) and isinstance(description, str)):
+    directory, steps, folder = (known.get(name) for name in ("directory", "steps", "folder"))
+    if not (isinstance(directory, str) and isinstance(steps, list) and isinstance(folder, str)):
         raise UserError(f"{workdir} is a run under config.tuning, and no {_START} there says what it has started from")
+    description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
     needed = f"{workdir} stores what its tuning has trained, and needs the rest from {description}"
     try:
         found = tuple(find_checkpoint(directory, step) for step in steps)
-        start = Origin(directory, found, description, str(known.get("folder", TRAINED)))
+        start = Origin(directory, found, description, folder)
         digest = _digest(start)
     except (UserError, OSError) as e:
         raise UserError(f"{needed}, which cannot be read: put it back ({e})") from e

@@ -79,7 +79,9 @@ def other_architecture(
     """
     fields = [f"config.model.{x} is {getattr(ours, x)!r}, there {getattr(theirs, x)!r}" for x in names]
     more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
-    heads = "; config.checkpoint.fresh_heads=True makes heads anew" if names and all(map(is_head, names)) else ""
+    of_heads = {path.partition("/")[0] for path in paths} <= head_modules(theirs) | head_modules(ours)
+    only_heads = of_heads if paths else all(map(is_head, names))
+    heads = "; config.checkpoint.fresh_heads=True makes heads anew" if only_heads else ""
     lost = f" ({', '.join(paths)} are not there, not wanted, or of another shape)" if paths else ""
     said = "; ".join(fields[:_MOST_FIELDS] + more)
     return UserError(

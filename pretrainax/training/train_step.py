@@ -175,19 +175,19 @@ def make_train_step(
       layers: of the config, which says what is frozen: its gradient is zero; None: nothing is.
 
     Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
-    of, where it says so; "gradient_norm", before clipping; "learning_rate";
-    "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
-    the first parameter whose gradient is not finite, -1 if none.
+    of, where it says so; "gradient_norm", before clipping; "learning_rate"; "finite", whether the update was made;
+    "bad_parameter", the place in tree order (`param_paths.parameter_names`) of the first parameter whose gradient is
+    not finite, -1 if none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
-    chosen = chosen or Optimizer()
+    chosen, layers = chosen or Optimizer(), layers or LayersConfig()
 
     def step(state, batch, frozen=None):
         seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
         keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
-        gradients = only_trained(layers or LayersConfig(), gradients)
+        gradients = only_trained(layers, gradients)
         again = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
         more = {"gradients_at": again} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
@@ -197,8 +197,7 @@ def make_train_step(
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
-            made = optax.apply_updates(state.params, updates), opt_state
-            unchanged = state.params, state.opt_state
+            made, unchanged = (optax.apply_updates(state.params, updates), opt_state), (state.params, state.opt_state)
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, unchanged)
             new = TrainState(state.step + 1, params, opt_state, _moved(state, params, train.ema_decay))
         metrics = {

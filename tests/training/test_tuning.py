@@ -14,10 +14,11 @@ import pytest
 
 import pretrainax
 from pretrainax import config as config_lib
+from pretrainax import models
 from pretrainax.adapt import IA3, LoRA, PromptTuning
-from pretrainax.adapt.tuning import nested
+from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.params import write_params
-from pretrainax.config import UserError
+from pretrainax.config import Classify, UserError
 from pretrainax.data.packing import OneEach
 from pretrainax.interop import directories
 from pretrainax.interop.origin import find_origin
@@ -25,6 +26,7 @@ from pretrainax.interop.start import load_start
 from pretrainax.optim.schedules import WarmupConstant
 from pretrainax.planning.memory import estimate
 from pretrainax.sharding.axes import AXES
+from pretrainax.tasks import Classification
 from pretrainax.training import loop
 from pretrainax.training.restore import describe_start, read_frozen
 from pretrainax.training.setup import open_run
@@ -110,26 +112,36 @@ def test_what_is_loaded_says_what_the_run_has_validated(tuned, base, text, cache
 
 def test_a_tuned_run_starts_another(tuned, text, cache, tmp_path):
     again = experiment_of(text, cache, 2, dataclasses.replace(TUNING, rank=3), tuned[0])
-    assert describe_start(again, str(tmp_path / "again")) == [("start", f"from {tuned[0]}")]
+    assert describe_start(again, str(tmp_path / "again")) == [("start", f"from {tuned[0]}, step 4")]
     loaded = pretrainax.load(str(tuned[0]))
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), loaded.params)
     chex.assert_trees_all_equal(load_start(find_origin(str(tuned[0])), again.model, abstract), loaded.params)
     again.model.d_model = 64
-    with pytest.raises(UserError, match="is a run of another model: .* of another shape"):
+    with pytest.raises(UserError, match="config.model.d_model is 64, there 32.* of another shape"):
         describe_start(again, str(tmp_path / "again"))
 
 
 def test_heads_that_the_start_lacks_are_trained_beside(base, text, cache, tmp_path):
     headless, whole = tmp_path / "headless", pretrainax.load(str(base)).parameters
-    body = {path: x for path, x in whole.items() if path.split("/")[0] not in ("masked_lm_head", "unembedding")}
-    write_params(str(headless), nested(body), lambda path, index: np.asarray(body[path][index]), {})
-    shutil.copy(base / "config.json", headless)
+    described = config_lib.load(str(base / "config.json"))
+    described.model.masked_lm_head, described.model.head = False, Classify(num_labels=2, kind="single")
+    described.objective = Classification(labels=("bad", "good"))
+    head = {"classifier/dense/kernel", "classifier/dense/bias", "classifier/output/kernel", "classifier/output/bias"}
+    abstract = models.abstract_params(described.model)
+    body = {path: whole[path] if path in whole else np.ones(x.shape, "f4") for path, x in flat(abstract).items()}
+    write_params(str(headless), abstract, lambda path, index: np.asarray(body[path][index]), {})
+    (headless / "config.json").write_text(config_lib.dump(described))
     experiment = experiment_of(text, cache, 2, IA3(), headless)
     experiment.checkpoint.fresh_heads = True
+    ((_, said),) = describe_start(experiment, str(tmp_path / "run"))
+    assert said.endswith(
+        "fresh: masked_lm_head/dense, masked_lm_head/norm, unembedding; left out: classifier/dense, classifier/output"
+    )
     with without_finish():
         assert loop.train(experiment, str(tmp_path / "run")) == 0
     trained = {name.removeprefix("params/") for name in run_json(tmp_path / "run")["arrays"] if "params/" in name[:7]}
     assert {x for x in trained if not x.endswith("/ia3")} == whole.keys() - body.keys()
+    assert body.keys() - whole.keys() == head
     loaded = pretrainax.load(str(tmp_path / "run")).parameters
     assert loaded.keys() == whole.keys()
     kernel = arrays(tmp_path / "run")["['params']['masked_lm_head']['dense']['kernel']"]
