@@ -57,6 +57,17 @@ def signature_of(shape: tuple[int, ...], dtype: np.typing.DTypeLike) -> str:
     return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
 
 
+def stored_shapes(step_directory: str, part: str) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns shape and dtype of each array of a part of a checkpoint, by its path within that."""
+    found = {}
+    for name, signature in read_run_json(step_directory)["arrays"].items():
+        if name.startswith(f"{part}/"):
+            dtype, _, sizes = signature.removesuffix("]").partition("[")
+            shape = tuple(int(size) for size in sizes.split(",") if size)
+            found[name.removeprefix(f"{part}/")] = jax.ShapeDtypeStruct(shape, np.dtype(dtype))
+    return found
+
+
 def _finite(metrics: dict) -> dict:
     """Returns the metrics with None for each that is no number: such a loss cannot be the best one."""
     return {name: float(x) if x is not None and math.isfinite(x) else None for name, x in metrics.items()}

@@ -41,3 +41,7 @@ class Schedule(Choice):
 
 class Tuning(Choice):
     """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""
+
+
+class Distillation(Choice):
+    """Trains a model to be like a teacher, beside its own loss: pretrainax.distill."""

@@ -1,7 +1,8 @@
 """The parameters that a run starts from: those of another run, of one under tuning too, or a Hugging Face directory.
 
 A run under tuning stores what it trains. What it does not train is read from its start whenever it is used, so
-`start.json` in its folder says what that was: which checkpoints, and a digest of them.
+`start.json` in its folder says what that was: which checkpoints, and a digest of them. So does `teacher.json` of a
+student's teacher.
 """
 
 import dataclasses
@@ -15,13 +16,15 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax import adapt, config, models
-from pretrainax.adapt.tuning import flat
+from pretrainax.adapt.tuning import flat, nested
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import TRAINED, Fresh, Params, load_steps
+from pretrainax.checkpoints.run_json import stored_shapes
 from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, trained_as
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
+from pretrainax.distill.distilled import MAPS, without_maps
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import describe_model, described_model, read_config_json
 from pretrainax.interop.origin import Origin, find_origin
@@ -33,7 +36,12 @@ from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.zoo.family import differences, without_heads
 
-_START = "start.json"
+# Files in the folder of a run that say which parameters of others it needs.
+START, TEACHER_START = "start.json", "teacher.json"
+_NEEDED = {
+    START: "stores what its tuning has trained, and needs the rest from",
+    TEACHER_START: "learns from the teacher of config.distill, and needs",
+}
 
 
 # --- what a config begins with ---------------------------------------------------------------------------------------
@@ -69,6 +77,13 @@ def beginning_of(name: str) -> Beginning:
 def _experiment(origin: Origin) -> Experiment:
     experiment = config.load(os.path.join(origin.directory, "config.json"))
     return trained_as(experiment, list(map(step_of, origin.steps)))
+
+
+def model_at(origin: Origin) -> ModelConfig:
+    """Returns the model that a start holds; of ELECTRA's two encoders the discriminator."""
+    if origin.steps:
+        return _single(_experiment(origin).model)
+    return described_model(read_config_json(origin.directory))[1]
 
 
 def _single(model: ModelConfig) -> ModelConfig:
@@ -179,7 +194,7 @@ def load_run(
     """
     whole = _placed(models.abstract_params(experiment.model), mesh)
     if experiment.tuning is None:
-        return load_steps(steps, whole, folder)
+        return load_plain(steps, whole, folder)
     model = cast(adapt.Adapted, adapt.adapted(models.build(experiment.model, Compute()), experiment))
     trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), whole)
     trained = load_steps(steps, _placed(trained, mesh), folder)
@@ -190,6 +205,19 @@ def load_run(
     return model.merged(trained, frozen)[1]
 
 
+def load_plain(steps: Sequence[str], params: Params, folder: str = TRAINED) -> Params:
+    """Returns the parameters of a run, without the maps that a student learns beside them.
+
+    Args:
+      steps, folder: as `checkpoints.params.load_steps` has them.
+      params: jax.ShapeDtypeStructs with shardings.
+    """
+    mesh = jax.tree.leaves(params)[0].sharding.mesh
+    shapes = {path: shape for path, shape in stored_shapes(steps[0], folder).items() if path.startswith(f"{MAPS}/")}
+    found = load_steps(steps, {**params, **_placed(nested(shapes), mesh)}, folder)
+    return without_maps(found)
+
+
 def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
     return with_shardings(params, tree_shardings(mesh, params))
 
@@ -197,23 +225,24 @@ def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
 # --- the start of a run under tuning ---------------------------------------------------------------------------------
 
 
-def remember_start(workdir: str, start: Origin) -> None:
-    """Writes what a run has started from into its folder, with a digest of it."""
+def remember_start(workdir: str, start: Origin, name: str = START) -> None:
+    """Writes what a run has started from, or its teacher, into its folder, with a digest of it."""
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
     steps = list(map(step_of, start.steps))
     content = {"directory": start.directory, "steps": steps, "folder": start.folder, "sha256": _digest(start)}
-    write_atomically(os.path.join(workdir, _START), json.dumps(content, indent=1) + "\n")
+    write_atomically(os.path.join(workdir, name), json.dumps(content, indent=1) + "\n")
 
 
-def find_known_start(workdir: str) -> Origin:
-    """Returns what a run under tuning has started from; UserError where that is not there any more, or not the same."""
-    path = os.path.join(workdir, _START)
+def find_known_start(workdir: str, name: str = START) -> Origin:
+    """Returns what a run under tuning has started from, or a student's teacher; UserError where that is not there any
+    more, or not the same."""
+    path = os.path.join(workdir, name)
     known = read_object(path) if os.path.exists(path) else {}
-    directory, steps, folder = (known.get(name) for name in ("directory", "steps", "folder"))
+    directory, steps, folder = (known.get(field) for field in ("directory", "steps", "folder"))
     if not (isinstance(directory, str) and isinstance(steps, list) and isinstance(folder, str)):
-        raise UserError(f"{workdir} is a run under config.tuning, and no {_START} there says what it has started from")
+        raise UserError(f"{workdir} is a run that {_NEEDED[name]} another model, and no {name} there says which")
     description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
-    needed = f"{workdir} stores what its tuning has trained, and needs the rest from {description}"
+    needed = f"{workdir} {_NEEDED[name]} {description}"
     try:
         found = tuple(find_checkpoint(directory, step) for step in steps)
         start = Origin(directory, found, description, folder)

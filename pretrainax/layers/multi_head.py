@@ -59,8 +59,7 @@ class MultiHeadAttention(nn.Module):
             axes = ("d_model", "num_heads" if name == "query" else "num_kv_heads", "head_dim")
             return Linear((count, head_dim), axes, init, qkv_bias, name=name)
 
-        # NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
-        scale = (positions.logit_terms * head_dim) ** -0.5 if config.attention_scale is None else config.attention_scale
+        scale = scale_of(config, positions)
         to_query = heads("query", config.num_heads, gain=head_dim**-0.5 / scale)
         to_key = heads("key", config.kv_heads)
         q = to_query(x)
@@ -90,3 +89,13 @@ class MultiHeadAttention(nn.Module):
         # [B, T, H, K] -> [B, T, D]
         out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")
         return out(y), kept
+
+
+def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
+    """Returns what the products of queries and keys are multiplied by.
+
+    NOTE T5 does not divide the logits by sqrt(K); its queries start that much smaller instead.
+    """
+    if config.attention_scale is not None:
+        return config.attention_scale
+    return (positions.logit_terms * config.dim_per_head) ** -0.5

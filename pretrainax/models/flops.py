@@ -32,7 +32,9 @@ class Attention(NamedTuple):
 WorkOf = Callable[[Attention], Work]
 
 
-def flops_per_step(config: ModelConfig, batch_size: float, inputs: int, targets: int) -> float:
+def flops_per_step(
+    config: ModelConfig, batch_size: float, inputs: int, targets: int, teacher: Optional[ModelConfig] = None
+) -> float:
     """Counts the FLOPs of the matrix products of one update: forward, and twice that for the backward.
 
     What is counted, by the convention of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), which published
@@ -46,15 +48,25 @@ def flops_per_step(config: ModelConfig, batch_size: float, inputs: int, targets:
       batch_size: examples of one update; where its optimizer takes a gradient more than once, they count as often.
       inputs, targets: tokens of an example. An encoder reads `inputs` tokens and predicts `targets` of them, an
         encoder-decoder reads `inputs` and writes `targets`, a decoder has as many of both.
+      teacher: reads the same, forward alone; None: there is none.
     """
     in_full = attention_flops(config, inputs, targets, lambda one: PRODUCTS * one.queries * one.keys)
-    return batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_full)
+    own = batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_full)
+    return own if teacher is None else own + flops_per_step(teacher, batch_size, inputs, targets) / 3
 
 
-def flops_done(config: ModelConfig, batch_size: float, inputs: int, targets: int, work: WorkOf) -> float:
+def flops_done(
+    config: ModelConfig,
+    batch_size: float,
+    inputs: int,
+    targets: int,
+    work: WorkOf,
+    teacher: Optional[ModelConfig] = None,
+) -> float:
     """Counts those of `flops_per_step` that are done: `work` says which pairs of a query and a key are multiplied."""
     in_part = attention_flops(config, inputs, targets, lambda one: PRODUCTS * work(one).pairs.sum())
-    return batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_part)
+    own = batch_size * (3.0 * sum(other_flops(config, inputs, targets)) + in_part)
+    return own if teacher is None else own + flops_done(teacher, batch_size, inputs, targets, work) / 3
 
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:

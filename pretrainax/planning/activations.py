@@ -13,17 +13,19 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Optional, cast
 
 import jax
 from jax.extend.core import Jaxpr, Literal, Var
 
-from pretrainax import adapt, models
 from pretrainax import config as config_lib
-from pretrainax.config import Experiment, MeshConfig, TrainConfig
+from pretrainax import models
+from pretrainax.config import Experiment, MeshConfig, ModelConfig, TrainConfig
+from pretrainax.distill import Distillation
+from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
-from pretrainax.layers.compute import compute_for, for_this_machine
+from pretrainax.layers.compute import for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
@@ -31,7 +33,7 @@ from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import Steps, build_steps
+from pretrainax.training.setup import Steps, build_steps, trained_model
 from pretrainax.training.train_step import Params, TrainState
 
 
@@ -51,7 +53,8 @@ def saved_residuals(experiment: Experiment, mesh_sizes: dict[str, int], platform
     part.train = dataclasses.replace(part.train, global_batch_size=1, accumulate=1)
     key = _key(part)
     # Of each array a part is there once, and a part for each row: two traces give both.
-    few, more = (_trace(key, count, platform) for count in (2, 4))
+    teacher = _teacher(experiment, mesh_sizes)
+    few, more = (_trace(key, count, platform, teacher) for count in (2, 4))
     each = [(b.bytes - a.bytes) / 2 for a, b in zip(few, more, strict=True)]
     split = mesh_sizes[LENGTH_AXIS]
     return [a._replace(bytes=a.bytes - 2 * row + row * rows / split) for a, row in zip(few, each, strict=True)]
@@ -69,7 +72,31 @@ def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
     NOTE A generator's own heads and width (ELECTRA) stay whole.
     """
     experiment = copy.deepcopy(experiment)
-    model = experiment.model
+    _split(experiment.model, mesh_sizes)
+    distillation = cast(Optional[Distillation], experiment.distill)
+    if distillation is not None:
+        parts = math.prod(mesh_sizes[axis] for axis in mesh_axes("num_heads"))
+        distillation.relation_heads = -(-distillation.relation_heads // parts)
+    return experiment
+
+
+def _teacher(experiment: Experiment, mesh_sizes: dict[str, int]) -> str:
+    """Returns the part of the teacher that one device computes, as JSON; "": there is none."""
+    teacher = copy.deepcopy(teacher_of(experiment))
+    if teacher is None:
+        return ""
+    _split(teacher, mesh_sizes)
+    return json.dumps(config_lib.to_json(teacher))
+
+
+def _build(experiment: Experiment, train: TrainConfig, teacher: str) -> models.AnyModel:
+    """Returns the model as it is trained; teacher: of `_teacher`."""
+    found = config_lib.from_json(ModelConfig, json.loads(teacher)) if teacher else None
+    return trained_model(experiment, train, found)
+
+
+def _split(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
+    """Leaves of a model the part that one device computes."""
     whole = {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
     whole |= {"d_ff": model.d_ff, "vocab_size": model.vocab_size}
     parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in whole}
@@ -77,7 +104,6 @@ def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
         model.head_dim = model.dim_per_head
         for name, size in whole.items():
             setattr(model, name, size // parts[name])
-    return experiment
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
@@ -132,36 +158,37 @@ def _key(experiment: Experiment) -> str:
 
 
 @functools.lru_cache(maxsize=512)
-def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
+def _trace(key: str, rows: int, platform: str, teacher: str) -> list[SavedResidual]:
     experiment = config_lib.from_json(Experiment, json.loads(key))
     shapes = {name: x.update(shape=(rows, *x.shape[1:])) for name, x in shapes_of(experiment).items()}
     if platform == "gpu":
         # A trace of cuDNN's attention asks for cuDNN. The TPU's kernels keep the same: queries, keys, values, result,
         # and the normaliser of each row. A model of which some attentions run cuDNN is counted as if all did.
-        requested, specs = experiment.train.attention, _attention_specs(key, platform)
+        requested, specs = experiment.train.attention, _attention_specs(key, platform, teacher)
         chosen = {choose_implementation(requested, platform, spec)[0] for spec in specs}
         platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
-        model = adapt.adapted(models.build(experiment.model, compute_for(train)), experiment)
-        return list(_carried(model, train, shapes))
+        return list(_carried(_build(experiment, train, teacher), train, shapes))
 
 
 def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
     """Returns the specs of an experiment's attentions on a mesh."""
     train = dataclasses.replace(experiment.train, remat="none", accumulate=1, global_batch_size=1)
-    specs = _attention_specs(_key(dataclasses.replace(experiment, train=train)), platform)
+    teacher = _teacher(experiment, dict.fromkeys(AXES, 1))
+    specs = _attention_specs(_key(dataclasses.replace(experiment, train=train)), platform, teacher)
     return [dataclasses.replace(spec, sequence=mesh_sizes[LENGTH_AXIS]) for spec in specs]
 
 
 @functools.lru_cache(maxsize=64)
-def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
+def _attention_specs(key: str, platform: str, teacher: str) -> tuple[AttentionSpec, ...]:
     """Returns the specs of an experiment's attentions on one device, from a trace with the one that runs anywhere."""
     experiment = config_lib.from_json(Experiment, json.loads(key))
     experiment.train.attention = "xla"
     mesh = abstract_mesh(dict.fromkeys(AXES, 1), platform)
     with jax.sharding.use_abstract_mesh(mesh), collect_attention_specs() as specs:
-        model = models.build(experiment.model, compute_for(for_this_machine(experiment.train)))
+        untuned = dataclasses.replace(experiment, tuning=None)
+        model = _build(untuned, for_this_machine(experiment.train), teacher)
         train_step.abstract_params(model, shapes_of(experiment))
     return tuple(specs)
 

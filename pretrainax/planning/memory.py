@@ -42,7 +42,7 @@ class Memory:
     parameters: int  # that are trained
     optimizer: int
     ema: int  # the moving average of the parameters
-    frozen: int  # parameters that a tuning does not train
+    frozen: int  # parameters that a tuning does not train, or a teacher's
     batch: int
     gradients: int
     activations: int  # kept from the forward to the backward, of one micro-batch; with a gradient of it, three times

@@ -21,8 +21,9 @@ import dataclasses
 import math
 from typing import Optional
 
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
+from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
 from pretrainax.models.flops import (
     Attention,
@@ -76,8 +77,9 @@ def expect(
     lengths, platform = lengths_of(shapes_of(experiment)), "tpu" if chip.is_tpu else "gpu"
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
     step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
-    flops, done = flops_per_step(*step), flops_done(*step, work)
-    compute = _made(experiment, work) / (devices * chip.peak_flops * ATTAINABLE)
+    teacher = teacher_of(experiment)
+    flops, done = flops_per_step(*step, teacher), flops_done(*step, work, teacher)
+    compute = _made(experiment, teacher, work) / (devices * chip.peak_flops * ATTAINABLE)
     moved = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
     links = {True: 0.0, False: 0.0}
     for one in sent:
@@ -99,7 +101,7 @@ def expect(
     )
 
 
-def _made(experiment: Experiment, work: WorkOf) -> float:
+def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf) -> float:
     """Counts the FLOPs of a step's products, with those that are made again.
 
     "block" makes each layer's forward twice, "dots" of it the products of attention alone. Where the mesh splits the
@@ -115,7 +117,8 @@ def _made(experiment: Experiment, work: WorkOf) -> float:
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
     again = blocks if train.remat == "block" else 0.0
-    return experiment.rows_per_update * (3 * (blocks + around) + again + attention_flops(*model, products))
+    taught = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
+    return experiment.rows_per_update * (3 * (blocks + around) + again + attention_flops(*model, products) + taught)
 
 
 def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:

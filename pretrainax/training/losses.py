@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.data.batch import Batch
+from pretrainax.distill.distilled import TOKENS, Compared, count_tokens
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
@@ -14,9 +15,10 @@ from pretrainax.models.outputs import Outputs
 
 
 def counts(batch: Batch) -> dict[str, jax.Array]:
-    """Returns how many predictions a batch asks for, of each loss: what `objective` divides its sums by, float32."""
+    """Returns what `objective` divides its sums by, float32: predictions that a batch asks for, by loss; tokens."""
     found = ((head.loss_name, head.count(batch)) for head in HEADS.values())
-    return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in found if n is not None}
+    found = {name: n for name, n in found if n is not None} | {TOKENS: count_tokens(batch)}
+    return {name: jnp.maximum(n.astype(jnp.float32), 1e-9) for name, n in found.items()}
 
 
 def objective(
@@ -26,7 +28,7 @@ def objective(
 
     Args:
       outputs: each head that the batch has labels for adds its mean loss, and so does each of `outputs.sums` whose name
-        ends in "_loss".
+        ends in "_loss"; beside a teacher, how far it is from that.
       batch: a batch, or a micro-batch of it.
       total_counts: `counts` of the whole global batch. So the objectives of micro-batches add up to the global one,
         and the gradient of each is its share.
@@ -47,6 +49,9 @@ def objective(
         if name.endswith("_loss"):
             total += counts(batch)[main] / total_counts[main] * value / count
         sums[name] = jax.lax.stop_gradient(value), count
+    if isinstance(outputs, Compared):
+        total, beside = outputs.joined(total, counts(batch), total_counts)
+        sums |= beside
     return total, sums
 
 

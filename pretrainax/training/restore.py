@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Optional, cast
 
 import jax
+import jax.numpy as jnp
 
 from pretrainax import adapt
 from pretrainax import config as config_lib
@@ -16,14 +17,16 @@ from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
+from pretrainax.distill import TEACHER, Distillation, Distilled
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.start import find_known_start, fit_of, load_start, remember_start
+from pretrainax.interop.start import TEACHER_START, find_known_start, fit_of, load_start, remember_start
+from pretrainax.interop.teacher import check_tokenizer_of, find_teacher, teacher_of
 from pretrainax.reporting.units import byte_size
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import longer, train_step
 from pretrainax.training.loop_state import LoopState
-from pretrainax.training.setup import Run
+from pretrainax.training.setup import Run, plain
 from pretrainax.training.train_step import TrainState, state_from
 
 
@@ -75,12 +78,13 @@ def _steps_done(workdir: str) -> int:
 def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]]:
     """Checks what a new run starts from, without reading a number of it; returns the row of the header that says it.
 
-    It takes no data and no device, so that a mistake shows before the text is prepared. Empty where the parameters are
-    fresh, or the workdir's own.
+    It takes no data and no device, so that a mistake shows before the text is prepared; so does one of the teacher.
+    Empty where the parameters are fresh, or the workdir's own.
 
     Raises:
-      UserError: `config.checkpoint.init_from` is not there, or of another model.
+      UserError: `config.checkpoint.init_from` or the teacher is not there, or of another model.
     """
+    teacher_of(experiment)
     model, checkpoint, own = experiment.model, experiment.checkpoint, os.path.join(workdir, "checkpoints")
     if not checkpoint.init_from or (os.path.isdir(own) and list_steps(own)):
         return []
@@ -114,10 +118,12 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         corpora=[corpus.fingerprint for corpus in run.prepared.corpora],
     )
     check_room_for_ema(run.abstract_state, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
-    restored = checkpoints.restore_newest(run.abstract_state, up_to)
+    restored, workdir = checkpoints.restore_newest(run.abstract_state, up_to), os.path.dirname(checkpoints.directory)
+    if run.experiment.distill is not None and run.frozen is None:
+        read_teacher(run, workdir, is_new=restored is None)
     if restored is not None:
         if run.frozen is None:  # after a rollback they are there
-            read_frozen(run, os.path.dirname(checkpoints.directory))
+            read_frozen(run, workdir)
         _, state, extra = restored
         loop_state = LoopState.from_json(extra, fresh)
         if loop_state.tokenizer != fresh.tokenizer:
@@ -133,7 +139,7 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
         return state, loop_state
     if run.experiment.checkpoint.init_from:
         has_ema = run.abstract_state.ema is not None
-        params = _first_params(run, run.experiment.checkpoint.init_from, os.path.dirname(checkpoints.directory))
+        params = _first_params(run, run.experiment.checkpoint.init_from, workdir)
         return state_from(params, run.optimizer, run.mesh, has_ema), fresh
     return run.fresh_state(), fresh
 
@@ -169,11 +175,34 @@ def read_frozen(run: Run, workdir: str) -> None:
         _split(run, _whole(find_known_start(workdir), run))
 
 
+def read_teacher(run: Run, workdir: str, is_new: bool) -> None:
+    """Gives a run the parameters of its teacher: those that `config.distill` names, of a new run; else the same again.
+
+    Raises:
+      UserError: the teacher is not there any more, or another one, or its ids are of another tokenizer.
+    """
+    distillation, model = cast(Distillation, run.experiment.distill), run.model
+    assert isinstance(model, Distilled) and run.abstract_frozen is not None
+    origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
+    check_tokenizer_of(origin, run.prepared.tokenizer)
+    abstract = run.abstract_frozen[TEACHER]
+    shapes = dict(zip(parameter_names(abstract), jax.tree.leaves(abstract), strict=True))
+    nothing = lambda paths: {p: jnp.zeros(shapes[p].shape, device=shapes[p].sharding) for p in paths}  # noqa: E731
+    # Of a teacher whose answers nobody asks for, heads need not be there.
+    params = load_start(origin, model.teacher.config, abstract, None if distillation.soft else nothing)
+    for part in run.parts:
+        part.frozen = {TEACHER: params}
+    if is_new and run.is_primary:
+        remember_start(workdir, origin, TEACHER_START)
+
+
 def _first_params(run: Run, init_from: str, workdir: str) -> Params:
     """Reads the parameters that are trained, as `run` starts from them; gives it the others, and keeps their start."""
-    if run.frozen is not None:  # after a rollback the same
+    if run.experiment.tuning is not None and run.frozen is not None:  # after a rollback the same
         return _split(run, _whole(find_known_start(workdir), run))
     start = find_origin(os.path.expanduser(init_from))
+    if isinstance(run.model, Distilled):
+        return _started(run, run.model, _whole(start, run))
     if run.experiment.tuning is None:
         return _whole(start, run)
     params = _split(run, _whole(start, run))
@@ -184,7 +213,7 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
 
 def _whole(start: Origin, run: Run) -> Params:
     """Reads the parameters of the model, whether they are trained or not."""
-    abstract = train_step.abstract_params(adapt.plain(run.model), run.batch_shapes)
+    abstract = train_step.abstract_params(plain(run.model), run.batch_shapes)
     abstract = with_shardings(abstract, tree_shardings(run.mesh, abstract))
     fresh = run.fresh_params if run.experiment.draws_heads else None
     return load_start(start, run.experiment.model, abstract, fresh)
@@ -195,6 +224,11 @@ def _split(run: Run, whole: Params) -> Params:
     model = cast(adapt.Adapted, run.model)
     for part in run.parts:
         part.frozen = {adapt.FROZEN: model.frozen(whole)}
+    return _started(run, model, whole)
+
+
+def _started(run: Run, model: adapt.Adapted | Distilled, whole: Params) -> Params:
+    """Returns what is trained as it starts, beside or instead of the parameters of a model."""
     key = train_step.init_key(run.experiment.train.seed_of("init"))
     shardings = tree_shardings(run.mesh, run.abstract_state.params)
     return jax.jit(lambda whole: model.start(whole, key), out_shardings=shardings)(whole)

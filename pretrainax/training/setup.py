@@ -15,13 +15,17 @@ import numpy as np
 import optax
 
 from pretrainax import adapt, models
-from pretrainax.config import Experiment, RunPhase, naming, phase_at, phases_of
+from pretrainax.config import Experiment, ModelConfig, RunPhase, TrainConfig, naming, phase_at, phases_of
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
+from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled
+from pretrainax.distill.distillation import stack_layers
+from pretrainax.distill.distilled import without_maps
+from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import compute_for, for_this_machine
@@ -122,7 +126,10 @@ class Run:
         return state.ema
 
     def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
-        """Returns the model and the parameters for what asks a trained model: a tuning is merged into them."""
+        """Returns the model and the parameters for what asks a trained model: a tuning is merged into them, a student
+        is without its teacher."""
+        if isinstance(self.model, Distilled):
+            return plain(self.model), without_maps(params)
         if self.frozen is None:
             return self.model, params
         return cast(adapt.Adapted, self.model).merged(params, self.frozen[adapt.FROZEN])
@@ -130,12 +137,13 @@ class Run:
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
         seed = self.experiment.train.seed_of("init")
-        return train_step.fresh_params(adapt.plain(self.model), self.batch_shapes, self.mesh, seed, paths)
+        return train_step.fresh_params(plain(self.model), self.batch_shapes, self.mesh, seed, paths)
 
     @functools.cached_property
     def parameters(self) -> int:
-        """Counts the numbers of the model, trained or not."""
-        return self.trained_parameters + sum(p.size for p in jax.tree.leaves(self.abstract_frozen))
+        """Counts the numbers of the model, trained or not; not those of a teacher, nor of the maps to its states."""
+        frozen = (self.abstract_frozen or {}).get(adapt.FROZEN)
+        return sum(p.size for p in jax.tree.leaves((without_maps(self.abstract_state.params), frozen)))
 
     @functools.cached_property
     def trained_parameters(self) -> int:
@@ -171,15 +179,18 @@ class Run:
         return peak and flops / (seconds * peak * self.mesh.size)
 
     def _flops(self, lengths: Lengths) -> float:
-        return flops.flops_per_step(
-            self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
-        )
+        step = self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
+        return flops.flops_per_step(*step, teacher=self.teacher)
 
     def _flops_done(self, lengths: Lengths) -> float:
         work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.flops_done(
-            self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets, work
-        )
+        step = self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
+        return flops.flops_done(*step, work, teacher=self.teacher)
+
+    @property
+    def teacher(self) -> Optional[ModelConfig]:
+        """Returns the model of the teacher; None: there is none."""
+        return self.model.teacher.config if isinstance(self.model, Distilled) else None
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
@@ -274,6 +285,7 @@ class Run:
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
             *self._describe_tuning(),
+            *self._describe_teacher(),
             ("data", self.prepared.summary),
             *(self._describe_phases() if self.phases else [("batch", self._describe_batch())]),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
@@ -312,11 +324,54 @@ class Run:
             trained, share = self.trained_parameters, self.trained_parameters / self.parameters
             yield "tuning", f"{self.experiment.tuning}: {trained:,} parameters are trained, {share:.2%} of all"
 
+    def _describe_teacher(self) -> Iterator[tuple[str, str]]:
+        distillation, teacher = cast(Distillation, self.trained.distill), self.teacher
+        if teacher is None or self.abstract_frozen is None:
+            return
+        size = sum(p.size for p in jax.tree.leaves(self.abstract_frozen[TEACHER])) / 1e6
+        layers = " + ".join(map(str, stack_layers(teacher)))
+        maps = sum(p.size for p in jax.tree.leaves(self.abstract_state.params.get(MAPS)))
+        learned = f"; {maps:,} parameters map states to its width" if maps else ""
+        yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {teacher.d_model}{learned}"
+        if not distillation.own and not distillation.soft:
+            yield (
+                "WARNING",
+                "HEADS ARE NOT TRAINED: config.distill has weights 0 of the loss and of soft targets, so that what the "
+                "model says, and each validation of it, means nothing before another training; config.distill.own and "
+                "soft are these weights",
+            )
+
     def _describe_ema(self) -> Iterator[tuple[str, str]]:
         decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
         if decay is not None:
             what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
             yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
+
+
+def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig] = None) -> models.AnyModel:
+    """Returns the model of a run as it is trained: plain, under a tuning, or beside a teacher.
+
+    Args:
+      train: as `for_this_machine` returns it.
+      teacher: None: as `config.distill` names it.
+
+    Raises:
+      UserError: there is no such teacher, or one that this model cannot learn from.
+    """
+    compute = compute_for(train)
+    if experiment.distill is None:
+        return adapt.adapted(models.build(experiment.model, compute), experiment)
+    distillation, teacher = cast(Distillation, experiment.distill), teacher or teacher_of(experiment)
+    assert teacher is not None  # of a distillation there is one
+    if distillation.attention:  # the logits are there in no other kernel
+        compute = dataclasses.replace(compute, attention="xla")
+    student, other = (cast(models.Model, models.build(model, compute)) for model in (experiment.model, teacher))
+    return Distilled(student, other, distillation, train.loss_chunk)
+
+
+def plain(model: models.AnyModel) -> models.AnyModel:
+    """Returns the model without its tuning or its teacher."""
+    return cast(models.AnyModel, model.student) if isinstance(model, Distilled) else adapt.plain(model)
 
 
 class Steps(NamedTuple):
@@ -349,7 +404,7 @@ def build_steps(
     """
     check_mesh(experiment, mesh)
     train = for_this_machine(experiment.train)
-    model = adapt.adapted(models.build(experiment.model, compute_for(train)), experiment)
+    model = trained_model(experiment, train)
     with collect_attention_specs() as attention_specs:
         params = train_step.abstract_params(model, batch_shapes)
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)

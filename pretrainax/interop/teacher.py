@@ -1,0 +1,48 @@
+"""The teacher of a run with `config.distill`: found by its name, held against the student, its tokenizer too."""
+
+import os
+from typing import Optional, cast
+
+from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.distill import Distillation
+from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.interop.start import model_at
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.huggingface import read_tokenizer
+
+
+def find_teacher(distillation: Distillation) -> Origin:
+    """Returns what `config.distill.teacher` stands for; UserError where nothing is there that can be used."""
+    try:
+        return find_origin(os.path.expanduser(distillation.teacher))
+    except UserError as e:
+        raise UserError(f"config.distill.teacher: {e}") from e
+
+
+def teacher_of(experiment: Experiment) -> Optional[ModelConfig]:
+    """Returns the model of the teacher; no number of it is read. None: there is no teacher.
+
+    Raises:
+      UserError: it is not there, or the model of the config cannot learn from it.
+    """
+    if experiment.distill is None:
+        return None
+    distillation = cast(Distillation, experiment.distill)
+    teacher = model_at(find_teacher(distillation))
+    if problems := list(distillation.teacher_problems(experiment.model, teacher)):
+        raise UserError("; ".join(problems))
+    return teacher
+
+
+def check_tokenizer_of(teacher: Origin, ours: Tokenizer) -> None:
+    """Raises a UserError unless the ids of a student mean the same to its teacher."""
+    folder = os.path.join(teacher.directory, "tokenizer") if teacher.steps else teacher.directory
+    theirs = load_tokenizer(folder) if teacher.steps else read_tokenizer(folder)
+    if theirs.fingerprint == ours.fingerprint:
+        return
+    if (theirs.vocabulary, theirs.spellings()) != (ours.vocabulary, ours.spellings()):
+        raise UserError(
+            f"the teacher {teacher.description} has another tokenizer ({theirs.vocabulary.size:,} ids, here "
+            f"{ours.vocabulary.size:,}; the same id is to mean the same to both): set "
+            f"config.tokenizer=\"PretrainedTokenizer(path='{folder}')\""
+        )
