@@ -43,7 +43,7 @@ from tqdm import tqdm
 
 from pretrainax import cli
 from pretrainax import config as config_lib
-from pretrainax.checkpoints.params import EMA, TRAINED, load_steps
+from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
@@ -53,6 +53,7 @@ from pretrainax.data.sources import NoSource
 from pretrainax.inference.load import load_origin
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
+from pretrainax.interop.start import load_plain
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
@@ -241,6 +242,7 @@ class Evaluation:
         if isinstance(cli.CONFIG.value.data.source, NoSource):
             raise UserError(f"{self.directory}: an imported model comes without text; {_GIVE_TEXT}")
         experiment = cli.experiment()
+        experiment.distill = None  # what a student says is asked without its teacher
         tokenizer = experiment.tokenizer.path
         fingerprint = load_tokenizer(tokenizer).fingerprint
         for step in [step for origin in self.origins for step in origin.steps]:
@@ -249,7 +251,7 @@ class Evaluation:
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
             read_frozen(run, self.directory)
             for origin in self.origins:
-                params = load_steps(origin.steps, run.abstract_state.params, origin.folder)
+                params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
                 steps = list(map(step_of, origin.steps))
                 trained_as(experiment, steps)  # which refuses the average of what computes otherwise
                 phase = run.at(max(steps) - 1)

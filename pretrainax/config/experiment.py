@@ -32,6 +32,7 @@ else:  # their bases, which need neither JAX nor NumPy
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
 KeptSteps = Annotated[tuple[int, ...], "log"]
+InitLayers = Annotated[tuple[int, ...], "evenly"]
 
 
 @dataclasses.dataclass
@@ -165,6 +166,8 @@ class CheckpointConfig:
     # steps that are saved and kept for good, beside these; log: 0, 1, 2, 4, 8, …, to study what is learned when
     keep_at: KeptSteps = free(())
     init_from: Optional[str] = None  # parameters to start from: a PretrainAX workdir, or a Hugging Face directory
+    # layers of `init_from` that a model of fewer starts with, from 0; evenly: 0, 2, 4, … for half as many; (): all
+    init_layers: InitLayers = ()
     fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named
 
     def keeps(self, step: int) -> bool:

@@ -101,8 +101,14 @@ class ModelConfig:
     @property
     def stack_blocks(self) -> list[int]:
         """Returns how many blocks with parameters of their own each stack has."""
-        sizes = [self.num_layers, *[self.decoder_layers] * (self.family == "encoder_decoder")]
-        return [1] * len(sizes) if self.share_layers else sizes
+        return [1] * len(self.stacks) if self.share_layers else list(self.stacks.values())
+
+    @property
+    def stacks(self) -> dict[str, int]:
+        """Returns how many layers each stack applies, by its name in the paths of parameters."""
+        if self.family == "encoder_decoder":
+            return {"encoder": self.num_layers, "decoder": self.decoder_layers}
+        return {self.family: self.num_layers}
 
     @property
     def embedding_width(self) -> int:

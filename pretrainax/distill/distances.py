@@ -1,5 +1,7 @@
 """Distances of a student's states from a teacher's, a number for each token."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 
@@ -50,6 +52,14 @@ def relations(student: jax.Array, teacher: jax.Array, heads: int, seen: jax.Arra
         return jax.nn.log_softmax(jnp.where(seen[:, None], products, FORBIDDEN), axis=-1)
 
     return divergence(logs(student), logs(teacher)).mean(1)
+
+
+def over_layers(
+    distance: Callable[[jax.Array, jax.Array], jax.Array], student: jax.Array, teacher: jax.Array
+) -> jax.Array:
+    """Returns the sum of a distance over layers, [M, B, …] and [N, B, …] -> [B, T]: of N each m · N / M, m from 1."""
+    step = len(teacher) // len(student)
+    return jax.vmap(distance)(student, teacher[step - 1 :: step]).sum(0)
 
 
 def divergence(student: jax.Array, teacher: jax.Array) -> jax.Array:

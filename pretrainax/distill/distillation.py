@@ -112,7 +112,7 @@ class Distillation(kinds.Distillation):
         yield from self._head_problems(student, teacher, name)
 
     def _layer_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
-        pairs = list(zip(stack_layers(student), stack_layers(teacher), strict=True))
+        pairs = list(zip(student.stacks.values(), teacher.stacks.values(), strict=True))
         all_layers = self.attention or (self.hidden and self.hidden_layers == "all")
         if all_layers and (wrong := [(ours, theirs) for ours, theirs in pairs if theirs % ours]):
             yield (
@@ -148,11 +148,6 @@ class Distillation(kinds.Distillation):
             asked = [(head.kind, head.num_labels) for head in (student.head, teacher.head)]
             if asked[0] != asked[1]:
                 yield f"{name} answers with {asked[1]} (kind, labels), config.model.head is of {asked[0]}: another task"
-
-
-def stack_layers(model: ModelConfig) -> list[int]:
-    """Returns how many layers each stack of a model applies."""
-    return [model.num_layers, *[model.decoder_layers] * (model.family == "encoder_decoder")]
 
 
 @dataclasses.dataclass

@@ -157,7 +157,7 @@ class Distilled:
         ours, theirs = pair.student.hidden, pair.teacher.hidden
         if self.distillation.hidden_layers == "last":
             ours, theirs = ours[-1:], theirs[-1:]
-        return _over_layers(distance, _mapped(ours, maps, "hidden"), theirs)
+        return distances.over_layers(distance, _mapped(ours, maps, "hidden"), theirs)
 
     def _relations(self, pair: _Pair) -> jax.Array:
         """Returns the sum over the three kinds, [B, T]."""
@@ -172,13 +172,7 @@ class Distilled:
 
 def _attention(pair: _Pair) -> jax.Array:
     assert pair.student.logits is not None and pair.teacher.logits is not None  # as they are asked for
-    return _over_layers(distances.attention_squares, pair.student.logits, pair.teacher.logits)
-
-
-def _over_layers(distance, student: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns the sum of a distance over layers, [M, B, …] and [N, B, …] -> [B, T]; of N those m · N / M."""
-    step = len(teacher) // len(student)
-    return jax.vmap(distance)(student, teacher[step - 1 :: step]).sum(0)
+    return distances.over_layers(distances.attention_squares, pair.student.logits, pair.teacher.logits)
 
 
 def _mapped(x: jax.Array, maps: PyTree, name: str) -> jax.Array:

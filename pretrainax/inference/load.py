@@ -85,6 +85,7 @@ def _of_run(
         check_tokenizer(step, tokenizer.fingerprint, folder)
     _, mesh = _placed(experiment.model, mesh)
     params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    experiment.distill = None
     if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
         experiment.tuning = None  # the parameters are those of a plain model
     return experiment, tokenizer, params, mesh

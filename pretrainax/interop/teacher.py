@@ -5,8 +5,10 @@ from typing import Optional, cast
 
 from pretrainax.config import Experiment, ModelConfig, UserError
 from pretrainax.distill import Distillation
+from pretrainax.interop.architectures import read_config_json
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.start import model_at
+from pretrainax.interop.start import experiment_of, model_at
+from pretrainax.interop.weights import label_names
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 
@@ -28,10 +30,25 @@ def teacher_of(experiment: Experiment) -> Optional[ModelConfig]:
     if experiment.distill is None:
         return None
     distillation = cast(Distillation, experiment.distill)
-    teacher = model_at(find_teacher(distillation))
-    if problems := list(distillation.teacher_problems(experiment.model, teacher)):
+    origin = find_teacher(distillation)
+    teacher = model_at(origin)
+    problems = list(distillation.teacher_problems(experiment.model, teacher))
+    theirs, ours = _labels_of(origin), tuple(getattr(experiment.objective, "labels", ()))
+    if not problems and distillation.soft and theirs and ours and theirs != ours:
+        problems = [
+            f"the teacher {origin.description} has the labels {theirs}, config.objective.labels is {ours}: set it"
+        ]
+    if problems:
         raise UserError("; ".join(problems))
     return teacher
+
+
+def _labels_of(origin: Origin) -> tuple[str, ...]:
+    """Returns the names of the answers of a task in their order; () where nobody has named them."""
+    if origin.steps:
+        return tuple(getattr(experiment_of(origin).objective, "labels", ()))
+    names = label_names(read_config_json(origin.directory))
+    return () if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
 def check_tokenizer_of(teacher: Origin, ours: Tokenizer) -> None:

@@ -167,6 +167,8 @@ class MetricsWriter:
         steps, elapsed = step - self._first[0], now - self._first[1]
         seconds = elapsed / steps if steps else metrics.get("step_seconds")
         parts = [f"loss {_show(metrics['loss'], '.3f')}"]
+        if (distance := metrics.get("distillation_loss")) is not None:
+            parts.append(f"distillation {distance:.3f}")
         if self.select_by != "loss" and self.select_by in metrics:
             label, form = _form_among(self.select_by, metrics)
             parts.append(f"{label} {_show(metrics[self.select_by], form)}")

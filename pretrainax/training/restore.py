@@ -9,7 +9,7 @@ from typing import Optional, cast
 import jax
 import jax.numpy as jnp
 
-from pretrainax import adapt
+from pretrainax import adapt, models
 from pretrainax import config as config_lib
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import Params
@@ -18,6 +18,7 @@ from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.distill import TEACHER, Distillation, Distilled
+from pretrainax.interop.layers import picked
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.start import TEACHER_START, find_known_start, fit_of, load_start, remember_start
 from pretrainax.interop.teacher import check_tokenizer_of, find_teacher, teacher_of
@@ -91,11 +92,12 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
     if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
         return [("start", f"from {checkpoint.init_from}")]
     origin = find_origin(os.path.expanduser(checkpoint.init_from))
-    fit = fit_of(origin, model, experiment.draws_heads)
+    start = picked(origin, model, checkpoint.init_layers)
+    fit = fit_of(origin, start.model, experiment.draws_heads)
     changed = [f"config.model.{name}" for name in fit.changed]
     said = {"fresh": _modules(fit.lacking), "left out": _modules(fit.left_out), "computes otherwise": changed}
     notes = (f"{what}: {', '.join(names)}" for what, names in said.items() if names)
-    return [("start", "; ".join([f"from {origin.description}", *notes]))]
+    return [("start", "; ".join(filter(None, [f"from {origin.description}", start.description, *notes])))]
 
 
 def _modules(paths: Iterable[str]) -> list[str]:
@@ -213,10 +215,12 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
 
 def _whole(start: Origin, run: Run) -> Params:
     """Reads the parameters of the model, whether they are trained or not."""
-    abstract = train_step.abstract_params(plain(run.model), run.batch_shapes)
+    kept = picked(start, run.experiment.model, run.experiment.checkpoint.init_layers)
+    shardings = tree_shardings(run.mesh, train_step.abstract_params(plain(run.model), run.batch_shapes))
+    abstract = models.abstract_params(kept.model)
     abstract = with_shardings(abstract, tree_shardings(run.mesh, abstract))
     fresh = run.fresh_params if run.experiment.draws_heads else None
-    return load_start(start, run.experiment.model, abstract, fresh)
+    return kept.take(load_start(start, kept.model, abstract, fresh), shardings)
 
 
 def _split(run: Run, whole: Params) -> Params:

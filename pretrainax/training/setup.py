@@ -23,7 +23,6 @@ from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_ba
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
 from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled
-from pretrainax.distill.distillation import stack_layers
 from pretrainax.distill.distilled import without_maps
 from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention import choose_implementation
@@ -329,7 +328,7 @@ class Run:
         if teacher is None or self.abstract_frozen is None:
             return
         size = sum(p.size for p in jax.tree.leaves(self.abstract_frozen[TEACHER])) / 1e6
-        layers = " + ".join(map(str, stack_layers(teacher)))
+        layers = " + ".join(map(str, teacher.stacks.values()))
         maps = sum(p.size for p in jax.tree.leaves(self.abstract_state.params.get(MAPS)))
         learned = f"; {maps:,} parameters map states to its width" if maps else ""
         yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {teacher.d_model}{learned}"

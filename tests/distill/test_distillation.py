@@ -1,0 +1,122 @@
+"""Whatever keeps a student from learning of a teacher is said in one line, with the field to set."""
+
+import dataclasses
+
+import pytest
+
+from pretrainax.adapt import BitFit
+from pretrainax.config import (
+    Classify,
+    DisentangledPositions,
+    Generator,
+    LearnedPositions,
+    UserError,
+    from_json,
+    to_json,
+)
+from pretrainax.config.validation import validate
+from pretrainax.distill import DistilBERT, Distillation, MiniLM, TinyBERT
+from tests.support import tiny
+
+
+def experiment_of(distillation):
+    experiment = tiny.get_config("bert")
+    experiment.distill = distillation
+    return experiment
+
+
+def changed(part, **values):
+    for name, value in values.items():
+        setattr(part, name, value)
+
+
+# What is changed -> what the line says
+MISTAKES = {
+    "a temperature of 0": (lambda e: changed(e.distill, temperature=0.0), "temperature is 0.0, it must be above 0"),
+    "a weight below 0": (lambda e: changed(e.distill, hidden=-1.0), "config.distill.hidden is -1.0, it must be at"),
+    "nothing to learn": (lambda e: changed(e.distill, soft=0.0), "set one of soft, hidden, embeddings, attention"),
+    "no teacher": (lambda e: changed(e.distill, teacher=""), "config.distill.teacher is empty"),
+    "a teacher elsewhere": (lambda e: changed(e.distill, teacher="gs://a/b"), "config.distill.teacher is 'gs://a/b'"),
+    "a tuning beside": (lambda e: changed(e, tuning=BitFit()), "config.distill and config.tuning are both set"),
+    "two encoders": (
+        lambda e: changed(e.model, generator=Generator(1, 8, 8, 1), replaced_token_head=True),
+        "config.distill is for a model of one encoder",
+    ),
+    "a kernel without logits": (
+        lambda e: (changed(e.distill, attention=1.0), changed(e.train, attention="cudnn")),
+        "which config.train.attention=cudnn never holds: set that to 'xla'",
+    ),
+    "no plain logits": (
+        lambda e: (changed(e.distill, attention=1.0), changed(e.model, position=DisentangledPositions())),
+        "config.model has DisentangledPositions, whose attention has no plain logits",
+    ),
+    "no states": (
+        lambda e: (
+            changed(e.distill, hidden=1.0),
+            changed(e.model, position=DisentangledPositions(), enhanced_mask_decoder=True),
+        ),
+        "config.model has enhanced_mask_decoder, whose last layer runs twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_the_config_is_told_in_one_line(mistake):
+    experiment = experiment_of(Distillation("a folder"))
+    change, line = MISTAKES[mistake]
+    change(experiment)
+    with pytest.raises(UserError) as told:
+        validate(experiment)
+    assert line in str(told.value) and "\n" not in str(told.value)
+
+
+# Of the distillation, of the teacher -> what the line says
+TEACHERS = {
+    "another family": ({}, {"family": "decoder"}, "is of family 'decoder', config.model.family is 'encoder'"),
+    "another vocabulary": ({}, {"vocab_size": 600}, "has 600 ids, config.model.vocab_size is 512: set that"),
+    "shorter rows": ({}, {"position": LearnedPositions(32)}, "reads 32 tokens at most, config.model.position.max"),
+    "layers that do not divide": ({"hidden": 1.0}, {"num_layers": 5}, "has 5 layers, which 2 of config.model.num_"),
+    "layers for attention": ({"attention": 1.0}, {"num_layers": 3}, "has 3 layers, which 2 of config.model.num_lay"),
+    "other attention heads": ({"attention": 1.0}, {"num_heads": 8}, "has 8 attention heads, config.model.num_heads is"),
+    "parts that do not divide": ({"relations": 1.0, "relation_heads": 5}, {}, "is 5, which does not divide queries or"),
+    "a layer that is not there": (
+        {"relations": 1.0, "relation_layer": 3},
+        {},
+        "relation_layer is 3, the teacher T has",
+    ),
+    "no answers": ({}, {"head": Classify(num_labels=2), "masked_lm_head": False}, "has no answers of the heads lm"),
+    "no states": ({"hidden": 1.0}, {"enhanced_mask_decoder": True}, "the teacher T has enhanced_mask_decoder"),
+}
+
+
+@pytest.mark.parametrize("mistake", TEACHERS)
+def test_a_teacher_that_does_not_fit_is_told_in_one_line(mistake):
+    fields, of_teacher, line = TEACHERS[mistake]
+    student = tiny.get_config("bert").model
+    assert (
+        list(
+            Distillation("T", **fields | {"relation_heads": 0, "relation_layer": 0}).teacher_problems(student, student)
+        )
+        == []
+    )
+    (found,) = Distillation("T", **fields).teacher_problems(student, dataclasses.replace(student, **of_teacher))
+    assert line in found
+
+
+def test_a_task_of_other_labels_is_another_task():
+    model = dataclasses.replace(
+        tiny.get_config("bert").model, masked_lm_head=False, head=Classify(num_labels=2, kind="single")
+    )
+    teacher = dataclasses.replace(model, head=Classify(num_labels=3, kind="single"))
+    (found,) = Distillation("T").teacher_problems(model, teacher)
+    assert "answers with ('single', 3) (kind, labels), config.model.head is of ('single', 2): another task" in found
+
+
+@pytest.mark.parametrize("preset", (DistilBERT, TinyBERT, MiniLM))
+def test_what_is_named_after_a_paper_is_sound_and_comes_back_from_json(preset):
+    experiment = experiment_of(preset("a folder"))
+    if preset is MiniLM:
+        experiment.distill.relation_heads = 8
+    validate(experiment, files=False)
+    assert list(experiment.distill.teacher_problems(experiment.model, experiment.model)) == []
+    assert from_json(type(experiment), to_json(experiment)).distill == experiment.distill

@@ -1,0 +1,127 @@
+"""A student beside its teacher: what is taken out of both, what is compared, how it trains."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.config import MeshConfig, TrainConfig
+from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled, states
+from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.linear import Linear
+from pretrainax.optim import AdamW
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.sharding.rules import tree_shardings
+from pretrainax.training import losses, train_step
+from tests.golden import CASES
+from tests.golden.case import batch, weights
+
+ALL = Distillation("a folder", soft=1.0, hidden=1.0, embeddings=1.0, attention=1.0, relations=1.0)
+PARTS = {"soft_loss", "hidden_loss", "embedding_loss", "attention_loss", "relation_loss"}
+
+
+def config_of(name, **changed):
+    return dataclasses.replace(CASES[name].config, dropout_rate=0.0, attention_dropout_rate=0.0, **changed)
+
+
+def flat(tree):
+    return dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
+
+
+# --- what is taken out of a model ------------------------------------------------------------------------------------
+
+
+# A bias, in two stacks; groups of keys, turned, a cap, some layers with a window; norms of queries and keys; one layer
+@pytest.mark.parametrize("name", ("t5_1_1", "gemma2", "qwen3", "albert"))
+def test_logits_are_those_that_attention_takes_its_softmax_of(name):
+    """What the softmax of them weighs of the values is what the map after attention reads."""
+    model = models.build(config_of(name), Compute(attention="xla"))
+
+    def read_by_out(call, args, kwargs, context):
+        if isinstance(context.module, Linear) and context.module.name == "out":
+            context.module.sow("intermediates", "read", args[0])
+        return call(*args, **kwargs)
+
+    def run(params):
+        with nn.intercept_methods(read_by_out):
+            found = model.apply({"params": params}, batch(CASES[name]), deterministic=True, mutable=["intermediates"])
+        taken = states.run_with_states(model, params, batch(CASES[name]), vectors=True, logits=True, deterministic=True)
+        return found[1]["intermediates"], taken[1]
+
+    read, stacks = jax.jit(run)(weights(model.config))
+    assert len(stacks) == len(model.config.stacks)
+    for (stack, layers), found in zip(model.config.stacks.items(), stacks, strict=True):
+        assert len(found.hidden) == layers
+        values = found.vectors["value"]  # [L, B, S, G, K]
+        seen = jnp.einsum("LBGRTS,LBSGK->LBTGRK", jax.nn.softmax(found.logits, axis=-1), values)
+        wanted = read[stack]["blocks"]["self_attention"]["out"]["read"][0]
+        np.testing.assert_allclose(seen.reshape(-1), wanted.reshape(-1), atol=2e-5)
+
+
+# --- what is compared ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ("bert", "t5_1_1"))
+def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_teacher(name):
+    model = models.build(config_of(name), Compute(attention="xla"))
+    distilled, arrays, params = Distilled(model, model, ALL, 7), batch(CASES[name]), weights(model.config)
+
+    def loss(params, teacher):
+        variables = {"params": params, TEACHER: teacher}
+        outputs = distilled.apply(variables, arrays, deterministic=False, rngs={"dropout": jax.random.key(0)})
+        return losses.objective(outputs, arrays, losses.counts(arrays), chunk=1024)
+
+    run = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    (same, sums), _ = run(params, params)
+    parts = PARTS | ({"soft_pair_loss"} if model.config.pair_head else set())
+    means = {name: float(total) / float(count) for name, (total, count) in sums.items()}
+    assert parts | {"distillation_loss"} <= means.keys()
+    np.testing.assert_allclose([means[name] for name in parts], 0, atol=1e-6)
+    own = means["loss"] + means.get("pair_loss", 0.0)
+    np.testing.assert_allclose(same, 0.5 * own, rtol=1e-5)
+    other = jax.tree.map(lambda x: 1.1 * x, params)
+    (value, sums), (mine, theirs) = run(params, other)
+    means = {name: float(total) / float(count) for name, (total, count) in sums.items()}
+    assert all(means[name] > 1e-5 for name in parts)
+    np.testing.assert_allclose(value, 0.5 * own + sum(means[name] for name in parts), rtol=1e-5)
+    assert all(float(jnp.abs(g).max()) == 0 for g in jax.tree.leaves(theirs))
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(mine))
+    alone = lambda params, of=distilled: of.apply({"params": params}, arrays, deterministic=True)  # noqa: E731
+    assert str(jax.make_jaxpr(alone)(params)) == str(jax.make_jaxpr(lambda p: alone(p, model))(params))
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_the_same_on_one_device_and_on_eight():
+    """In micro-batches, of rows that differ in their targets and tokens, with maps to a wider teacher."""
+    case, updated = CASES["bert_masked_lm"], []
+    rows = {name: np.concatenate([x, x, x[:2]]) for name, x in batch(case).items()}
+    ours = config_of("bert_masked_lm", vocab_size=100)
+    theirs = config_of("bert_masked_lm", vocab_size=100, d_model=2 * ours.d_model, num_layers=2 * ours.num_layers)
+    for devices, sizes in ((1, {}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
+        mesh = make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
+        student, teacher = (models.build(c, Compute(attention="xla", remat="block")) for c in (ours, theirs))
+        model = Distilled(student, teacher, ALL, 8)
+        train = for_this_machine(TrainConfig(global_batch_size=8, accumulate=2 if devices == 1 else 1))
+        with jax.set_mesh(mesh):
+            start = jax.jit(lambda p, m=model: m.start(p, jax.random.key(0)))(weights(ours))
+            frozen = weights(theirs)
+            params, frozen = (jax.device_put(x, tree_shardings(mesh, x)) for x in (start, frozen))
+            optimizer = AdamW(epsilon=1e-3).build(lambda step: jnp.float32(0.1), params)
+            state = train_step.state_from(params, optimizer, mesh)
+            step = train_step.make_train_step(model, optimizer, lambda step: jnp.float32(0.1), train, mesh)
+            state, metrics = step(state, put_batch(rows, mesh), {TEACHER: frozen})
+        assert metrics["finite"] and set(state.params[MAPS]) == {"hidden", "embedded"}
+        sums = jax.device_get(metrics["sums"])
+        updated.append((flat(jax.device_get(state.params)), {name: sums[name] for name in PARTS}))
+    for name, (total, count) in updated[0][1].items():
+        np.testing.assert_allclose(updated[1][1][name], (total, count), rtol=1e-4, err_msg=name)
+    for path, x in updated[0][0].items():
+        np.testing.assert_allclose(updated[1][0][path], x, atol=1e-4, rtol=0, err_msg=path)

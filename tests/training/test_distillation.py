@@ -1,0 +1,229 @@
+"""Students and their teachers: what a run stores, how it resumes, which layers it starts with, what is refused."""
+
+import dataclasses
+import json
+import shutil
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+import pretrainax
+from pretrainax.adapt.tuning import flat
+from pretrainax.checkpoints.checkpoints import Checkpoints
+from pretrainax.config import UserError
+from pretrainax.config.config_file import read_config_file
+from pretrainax.data.sources import JsonLines
+from pretrainax.distill import DistilBERT, Distillation
+from pretrainax.interop import directories
+from pretrainax.interop.layers import picked
+from pretrainax.interop.origin import find_origin
+from pretrainax.interop.start import load_plain
+from pretrainax.models.flops import flops_per_step
+from pretrainax.planning.memory import estimate
+from pretrainax.sharding.axes import AXES
+from pretrainax.tasks import Classification
+from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.training import loop
+from pretrainax.training.restore import describe_start, restore_or_init
+from pretrainax.training.setup import open_run
+from tests.support import tiny
+from tests.support.runs import assert_same_run, lines, run_json
+
+
+def experiment_of(text, cache, layers, distillation=None, steps=4):
+    e = tiny.get_config("bert")
+    e.model.num_layers, e.model.norm_at, e.model.embedding_norm = layers, "post", True
+    e.data.source.path, e.data.cache_dir = str(text), str(cache)
+    e.train.steps, e.train.log_every, e.train.ema_decay = steps, 2, 0.5
+    e.schedule.warmup_steps, e.optimizer.learning_rate = 1, 1e-2
+    e.evaluate.every, e.checkpoint.every, e.checkpoint.keep = 4, 2, 5
+    e.distill = distillation
+    return e
+
+
+def without_finish():
+    """Leaves out the pictures and samples of a run."""
+    return mock.patch.object(loop, "finish")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("distillation")
+
+
+@pytest.fixture(scope="module")
+def teacher(folder, text, cache):
+    with without_finish():
+        assert loop.train(experiment_of(text, cache, layers=4, steps=2), str(folder / "teacher")) == 0
+    return folder / "teacher"
+
+
+def narrow(teacher, text, cache):
+    """A student of another width than its teacher's: hidden states, embeddings and relations, and answers."""
+    distillation = Distillation(str(teacher), hidden=1.0, embeddings=1.0, relations=1.0, relation_heads=2)
+    experiment = experiment_of(text, cache, 2, distillation, steps=6)
+    experiment.model.d_model, experiment.model.num_heads = 16, 2
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def student(folder, teacher, text, cache):
+    with without_finish():
+        assert loop.train(narrow(teacher, text, cache), str(folder / "student")) == 0
+    return folder / "student"
+
+
+def test_lines_of_training_have_each_part_and_a_validation_has_none(student):
+    trained = lines(student, "train")
+    parts = {"soft_loss", "hidden_loss", "embedding_loss", "relation_loss"}
+    assert all(parts | {"loss", "distillation_loss"} <= line.keys() for line in trained)
+    # weights of 1, but for that of the soft targets
+    for line in trained:
+        whole = sum(line[name] for name in parts) - 0.5 * line["soft_loss"]
+        assert line["distillation_loss"] == pytest.approx(whole, rel=0.05)  # counts of predictions differ by step
+    assert trained[-1]["distillation_loss"] < 0.8 * trained[0]["distillation_loss"]
+    (line,) = lines(student, "valid")[-1:]
+    assert not (parts | {"distillation_loss"}) & line.keys()
+
+
+def test_neither_the_teacher_nor_the_maps_are_in_what_is_loaded_or_exported(student, teacher, folder):
+    stored = run_json(student)["arrays"]
+    assert {name for name in stored if name.startswith("params/distillation/")} == {
+        "params/distillation/hidden/kernel",
+        "params/distillation/embedded/kernel",
+    }
+    assert sum(name.startswith("params/") for name in stored) == 2 + len(pretrainax.load(str(student)).parameters)
+    loaded = pretrainax.load(str(student))
+    assert not any("distillation" in path for path in loaded.parameters) and loaded.experiment.distill is None
+    assert pretrainax.load(f"{student}@average").parameters.keys() == loaded.parameters.keys()
+    directories.export_workdir(str(student), str(folder / "exported"))
+    exported = pretrainax.load(str(folder / "exported")).parameters
+    for path, x in loaded.parameters.items():
+        np.testing.assert_array_equal(exported[path], x)
+
+
+def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(student, teacher, folder, text, cache):
+    part, moved = folder / "part", folder / "moved"
+    shutil.copytree(student, part)
+    for step in (4, 6):
+        shutil.rmtree(part / "checkpoints" / str(step))
+    (part / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines(part) if x["step"] <= 2))
+    shutil.copytree(teacher / "checkpoints" / "2", teacher / "checkpoints" / "3")  # not the one that it learns from
+    with without_finish():
+        assert loop.train(narrow(teacher, text, cache), str(part)) == 0
+    shutil.rmtree(teacher / "checkpoints" / "3")
+    assert_same_run(part, student)
+    known = json.loads((part / "teacher.json").read_text())
+    assert (known["directory"], known["steps"]) == (str(teacher), [2])
+    shutil.rmtree(part / "checkpoints" / "6")
+    shutil.copytree(teacher, moved)
+    (part / "teacher.json").write_text(json.dumps(known | {"directory": str(moved), "sha256": "0" * 64}))
+    line = f"learns from the teacher of config.distill, and needs step 2 of {moved}, which is not what it was"
+    with pytest.raises(UserError, match=line):
+        loop.train(narrow(teacher, text, cache), str(part))
+    (part / "teacher.json").write_text(json.dumps(known | {"directory": str(folder / "gone")}))
+    with pytest.raises(UserError, match=f"needs step 2 of {folder / 'gone'}, which cannot be read: put it back"):
+        loop.train(narrow(teacher, text, cache), str(part))
+
+
+def test_a_teacher_that_is_not_there_or_of_other_ids_is_refused(teacher, text, cache, tmp_path):
+    gone = experiment_of(text, cache, 2, Distillation(str(tmp_path / "gone")))
+    with pytest.raises(UserError, match="config.distill.teacher: .*gone"):
+        loop.train(gone, str(tmp_path / "run"))
+    other = experiment_of(text, cache, 2, Distillation(str(teacher)))
+    other.tokenizer = dataclasses.replace(other.tokenizer, vocab_size=300)
+    with pytest.raises(UserError, match="has another tokenizer .400 ids, here 300.*set config.tokenizer="):
+        loop.train(other, str(tmp_path / "run"))
+
+
+def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, teacher, text, cache):
+    experiment = narrow(teacher, text, cache)
+    alone = dataclasses.replace(experiment, distill=None)
+    sizes = dict.fromkeys(AXES, 1)
+    planned, plain = estimate(experiment, sizes), estimate(alone, sizes)
+    numbers = sum(x.size for x in jax.tree.leaves(pretrainax.load(str(teacher)).params))
+    assert planned.frozen == 4 * numbers and plain.frozen == 0
+    assert planned.parameters == plain.parameters + 2 * 4 * 16 * 32  # the maps
+    with open_run(experiment) as run:
+        lengths = run.lengths
+        step = experiment.train.global_batch_size, lengths.inputs, lengths.targets
+        own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.teacher))
+        assert run.flops_per_step == pytest.approx(own + theirs / 3)
+        assert run.parameters == plain.parameters / 4
+        assert "width 32; 1,024 parameters map states to its width" in dict(run.describe())["teacher"]
+
+
+def test_a_student_is_validated_without_its_teacher(student, teacher, text, cache):
+    with open_run(dataclasses.replace(narrow(teacher, text, cache), distill=None)) as run:
+        params = load_plain(find_origin(str(student)).steps, run.abstract_state.params)
+        found = run.validate(params)
+    assert found["loss"] == lines(student, "valid")[-1]["loss"]
+
+
+# --- layers to start with --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "chosen", "layers"), (("run", "evenly", [0, 2]), ("huggingface", (3, 1), [3, 1])))
+def test_a_student_starts_with_the_layers_that_are_chosen(kind, chosen, layers, teacher, text, cache, folder, tmp_path):
+    if kind == "huggingface":
+        start = folder / "teacher-exported"
+        directories.export_workdir(str(teacher), str(start))
+    else:
+        start = teacher
+    whole = pretrainax.load(str(start)).parameters
+    experiment = experiment_of(text, cache, 2, DistilBERT(str(start)), steps=1)
+    experiment.tokenizer = PretrainedTokenizer(path=str(teacher / "tokenizer"))
+    experiment.checkpoint.init_from = str(start)
+    experiment.checkpoint.init_layers = chosen
+    ((_, said),) = describe_start(experiment, str(tmp_path))
+    assert said.endswith(f"; layers {layers[0]}, {layers[1]} of the 4 of the encoder")
+    with open_run(experiment) as run:
+        state, _ = restore_or_init(run, Checkpoints(str(tmp_path / "checkpoints"), 1))
+        first = flat(run.plain(state.params)[1])
+        taught = flat(run.frozen[TEACHER])
+    for path, x in whole.items():
+        wanted = x[np.array(layers)] if "/blocks/" in path else x
+        np.testing.assert_array_equal(first[path], wanted, err_msg=path)
+        np.testing.assert_array_equal(taught[path], x, err_msg=path)
+    assert first.keys() == whole.keys()
+
+
+def test_layers_that_are_not_there_are_refused(teacher, text, cache):
+    origin, model = find_origin(str(teacher)), experiment_of(text, cache, 3).model
+    with pytest.raises(UserError, match="is 'evenly', and 3 layers of config.model do not divide the 4 of"):
+        picked(origin, model, "evenly")
+    for layers in ((0, 1), (0, 1, 4)):
+        with pytest.raises(UserError, match="it must be 3 numbers from 0 to 3, one for each layer"):
+            picked(origin, model, layers)
+
+
+# --- a task ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_learnt_from_a_teacher_of_the_same_labels(teacher, cache, tmp_path):
+    records = [{"text": "aus le ten " * (1 + i % 3), "label": i % 2} for i in range(24)]
+    for split in ("train", "valid"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def fine_tuning(start):
+        e = read_config_file("finetune:classification", str(start))
+        e.data.source = JsonLines(path=str(tmp_path / "train.jsonl"), valid_path=str(tmp_path / "valid.jsonl"))
+        e.data.cache_dir, e.data.prepare_workers, e.data.sequence_length = str(cache), 1, 16
+        e.objective = Classification(text_field="text", labels=("0", "1"))
+        e.train.steps, e.train.global_batch_size, e.schedule.warmup_steps, e.train.log_every = 2, 8, 1, 1
+        e.objective.complete(e)
+        return e
+
+    with without_finish():
+        assert loop.train(fine_tuning(teacher), str(tmp_path / "tuned")) == 0
+        experiment = fine_tuning(teacher)
+        experiment.model.num_layers, experiment.checkpoint.init_layers = 2, "evenly"
+        experiment.distill = Distillation(str(tmp_path / "tuned"), hidden=1.0, attention=1.0)
+        assert loop.train(experiment, str(tmp_path / "student")) == 0
+    line = lines(tmp_path / "student", "train")[-1]
+    assert {"soft_loss", "hidden_loss", "attention_loss", "distillation_loss", "loss", "labels"} <= line.keys()
+    experiment.objective = dataclasses.replace(experiment.objective, labels=("1", "0"))
+    with pytest.raises(UserError, match="has the labels .'0', '1'., config.objective.labels is .'1', '0'.: set it"):
+        describe_start(experiment, str(tmp_path / "other"))
