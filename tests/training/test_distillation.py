@@ -15,7 +15,7 @@ from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.config import UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.sources import JsonLines
-from pretrainax.distill import DistilBERT, Distillation
+from pretrainax.distill import TEACHER, DistilBERT, Distillation
 from pretrainax.interop import directories
 from pretrainax.interop.layers import picked
 from pretrainax.interop.origin import find_origin

@@ -1,0 +1,117 @@
+"""Compares a student of 2 layers that learns from a BERT of 4 with the same student alone, for the same FLOPs.
+
+    python benchmarks/distillation.py --workdir=runs/distillation --source="JsonLines(path='books/train-*.jsonl.gz')"
+
+All are masked LMs of one width and tokenizer. The teacher's forward is among the FLOPs of a distilled step, so that
+alone a student makes more steps; the teacher's own training, which all share, is not. Students start fresh, and from
+every second layer of the teacher. The figure is the student's own validation loss. Runs that are there already are not
+made again; the table is of all that there are.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from typing import Optional
+
+from pretrainax.distill import DistilBERT, Distillation, MiniLM, TinyBERT
+from pretrainax.reporting.tables import markdown
+
+TEACHER_LAYERS, STUDENT_LAYERS = 4, 2
+BERT = [
+    *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", "--config.objective=MaskedLM()"),
+    *("--config.tokenizer.vocab_size=4096", "--config.train.global_batch_size=8", "--config.train.attention=xla"),
+]
+ALONE = "alone"
+# Of parts that leave the answers alone, the student's own loss is beside them, or there would be none to compare.
+WAYS = {
+    "soft targets": lambda teacher: Distillation(teacher),
+    "DistilBERT": lambda teacher: DistilBERT(teacher),
+    "TinyBERT + own loss": lambda teacher: TinyBERT(teacher, own=1.0),
+    "MiniLM + own loss": lambda teacher: MiniLM(teacher, own=1.0, relation_heads=0),
+}
+STARTS = ("fresh", "every 2nd layer")
+
+
+def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fields: object) -> list[dict]:
+    """Trains where that was not done yet, in a process of its own; returns the lines of its metrics."""
+    workdir = os.path.join(options.workdir, name)
+    fields |= {
+        "data.source": options.source,
+        "model.num_layers": layers,
+        "schedule": f"WarmupCosine(warmup_steps={max(steps // 10, 1)})",
+        "train.steps": steps,
+        "evaluate.every": steps,
+        "evaluate.batches": 80,
+        "checkpoint.every": steps,
+    }
+    if (lines := read(workdir)) is None:
+        flags = [*BERT, f"--workdir={workdir}", *(f"--config.{field}={value}" for field, value in fields.items())]
+        done = subprocess.run([sys.executable, "-m", "pretrainax.main", *flags], capture_output=True, text=True)
+        if (lines := read(workdir)) is None:
+            sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
+    return lines
+
+
+def read(workdir: str) -> Optional[list[dict]]:
+    """Returns the lines of a run that was validated; None where there is none yet."""
+    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
+        return None
+    with open(path) as file:
+        lines = [json.loads(line) for line in file]
+    return lines if any(line["split"] == "valid" for line in lines) else None
+
+
+def flops_of_step(lines: list[dict]) -> float:
+    """Returns the mean over the steps of a run."""
+    return lines[-1]["flops"] / lines[-1]["step"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True, help="a folder for the runs")
+    parser.add_argument("--source", required=True, help="the text, as --config.data.source takes it")
+    parser.add_argument("--teacher_steps", type=int, default=10_000, help="of 8 rows of 128 tokens")
+    parser.add_argument("--steps", type=int, default=2_000, help="of a student with its teacher")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    taught = train(options, "teacher", TEACHER_LAYERS, options.teacher_steps)
+    teacher = os.path.join(options.workdir, "teacher")
+    rows = [["teacher", "fresh", f"{options.teacher_steps:,}", f"{taught[-1]['flops']:.3g}", f"{loss(taught):.3f}"]]
+    for start in options.starts:
+        fields = {} if start == "fresh" else {"checkpoint.init_from": teacher, "checkpoint.init_layers": "evenly"}
+        for way in (*options.ways, ALONE):
+            steps, more = options.steps, dict(fields)
+            if way == ALONE:  # a step with the teacher has a third of its step's FLOPs more: its forward
+                found = read(os.path.join(options.workdir, _name(options.ways[0], start, 0)))
+                assert found is not None  # the first way has been there
+                whole = flops_of_step(found)
+                steps = round(options.steps * whole / (whole - flops_of_step(taught) / 3))
+            else:
+                more["distill"] = WAYS[way](teacher)
+            runs = [
+                train(options, _name(way, start, seed), STUDENT_LAYERS, steps, **more, **{"train.seed": seed})
+                for seed in range(options.seeds)
+            ]
+            losses = [loss(run) for run in runs]
+            said = f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
+            rows.append([way, start, f"{steps:,}", f"{runs[0][-1]['flops']:.3g}", said])
+            print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
+    print(markdown(["student", "start", "steps", "FLOPs", "validation loss, mean (range)"], rows))
+
+
+def _name(way: str, start: str, seed: int) -> str:
+    return f"{way}-{start}-{seed}".replace(" ", "_")
+
+
+def loss(lines: list[dict]) -> float:
+    """Returns the last validation loss, nats a target."""
+    return next(line["loss"] for line in reversed(lines) if line["split"] == "valid")
+
+
+if __name__ == "__main__":
+    main()
