@@ -6,7 +6,7 @@ the teacher are the collection TEACHER, which no update changes.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Optional
 
 import flax.struct
@@ -50,7 +50,7 @@ class Compared(Outputs):
     parts: dict[str, Part] = flax.struct.field(default_factory=dict)  # by the name of its metric
 
     def joined(
-        self, own: jax.Array, counts: dict[str, jax.Array], total_counts: dict[str, jax.Array]
+        self, own: jax.Array, counts: Mapping[str, jax.Array], total_counts: Mapping[str, jax.Array]
     ) -> tuple[jax.Array, Sums]:
         """Returns what training minimises, and the sums of each part.
 

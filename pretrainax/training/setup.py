@@ -365,7 +365,7 @@ def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[
     if distillation.attention:  # the logits are there in no other kernel
         compute = dataclasses.replace(compute, attention="xla")
     student, other = (cast(models.Model, models.build(model, compute)) for model in (experiment.model, teacher))
-    return Distilled(student, other, distillation, train.loss_chunk)
+    return cast(models.AnyModel, Distilled(student, other, distillation, train.loss_chunk))
 
 
 def plain(model: models.AnyModel) -> models.AnyModel:

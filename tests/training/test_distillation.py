@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 import pretrainax
+from pretrainax import config as config_lib
+from pretrainax import models
 from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.checkpoints import Checkpoints
+from pretrainax.checkpoints.params import write_params
 from pretrainax.config import UserError
 from pretrainax.config.config_file import read_config_file
+from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.distill import TEACHER, DistilBERT, Distillation
 from pretrainax.interop import directories
@@ -25,6 +29,7 @@ from pretrainax.planning.memory import estimate
 from pretrainax.sharding.axes import AXES
 from pretrainax.tasks import Classification
 from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training import loop
 from pretrainax.training.restore import describe_start, restore_or_init
 from pretrainax.training.setup import open_run
@@ -53,10 +58,20 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("distillation")
 
 
+def untrained(experiment, workdir, tokenizer):
+    """Writes a run that nobody has trained, of parameters that say something."""
+    shapes, rng = models.abstract_params(experiment.model), np.random.RandomState(0)
+    whole = {path: 0.2 * rng.standard_normal(x.shape).astype("f4") for path, x in flat(shapes).items()}
+    extra = {"tokenizer": tokenizer.fingerprint}
+    write_params(str(workdir), shapes, lambda path, index: np.ascontiguousarray(whole[path][index]), extra)
+    (workdir / "config.json").write_text(config_lib.dump(experiment))
+    tokenizer.save(str(workdir / "tokenizer"))
+
+
 @pytest.fixture(scope="module")
 def teacher(folder, text, cache):
-    with without_finish():
-        assert loop.train(experiment_of(text, cache, layers=4, steps=2), str(folder / "teacher")) == 0
+    experiment = experiment_of(text, cache, layers=4)
+    untrained(experiment, folder / "teacher", prepare(experiment, report=lambda line: None).tokenizer)
     return folder / "teacher"
 
 
@@ -110,21 +125,21 @@ def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(stude
     for step in (4, 6):
         shutil.rmtree(part / "checkpoints" / str(step))
     (part / "metrics.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines(part) if x["step"] <= 2))
-    shutil.copytree(teacher / "checkpoints" / "2", teacher / "checkpoints" / "3")  # not the one that it learns from
+    shutil.copytree(teacher / "checkpoints" / "0", teacher / "checkpoints" / "1")  # not the one that it learns from
     with without_finish():
         assert loop.train(narrow(teacher, text, cache), str(part)) == 0
-    shutil.rmtree(teacher / "checkpoints" / "3")
+    shutil.rmtree(teacher / "checkpoints" / "1")
     assert_same_run(part, student)
     known = json.loads((part / "teacher.json").read_text())
-    assert (known["directory"], known["steps"]) == (str(teacher), [2])
+    assert (known["directory"], known["steps"]) == (str(teacher), [0])
     shutil.rmtree(part / "checkpoints" / "6")
     shutil.copytree(teacher, moved)
     (part / "teacher.json").write_text(json.dumps(known | {"directory": str(moved), "sha256": "0" * 64}))
-    line = f"learns from the teacher of config.distill, and needs step 2 of {moved}, which is not what it was"
+    line = f"learns from the teacher of config.distill, and needs step 0 of {moved}, which is not what it was"
     with pytest.raises(UserError, match=line):
         loop.train(narrow(teacher, text, cache), str(part))
     (part / "teacher.json").write_text(json.dumps(known | {"directory": str(folder / "gone")}))
-    with pytest.raises(UserError, match=f"needs step 2 of {folder / 'gone'}, which cannot be read: put it back"):
+    with pytest.raises(UserError, match=f"needs step 0 of {folder / 'gone'}, which cannot be read: put it back"):
         loop.train(narrow(teacher, text, cache), str(part))
 
 
@@ -216,9 +231,9 @@ def test_a_task_is_learnt_from_a_teacher_of_the_same_labels(teacher, cache, tmp_
         e.objective.complete(e)
         return e
 
+    experiment = fine_tuning(teacher)
+    untrained(experiment, tmp_path / "tuned", load_tokenizer(str(teacher / "tokenizer")))
     with without_finish():
-        assert loop.train(fine_tuning(teacher), str(tmp_path / "tuned")) == 0
-        experiment = fine_tuning(teacher)
         experiment.model.num_layers, experiment.checkpoint.init_layers = 2, "evenly"
         experiment.distill = Distillation(str(tmp_path / "tuned"), hidden=1.0, attention=1.0)
         assert loop.train(experiment, str(tmp_path / "student")) == 0
