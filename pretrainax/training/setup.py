@@ -332,6 +332,13 @@ class Run:
         maps = sum(p.size for p in jax.tree.leaves(self.abstract_state.params.get(MAPS)))
         learned = f"; {maps:,} parameters map states to its width" if maps else ""
         yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {teacher.d_model}{learned}"
+        fastest = {choose_implementation("auto", platform(), spec)[0] for spec in self.attention_specs} - {"xla"}
+        if distillation.attention and fastest:
+            yield (
+                "WARNING",
+                f"SLOW ATTENTION: 'xla' is used in the place of {', '.join(sorted(fastest))}, as config.distill.attention "
+                "compares the logits, which no other kernel holds; config.distill.relations needs none",
+            )
         if not distillation.own and not distillation.soft:
             yield (
                 "WARNING",

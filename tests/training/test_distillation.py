@@ -24,6 +24,7 @@ from pretrainax.interop import directories
 from pretrainax.interop.layers import picked
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.start import load_plain
+from pretrainax.layers.compute import for_this_machine
 from pretrainax.models.flops import flops_per_step
 from pretrainax.planning.memory import estimate
 from pretrainax.sharding.axes import AXES
@@ -32,7 +33,7 @@ from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training import loop
 from pretrainax.training.restore import describe_start, restore_or_init
-from pretrainax.training.setup import open_run
+from pretrainax.training.setup import open_run, trained_model
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, run_json
 
@@ -168,6 +169,13 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
         assert run.flops_per_step == pytest.approx(own + theirs / 3)
         assert run.parameters == plain.parameters / 4
         assert "width 32; 1,024 parameters map states to its width" in dict(run.describe())["teacher"]
+
+
+def test_attention_runs_by_the_kernel_that_holds_its_logits_where_they_are_compared(teacher, text, cache):
+    for weight, kernel in ((1.0, "xla"), (0.0, "auto")):
+        experiment = experiment_of(text, cache, 2, Distillation(str(teacher), attention=weight))
+        model = trained_model(experiment, for_this_machine(experiment.train))
+        assert model.compute.attention == model.teacher.compute.attention == kernel
 
 
 def test_a_student_is_validated_without_its_teacher(student, teacher, text, cache):
