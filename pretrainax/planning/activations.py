@@ -33,8 +33,9 @@ from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
-from pretrainax.training.setup import Steps, build_steps, trained_model
+from pretrainax.training.setup import Steps, build_steps
 from pretrainax.training.train_step import Params, TrainState
+from pretrainax.training.trained import trained_model
 
 
 class SavedResidual(NamedTuple):

@@ -27,8 +27,9 @@ from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import longer, train_step
 from pretrainax.training.loop_state import LoopState
-from pretrainax.training.setup import Run, plain
+from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
+from pretrainax.training.trained import plain
 
 
 def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, extend: bool = False) -> str:

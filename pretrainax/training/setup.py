@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from pretrainax import adapt, models
-from pretrainax.config import Experiment, ModelConfig, RunPhase, TrainConfig, naming, phase_at, phases_of
+from pretrainax.config import Experiment, ModelConfig, RunPhase, naming, phase_at, phases_of
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.parts import parts_of_streams
@@ -24,10 +24,9 @@ from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
 from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled
 from pretrainax.distill.distilled import without_maps
-from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
-from pretrainax.layers.compute import compute_for, for_this_machine
+from pretrainax.layers.compute import for_this_machine
 from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
 from pretrainax.optim.layers import by_layer, count_trained
@@ -42,6 +41,7 @@ from pretrainax.tasks import Task
 from pretrainax.training import train_step
 from pretrainax.training.metrics import add_up, summarize, summarize_parts
 from pretrainax.training.train_step import Frozen, Params
+from pretrainax.training.trained import plain, trained_model
 
 
 @dataclasses.dataclass
@@ -336,8 +336,9 @@ class Run:
         if distillation.attention and fastest:
             yield (
                 "WARNING",
-                f"SLOW ATTENTION: 'xla' is used in the place of {', '.join(sorted(fastest))}, as config.distill.attention "
-                "compares the logits, which no other kernel holds; config.distill.relations needs none",
+                f"SLOW ATTENTION: 'xla' is used in the place of {', '.join(sorted(fastest))}, as "
+                "config.distill.attention compares the logits, which no other kernel holds; config.distill.relations "
+                "needs none",
             )
         if not distillation.own and not distillation.soft:
             yield (
@@ -352,32 +353,6 @@ class Run:
         if decay is not None:
             what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
             yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
-
-
-def trained_model(experiment: Experiment, train: TrainConfig, teacher: Optional[ModelConfig] = None) -> models.AnyModel:
-    """Returns the model of a run as it is trained: plain, under a tuning, or beside a teacher.
-
-    Args:
-      train: as `for_this_machine` returns it.
-      teacher: None: as `config.distill` names it.
-
-    Raises:
-      UserError: there is no such teacher, or one that this model cannot learn from.
-    """
-    compute = compute_for(train)
-    if experiment.distill is None:
-        return adapt.adapted(models.build(experiment.model, compute), experiment)
-    distillation, teacher = cast(Distillation, experiment.distill), teacher or teacher_of(experiment)
-    assert teacher is not None  # of a distillation there is one
-    if distillation.attention:  # the logits are there in no other kernel
-        compute = dataclasses.replace(compute, attention="xla")
-    student, other = (cast(models.Model, models.build(model, compute)) for model in (experiment.model, teacher))
-    return cast(models.AnyModel, Distilled(student, other, distillation, train.loss_chunk))
-
-
-def plain(model: models.AnyModel) -> models.AnyModel:
-    """Returns the model without its tuning or its teacher."""
-    return cast(models.AnyModel, model.student) if isinstance(model, Distilled) else adapt.plain(model)
 
 
 class Steps(NamedTuple):

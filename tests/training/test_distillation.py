@@ -33,7 +33,8 @@ from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training import loop
 from pretrainax.training.restore import describe_start, restore_or_init
-from pretrainax.training.setup import open_run, trained_model
+from pretrainax.training.setup import open_run
+from pretrainax.training.trained import trained_model
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, run_json
 
