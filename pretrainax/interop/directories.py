@@ -25,6 +25,7 @@ from pretrainax.config import (
     Experiment,
     ModelConfig,
     RunFailed,
+    Tag,
     TrainConfig,
     UserError,
 )
@@ -47,7 +48,7 @@ from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
-from pretrainax.tasks import Classification, Regression
+from pretrainax.tasks import Classification, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -234,6 +235,8 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
         is_number = model.head.kind == "regression"
         objective = Regression() if is_number else Classification(labels=names, multi_label=model.head.kind == "multi")
+    elif isinstance(model.head, Tag):
+        objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

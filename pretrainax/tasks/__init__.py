@@ -6,5 +6,6 @@ A task is an objective over records, a file each. NumPy only: loader workers nev
 from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.regression import Regression
+from pretrainax.tasks.token_classification import TokenClassification
 
-__all__ = ["Classification", "Regression", "Task", "TextTask"]
+__all__ = ["Classification", "Regression", "Task", "TextTask", "TokenClassification"]

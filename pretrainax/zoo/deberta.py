@@ -25,6 +25,7 @@ from pretrainax.zoo.family import (
     layer_norm,
     linear,
     refuse_untied,
+    token_classifier,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -219,6 +220,7 @@ HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
     ),
+    token_classifier=token_classifier("DebertaV2ForMaskedLM", prefix="deberta."),
     constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,

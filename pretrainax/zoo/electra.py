@@ -21,6 +21,7 @@ from pretrainax.zoo.family import (
     layer_norm,
     linear,
     refuse_untied,
+    token_classifier,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -112,6 +113,7 @@ HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
     ),
+    token_classifier=token_classifier("ElectraForPreTraining"),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

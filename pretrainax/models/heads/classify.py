@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import Classify, ModelConfig, UserError
+from pretrainax.config import Classify, ModelConfig, Tag, UserError
 from pretrainax.data.batch import has_labels
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -102,19 +102,24 @@ class ClassifierHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> jax.Array:
-        config, head = self.config, self.config.head
-        assert isinstance(head, Classify)
-        width, init = config.d_model, normal_init(config, config.d_model)
-        rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
-        dropout = nn.Dropout(rate, deterministic=deterministic)
-        x = constrain(_pooled(x, segment_ids > 0, head.pooling), logical_spec("batch"))
-        if head.hidden != "none":
-            activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
-            dense = Linear((width,), ("d_model", "features"), init, head.hidden_bias, name="dense")
-            x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
-            x = Norm(config, name="norm")(x) if head.hidden_norm else x
-        output = Linear((head.num_labels,), ("d_model", "labels"), init, head.output_bias, name="output")
-        return output(dropout(x)).astype(jnp.float32)
+        assert isinstance(self.config.head, Classify)
+        pooled = _pooled(x, segment_ids > 0, self.config.head.pooling)
+        return label_logits(self.config, constrain(pooled, logical_spec("batch")), deterministic)
+
+
+def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool) -> jax.Array:
+    """Maps states to logits, [..., D] -> [..., L] float32, by the layers of `config.head` in the module that calls."""
+    head, init = config.head, normal_init(config, config.d_model)
+    assert isinstance(head, (Classify, Tag))
+    rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+    dropout = nn.Dropout(rate, deterministic=deterministic)
+    if head.hidden != "none":
+        activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
+        dense = Linear((config.d_model,), ("d_model", "features"), init, head.hidden_bias, name="dense")
+        x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
+        x = Norm(config, name="norm")(x) if head.hidden_norm else x
+    output = Linear((head.num_labels,), ("d_model", "labels"), init, head.output_bias, name="output")
+    return output(dropout(x)).astype(jnp.float32)
 
 
 def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
