@@ -13,8 +13,8 @@ Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. T
 
 or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`.
 
-A tag for each word, by name: `:conll2003` (names), `:conll2000` (chunks), or your own, as files of CoNLL or records with
-lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
+A tag for each word: `:conll2003` (names of persons and places), `:conll2000` (chunks), or your own, as files of CoNLL
+or records with lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
 
     --config=finetune:token_classification --config.data.source="ConllFiles(path='train.conll', valid_path='dev.conll')"
     --config.objective="TokenClassification(labels=('O', 'B-LOC', 'I-LOC'))"
