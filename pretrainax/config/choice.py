@@ -144,7 +144,7 @@ class Choice:
     def taking_path(cls, path: str) -> list[str]:
         """Returns the names of the choices that could be meant where a field of this class is given a path alone."""
         if found := cls._siblings("path"):
-            reader = cls.reading(os.path.expanduser(path))
+            reader = Choice.reading(os.path.expanduser(path))
             return [reader] if reader in found else ["TextFiles"] if "TextFiles" in found else found
         return []
 

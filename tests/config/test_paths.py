@@ -28,6 +28,7 @@ NO_PATHS = {
         "targets",
     ),
     *("targets", "prompts", "data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
+    *("pair_field", "label_field", "labels", "words_field", "tags_field"),
 }
 
 
