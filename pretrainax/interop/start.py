@@ -118,8 +118,11 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     if origin.steps:
         shapes = {path: x.shape for path, x in flat(ours).items()}
         wrong = [path for path, name in taken.items() if there.get(name) != shapes[path]]
+        heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
         wrong += [
-            path for path in left_out if not (fresh_heads and path.partition("/")[0] in head_modules(their_model))
+            path
+            for path in left_out
+            if not (fresh_heads and (path.partition("/")[0] in heads or (no_decoder and path.startswith("decoder"))))
         ]
         if wrong:
             names = differences(their_model, model)

@@ -125,13 +125,16 @@ class HuggingFace:
         return next((found for found in self.classifiers if type(found.head) is type(head)), None)
 
     def names(self, config: ModelConfig) -> list[Row]:
-        """Returns the name table of a model, with the heads that it has."""
-        classifier, head = self.classifier_of(config.head), config.head
+        """Returns the name table of a model, with the heads that it has and transformers too."""
+        rows, classifier, head = self.table(config), self.classifier_of(config.head), config.head
+        if head is None:
+            return rows
+        rows = [row for row in rows if row.path.partition("/")[0] not in _OF_PRETRAINING]
+        if config.family == "encoder":  # perhaps that of an encoder-decoder
+            rows = [row for row in rows if not row.path.startswith("decoder")]
         if classifier is None or not isinstance(head, (Classify, Tag)):
-            return self.table(config)
-        rows = [row for row in self.table(config) if row.path.partition("/")[0] not in _OF_PRETRAINING]
-        rows = [row._replace(name=classifier.prefix + row.name) for row in rows]
-        return rows + classifier.rows(head)
+            return rows
+        return [row._replace(name=classifier.prefix + row.name) for row in rows] + classifier.rows(head)
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""

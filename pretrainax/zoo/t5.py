@@ -104,12 +104,11 @@ def ul2(variant: str = "20b") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration, or of their
-    encoder."""
+    """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
-    for stack in ("encoder", "decoder") if config.family == "encoder_decoder" else ("encoder",):
+    for stack in ("encoder", "decoder"):
         block = f"{stack}.block.{{layer}}"
         first = f"{stack}.block.0.layer.0.SelfAttention"  # holds the bias that all layers share
         rows += [

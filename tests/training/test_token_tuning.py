@@ -13,6 +13,8 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import ConllFiles
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
+from pretrainax.interop.origin import find_origin
+from pretrainax.interop.start import beginning_of, fit_of
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
@@ -22,6 +24,7 @@ from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
+from tests.support.huggingface_weights import write_directory
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 TRAIN, VALID = 40, 13  # sentences; a batch has 8
@@ -132,3 +135,27 @@ def test_what_is_repaired_is_said(source, cache):
     experiment = tagging(source, cache, scheme="iob1", repair=True)
     prepared = prepare(experiment, report=lambda line: None)
     assert "wrong beginnings of spans, mended" in prepared.summary
+
+
+def test_an_encoder_is_taken_of_an_encoder_decoder(tmp_path):
+    """From a Hugging Face directory and from a run."""
+    directory, workdir = write_directory(tmp_path / "there", "t5_1_1"), str(tmp_path / "run")
+    directories.import_directory(str(directory), workdir)
+    for start in (str(directory), workdir):
+        model = beginning_of(start).model
+        model.family, model.head = "encoder", Tag(num_labels=3)
+        fit = fit_of(find_origin(start), model, fresh_heads=True)
+        assert fit.lacking == ["tagger/output/bias", "tagger/output/kernel"]
+        assert all(path == there and not path.startswith("decoder") for path, there in fit.taken.items())
+        assert {path.partition("/")[0].partition("_")[0] for path in fit.left_out} <= {"decoder", "unembedding"}
+
+
+def test_what_transformers_has_no_name_for_is_drawn(tmp_path):
+    """A CRF, whose transitions no class has, and a head of words for a family that has none."""
+    for name, head in (("bert", Tag(num_labels=3, kind="crf")), ("bart", Tag(num_labels=3))):
+        directory = str(write_directory(tmp_path / name, name))
+        model = beginning_of(directory).model
+        model.head = head
+        lacking = fit_of(find_origin(directory), model, fresh_heads=True).lacking
+        own = ("start", "end", "transitions") if head.kind == "crf" else ()
+        assert {f"tagger/{name}" for name in ("output/kernel", "output/bias", *own)} == set(lacking)
