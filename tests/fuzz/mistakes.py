@@ -206,6 +206,7 @@ def _of_paths():
     choices = [
         f"{source}=TextFiles(path='%s')",
         f"{source}=JsonLines(path='x', valid_path='%s')",
+        f"{source}=ConllFiles(path='%s')",
         f"{source}=Parquet(path='%s')",
         f"{source}=ArrayRecord(path='%s')",
         f"{source}=SourceMixture(sources=(PythonDocs(), TextFiles(path='%s')), weights=(1, 2))",
