@@ -100,11 +100,11 @@ def test_a_crf_has_no_class_in_transformers(source, cache, tmp_path, capsys):
     assert valid["f1"] == valid["strict_f1"]  # as no span may begin otherwise
 
 
-def test_one_device_answers_what_eight_do(source, cache):
+def test_one_device_answers_what_eight_do_that_split_the_length_too(source, cache):
     experiment = tagging(source, cache, "t5", Tag(kind="crf"), subword="mean")
     prepared, found = prepare(experiment, report=lambda line: None), []
-    for devices in (1, 8):
-        mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    for devices, axes in ((1, MeshConfig()), (8, MeshConfig(sequence=2))):
+        mesh = make_mesh(axes, jax.devices()[:devices])
         with jax.set_mesh(mesh):
             run = build_run(experiment, prepared, mesh, Watchdog())
             found.append(run.answers(run.fresh_state().params)[1])
