@@ -22,6 +22,7 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import TokenClassification
 from pretrainax.tokenization import WordPiece
+from pretrainax.tokenization.base import Vocabulary
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
@@ -96,10 +97,9 @@ def test_it_goes_to_transformers_and_back(tagged, tmp_path):
 def test_a_crf_has_no_class_in_transformers(source, cache):
     experiment = tagging(source, cache, head=Tag(kind="crf", follows="auto"))
     experiment.model.vocab_size = 40
-    with pytest.raises(
-        UserError, match="BertForTokenClassification .* has no way to say config.model.head.kind='crf'$"
-    ):
-        directories.describe_export(experiment, TOKENIZER.vocabulary)
+    said = "BertForTokenClassification of transformers has no way to say config.model.head.kind='crf'$"
+    with pytest.raises(UserError, match=said):
+        directories.describe_export(experiment, Vocabulary(40, pad=0, cls=1, sep=2))
 
 
 def test_one_device_answers_what_eight_do_that_split_the_length_too(source, cache):
