@@ -5,13 +5,15 @@
 `init_from` is a run (RUN@best, RUN@2000 too), an export or a Hugging Face directory: architecture and tokenizer are
 its own, its heads are left out, and that of the task is drawn anew. Without it a BERT-base begins with random numbers.
 
-Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. The same from TFDS:
-`--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or two each:
+Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle
+:race_high :swag`. The same from TFDS: `--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or
+two each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
     --config.objective="Classification(text_field='text', label_field='label', labels=('bad', 'good'))"
 
-or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`.
+or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`, or `--config=finetune:choice`
+with `--config.objective="MultipleChoice(context_fields=('passage',), choices=5)"`.
 
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
@@ -24,16 +26,21 @@ from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.start import start_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, Regression
-from pretrainax.tasks.glue import TASKS, NamedTask
+from pretrainax.tasks import Classification, MultipleChoice, Regression, glue, questions
+from pretrainax.tasks.glue import NamedTask
 from pretrainax.tokenization import WordPiece
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.family import without_heads
 
 BATCH, EPOCHS, OWN_EXAMPLES = 32, 3, 10_000
+TASKS = glue.TASKS | questions.TASKS
 OWN = {
     kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "")
-    for kind, task in (("classification", Classification(labels=("0", "1"))), ("regression", Regression()))
+    for kind, task in (
+        ("classification", Classification(labels=("0", "1"))),
+        ("regression", Regression()),
+        ("choice", MultipleChoice()),
+    )
 }
 
 
@@ -47,7 +54,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
         model, tokenizer, head = start_of(init_from)
     model.head = head
     steps = EPOCHS * named.examples // BATCH
-    length = min(128, model.position.max_length or 128)
+    length = min(named.length, model.position.max_length or named.length)
     return Experiment(
         model=model,
         tokenizer=tokenizer,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
 
 Pooling = Literal["cls", "mean", "max", "last"]
-Kind = Literal["auto", "single", "multi", "regression"]
+Kind = Literal["auto", "single", "multi", "regression", "choice"]
 
 
 class HeadConfig(Choice):
@@ -26,15 +26,17 @@ class HeadConfig(Choice):
 
 @dataclasses.dataclass
 class Classify(HeadConfig):
-    """Says of a whole row which class it is of, which labels it has, or a number.
+    """Says of a whole row which class it is of, which labels it has, a number, or which of its texts is the right one.
 
     The last hidden states become one by `pooling`; then comes a hidden layer, unless there is none, and a linear map.
     What is usual differs from family to family, and is that of its published class.
     """
 
-    # what is told of a row: classes, labels, or numbers; auto: by the task
+    # what is told of a row: classes, labels, or numbers, or its texts to choose from; auto: by the task
     num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
-    kind: Kind = "auto"  # one class of several | any of the labels, each by itself | numbers; auto: by the task
+    # one class of several | any of the labels, each by itself | numbers | one of the texts of a row, which have a number
+    # each; auto: by the task
+    kind: Kind = "auto"
     pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
     hidden: Literal["none", "tanh", "gelu", "relu"] = "tanh"  # activation of a hidden layer as wide as the model
     hidden_bias: bool = True  # of the hidden layer

@@ -5,6 +5,7 @@ A task is an objective over records, a file each. NumPy only: loader workers nev
 
 from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.classification import Classification
+from pretrainax.tasks.multiple_choice import MultipleChoice
 from pretrainax.tasks.regression import Regression
 
-__all__ = ["Classification", "Regression", "Task", "TextTask"]
+__all__ = ["Classification", "MultipleChoice", "Regression", "Task", "TextTask"]

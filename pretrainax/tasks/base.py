@@ -88,6 +88,11 @@ class Task(Objective):
         """Yields what is likely no one's intention in the notes of all that is trained on."""
         yield from ()
 
+    @property
+    def most_texts(self) -> int:
+        """Returns how many texts a document of the task has at most."""
+        return 2
+
     def sample_note(self) -> Note:
         """Returns a note as some record has it: what a run takes is planned without any record."""
         raise NotImplementedError
@@ -139,6 +144,10 @@ class Task(Objective):
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
         raise UserError(f"the model was trained for {type(self).__name__}, and writes no text")
+
+    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+        """Parts the tokens of a document into those of its texts."""
+        return np.split(tokens, ends[:-1])
 
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary") -> Example:
         """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row.
@@ -197,12 +206,14 @@ class TextTask(Task):
     def read_texts(self, record: Mapping) -> tuple[str, ...]:
         """Returns the text of a record, or its pair of texts; ValueError where a field is missing or no text."""
         named = (("text_field", self.text_field), ("pair_field", self.pair_field))
-        texts = (text_of(record, name, f"config.objective.{field}") for field, name in named if name is not None)
-        return tuple(text if isinstance(text, str) else text.decode() for text in texts)
+        return tuple(text_in(record, name, field) for field, name in named if name is not None)
 
-    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-        """Parts the tokens of a document into those of its texts."""
-        return np.split(tokens, ends[:-1])
+
+def text_in(record: Mapping, name: str, field: str) -> str:
+    """Returns the text that a field of a record holds, which is named by a field of config.objective; ValueError where
+    it holds none."""
+    text = text_of(record, name, f"config.objective.{field}")
+    return text if isinstance(text, str) else text.decode()
 
 
 def score_of(value: object, field: str) -> float:

@@ -94,6 +94,7 @@ FAMILIES = (
             fields=FIELDS | {"embedding_size": "embedding_dim"},
             table=huggingface_names,
             classifier=Classifier("AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"),
+            chooser=Classifier("AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"),
             constants={
                 "num_hidden_groups": 1,
                 "inner_group_num": 1,

@@ -172,6 +172,7 @@ HUGGINGFACE = HuggingFace(
     fields=FIELDS,
     table=huggingface_names,
     classifier=Classifier("BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"),
+    chooser=Classifier("BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"),
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
     tied=lambda config: {
@@ -201,6 +202,9 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
     table=distilbert_names,
     classifier=Classifier(
         "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"
+    ),
+    chooser=Classifier(
+        "DistilBertForMultipleChoice", Classify(hidden="relu", kind="choice"), "classifier", "pre_classifier"
     ),
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},

@@ -219,6 +219,13 @@ HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
     ),
+    chooser=Classifier(
+        "DebertaV2ForMultipleChoice",
+        Classify(hidden="gelu", kind="choice"),
+        "classifier",
+        "pooler.dense",
+        prefix="deberta.",
+    ),
     constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,

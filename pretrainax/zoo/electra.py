@@ -112,6 +112,9 @@ HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
     ),
+    chooser=Classifier(
+        "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
+    ),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

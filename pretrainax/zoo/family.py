@@ -106,21 +106,29 @@ class HuggingFace:
     ignored: tuple[str, ...] = ()  # expressions for tensors that hold no weights (masks, frequencies), or unused heads
 
     classifier: Optional[Classifier] = None  # the class of transformers with a head of a whole row
+    chooser: Optional[Classifier] = None  # the one that gives each of several rows a number
 
     def names(self, config: ModelConfig) -> list[Row]:
         """Returns the name table of a model, with the heads that it has."""
-        if config.head is None or self.classifier is None:
+        task = self._of_task(config)
+        if config.head is None or task is None:
             return self.table(config)
         rows = [row for row in self.table(config) if row.path.partition("/")[0] not in _OF_PRETRAINING]
-        rows = [row._replace(name=self.classifier.prefix + row.name) for row in rows]
-        return rows + self.classifier.rows(_classify(config))
+        rows = [row._replace(name=task.prefix + row.name) for row in rows]
+        return rows + task.rows(_classify(config))
+
+    def _of_task(self, config: ModelConfig) -> Optional[Classifier]:
+        """Returns the class with the head of a model."""
+        chooses = isinstance(config.head, Classify) and config.head.kind == "choice"
+        return self.chooser if chooses else self.classifier
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
-        if self.classifier is not None and (json.get("architectures") or [""])[0] == self.classifier.architecture:
-            config = without_heads(self.read_config({**json, "architectures": None}))
-            config.head = _read_head(json, self.classifier.head)
-            return config
+        for task in filter(None, (self.classifier, self.chooser)):
+            if (json.get("architectures") or [""])[0] == task.architecture:
+                config = without_heads(self.read_config({**json, "architectures": None}))
+                config.head = _read_head(json, task.head)
+                return config
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value and not (json[key] is None and _null_is(value)):
@@ -134,9 +142,10 @@ class HuggingFace:
     def class_of(self, config: ModelConfig) -> str:
         """Returns the class of transformers whose logits are those of `config`."""
         if config.head is not None:
-            if self.classifier is None:
+            task = self._of_task(config)
+            if task is None:
                 raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
-            return self.classifier.architecture
+            return task.architecture
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
@@ -172,10 +181,14 @@ def _classify(config: ModelConfig) -> Classify:
 
 
 def _read_head(json: ConfigJson, usual: Classify) -> Classify:
-    """Returns the head that a config.json describes: as many labels as are named, two where none are."""
+    """Returns the head that a config.json describes: as many labels as are named, two where none are.
+
+    Of a choice these are the texts to choose from, which change no weight.
+    """
     labels = len(json.get("id2label") or ()) or 2
     kinds = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     kind = kinds.get(json.get("problem_type"), "regression" if labels == 1 else "single")
+    kind = "choice" if usual.kind == "choice" else kind
     pooling = json.get("classifier_pooling", usual.pooling)  # of ModernBERT
     return dataclasses.replace(usual, num_labels=labels, kind=kind, pooling=pooling)
 
@@ -186,7 +199,7 @@ def _write_head(head: Classify) -> ConfigJson:
     return {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
-        "problem_type": _PROBLEMS[head.kind],
+        "problem_type": _PROBLEMS.get(head.kind),
         **({"classifier_pooling": head.pooling} if head.hidden_norm else {}),
     }
 

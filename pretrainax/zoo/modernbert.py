@@ -146,6 +146,13 @@ FAMILIES = (
                 "head.dense",
                 "head.norm",
             ),
+            chooser=Classifier(
+                "ModernBertForMultipleChoice",
+                Classify(hidden="gelu", hidden_bias=False, hidden_norm=True, kind="choice"),
+                "classifier",
+                "head.dense",
+                "head.norm",
+            ),
             constants={
                 "norm_bias": False,
                 "attention_bias": False,

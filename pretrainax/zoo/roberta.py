@@ -101,6 +101,12 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
             "classifier.out_proj",
             "classifier.dense",
         ),
+        chooser=Classifier(
+            architecture.replace("MaskedLM", "MultipleChoice"),
+            Classify(kind="choice"),
+            "classifier",
+            "roberta.pooler.dense",
+        ),
         constants=CONSTANTS,
         read=_read,
         write=_write,

@@ -2,25 +2,18 @@
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import models
-from pretrainax.layers.compute import Compute
-from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.training import losses
-from pretrainax.zoo.convert import from_huggingface, to_huggingface
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
-from tests.golden.case import Case, batch, needs_transformers, weights
+from tests.golden.case import Case, batch, needs_transformers
+from tests.support.heads import EOS, assert_same_gradients, gradients_of, oracle, ours_of
 
 NAMES = [
     *("bert", "distilbert", "roberta", "electra_small", "albert", "deberta", "modernbert"),
     *("gpt2", "llama3", "bart", "t5_1_1"),
 ]
-EOS = 2
 
 
 def with_head(name: str, **fields) -> Case:
@@ -48,21 +41,6 @@ def encoder_of(case: Case):
     return dataclasses.replace(config, family="encoder") if config.family == "encoder_decoder" else config
 
 
-def oracle(case: Case):
-    import torch
-    import transformers
-
-    described = case.family.huggingface.write_config(case.config)
-    theirs = transformers.AutoConfig.for_model(**described | {"pad_token_id": case.pad_id, "eos_token_id": EOS})
-    theirs._attn_implementation = "eager"
-    model = getattr(transformers, described["architectures"][0])(theirs)
-    state = to_huggingface(case.family.huggingface.names(case.config), weights(case.config))
-    missing, unexpected = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
-    assert not unexpected and all("embed_tokens" in name or "pooler" in name for name in missing), missing
-    model.tie_weights()
-    return model.eval()
-
-
 def theirs_of(case: Case, model, arrays):
     import torch
 
@@ -72,23 +50,7 @@ def theirs_of(case: Case, model, arrays):
     given |= {"token_type_ids": t["token_types"]} if "token_types" in t else {}
     out = model(**given, labels=t["labels"])
     out.loss.backward()
-    named = model.named_parameters(remove_duplicate=False)
-    gradients = {name: p.grad.numpy() for name, p in named if p.grad is not None}
-    table = case.family.huggingface.names(case.config)
-    return out.logits.detach().numpy(), out.loss.item(), from_huggingface(table, gradients, case.config)
-
-
-def ours_of(case: Case, arrays):
-    model, arrays = models.build(case.config, Compute()), jax.tree.map(jnp.asarray, arrays)
-
-    def objective(params):
-        outputs = model.apply({"params": params}, arrays, deterministic=True)
-        loss, _ = losses.objective(outputs, arrays, losses.counts(arrays))
-        return loss, outputs.heads["classify"].logits
-
-    with jax.default_matmul_precision("highest"):
-        (loss, logits), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(weights(case.config))
-    return logits, loss, gradients
+    return out.logits.detach().numpy(), out.loss.item(), gradients_of(model, case)
 
 
 @needs_transformers
@@ -100,7 +62,4 @@ def test_as_transformers(name):
     their_logits, their_loss, theirs = theirs_of(case, oracle(case), arrays)
     np.testing.assert_allclose(logits, their_logits, atol=2e-4, rtol=0)
     np.testing.assert_allclose(loss, their_loss, rtol=1e-5)
-    whole = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(theirs)))
-    for path, a, b in zip(parameter_names(gradients), *map(jax.tree.leaves, (gradients, theirs)), strict=True):
-        # of a key's bias the gradient is exactly 0 on paper, and rounding in both programs
-        assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-4 * whole), path
+    assert_same_gradients(gradients, theirs)
