@@ -1,4 +1,4 @@
-"""The head that says of a whole row which class it is of, which labels it has, a number, or which text in it is right."""
+"""The head that says of a whole row which class it is of, which labels it has, a number, or which of its texts is right."""
 
 from typing import Optional, Unpack
 
@@ -96,8 +96,8 @@ def _rows_with_text(batch: Batch) -> jax.Array:
 class ClassifierHead(nn.Module):
     """Pools the last hidden states, [B, T, D] -> [B, D], and maps them to logits [B, L] float32.
 
-    Where one of the texts of a row is to be chosen, the states of each are pooled, [B, T, D] -> [B, L, D], and mapped to
-    one number: text i, from 0, is segment i + 1.
+    Where one of the texts of a row is to be chosen, the states of each are pooled, [B, T, D] -> [B, L, D], and mapped
+    to one number: text i, from 0, is segment i + 1.
 
     The maps are those of the published classes: of BERT its pooler and classifier (Devlin et al. 2018, section 4.1), of
     RoBERTa, ELECTRA and BART two maps with dropout before each, of decoders one map of the last token.
