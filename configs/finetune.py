@@ -12,8 +12,18 @@ two each:
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
     --config.objective="Classification(text_field='text', label_field='label', labels=('bad', 'good'))"
 
-or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`, or `--config=finetune:choice`
-with `--config.objective="MultipleChoice(context_fields=('passage',), choices=5)"`.
+or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`, or
+`--config=finetune:choice` with `--config.objective="MultipleChoice(context_fields=('passage',), choices=5)"`.
+
+A tag for each word, by name: `:conll2003` (names), `:conll2000` (chunks), or your own, as files of CoNLL or records
+with lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
+
+    --config=finetune:token_classification --config.data.source="ConllFiles(path='train.conll', valid_path='dev.conll')"
+    --config.objective="TokenClassification(labels=('O', 'B-LOC', 'I-LOC'))"
+
+All tags of a sentence as a whole: `--config.model.head.kind=crf`, and `--config.model.head.follows=auto` for none that
+begins no span. From TFDS: `--config.data.source="TFDS(name='conll2003', valid_split='dev')"
+--config.objective.tags_field=ner`.
 
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
@@ -21,12 +31,30 @@ the validation split; here it is one of them. A model as small as a trial's lear
 
 from typing import Optional
 
-from pretrainax.config import CheckpointConfig, Classify, DataConfig, EvaluateConfig, Experiment, TrainConfig, UserError
+from pretrainax.config import (
+    CheckpointConfig,
+    Classify,
+    DataConfig,
+    EvaluateConfig,
+    Experiment,
+    HeadConfig,
+    Tag,
+    TrainConfig,
+    UserError,
+)
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.start import start_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, MultipleChoice, Regression, glue, questions
+from pretrainax.tasks import (
+    Classification,
+    MultipleChoice,
+    Regression,
+    TokenClassification,
+    conll,
+    glue,
+    questions,
+)
 from pretrainax.tasks.glue import NamedTask
 from pretrainax.tokenization import WordPiece
 from pretrainax.zoo.bert import bert
@@ -40,19 +68,21 @@ OWN = {
         ("classification", Classification(labels=("0", "1"))),
         ("regression", Regression()),
         ("choice", MultipleChoice()),
+        ("token_classification", TokenClassification(labels=("O", "B-X", "I-X"))),
     )
 }
 
 
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
-    known = TASKS | OWN
+    known = glue.TASKS | conll.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]
-    model, tokenizer, head = without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify()
+    model, tokenizer = without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True)
+    heads: tuple[HeadConfig, ...] = (Classify(), Tag())
     if init_from is not None:
-        model, tokenizer, head = start_of(init_from)
-    model.head = head
+        model, tokenizer, heads = start_of(init_from)
+    model.head = next((head for head in heads if type(head) is type(named.task.head(model))), None)
     steps = EPOCHS * named.examples // BATCH
     length = min(named.length, model.position.max_length or named.length)
     return Experiment(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 from pretrainax.config.auto import AUTO, Size
 from pretrainax.config.choice import Choice
@@ -34,8 +34,8 @@ class Classify(HeadConfig):
 
     # what is told of a row: classes, labels, or numbers, or its texts to choose from; auto: by the task
     num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
-    # one class of several | any of the labels, each by itself | numbers | one of the texts of a row, which have a number
-    # each; auto: by the task
+    # one class of several | any of the labels, each by itself | numbers | the right one of the texts of a row, each of
+    # which has a number; auto: by the task
     kind: Kind = "auto"
     pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
     hidden: Literal["none", "tanh", "gelu", "relu"] = "tanh"  # activation of a hidden layer as wide as the model
@@ -60,3 +60,38 @@ class Classify(HeadConfig):
             yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
         if self.pooling == "cls" and experiment.model.family == "decoder":
             yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"
+
+
+@dataclasses.dataclass
+class Tag(HeadConfig):
+    """Says of each word which tag it has: a linear map of its hidden state, each word by itself or all as a chain."""
+
+    num_labels: Size = AUTO  # tags; auto: by the task  # pyright: ignore[reportAssignmentType]
+    # each word by itself (softmax), or all words of a row as a linear-chain CRF (Lafferty et al. 2001)
+    kind: Literal["softmax", "crf"] = "softmax"
+    # of each tag those after one of which alone a CRF says it, none: after any; (): any after any; auto: by the scheme
+    # of the task, so that no span begins where it should not
+    follows: Annotated[tuple[tuple[int, ...], ...], AUTO] = ()
+    hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
+    hidden_bias: bool = True  # of the hidden layer
+    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
+    output_bias: bool = True  # of the last map
+    dropout_rate: Optional[float] = None  # before each map; None: config.model.dropout_rate
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        if AUTO in (self.num_labels, self.follows):
+            yield "config.model.head has fields that are 'auto', which a task of config.objective says: it is none"
+            return
+        if self.num_labels < 1:
+            yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
+        if self.follows and self.kind != "crf":
+            yield "config.model.head.follows is of a CRF: set config.model.head.kind to 'crf', or follows to ()"
+        if self.follows and (
+            len(self.follows) != self.num_labels or any(not 0 <= i < self.num_labels for x in self.follows for i in x)
+        ):
+            yield (
+                f"config.model.head.follows is {self.follows}, it must have for each of the {self.num_labels} tags the "
+                "numbers of others"
+            )
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"

@@ -26,7 +26,7 @@ class Start(NamedTuple):
 
     model: ModelConfig  # without the heads of its pretraining
     tokenizer: PretrainedTokenizer
-    head: Optional[HeadConfig]  # that of a whole row, as transformers' class of the family has it; None: it has none
+    heads: tuple[HeadConfig, ...]  # of tasks, as transformers' classes of the family have them
 
 
 def start_of(name: str) -> Start:
@@ -38,8 +38,8 @@ def start_of(name: str) -> Start:
     origin = find_origin(name)
     model, family = _described(origin)
     folder = os.path.join(origin.directory, "tokenizer") if origin.steps else origin.directory
-    head = None if family is None or family.classifier is None else dataclasses.replace(family.classifier.head)
-    return Start(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), head)
+    heads = () if family is None else tuple(dataclasses.replace(found.head) for found in family.classifiers)
+    return Start(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), heads)
 
 
 def describe(name: str, model: ModelConfig) -> tuple[str, list[str], list[str]]:

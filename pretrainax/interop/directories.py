@@ -25,6 +25,7 @@ from pretrainax.config import (
     Experiment,
     ModelConfig,
     RunFailed,
+    Tag,
     TrainConfig,
     UserError,
 )
@@ -47,7 +48,7 @@ from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
-from pretrainax.tasks import Classification, MultipleChoice, Regression
+from pretrainax.tasks import Classification, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -235,6 +236,8 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         of_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}
         of_labels = Classification(labels=names, multi_label=model.head.kind == "multi")
         objective = of_kind.get(model.head.kind, of_labels)
+    elif isinstance(model.head, Tag):
+        objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

@@ -7,5 +7,6 @@ from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.multiple_choice import MultipleChoice
 from pretrainax.tasks.regression import Regression
+from pretrainax.tasks.token_classification import TokenClassification
 
-__all__ = ["Classification", "MultipleChoice", "Regression", "Task", "TextTask"]
+__all__ = ["Classification", "MultipleChoice", "Regression", "Task", "TextTask", "TokenClassification"]

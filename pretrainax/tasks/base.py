@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Optional
 
@@ -227,8 +228,25 @@ def score_of(value: object, field: str) -> float:
     return score
 
 
-def no_label(value: object, field: str, labels: Sequence[str]) -> ValueError:
-    """Returns the error of a label that is none of those of the task."""
-    return ValueError(
+def label_number(value: object, field: str, labels: Sequence[str]) -> int:
+    """Returns the number of a label that a field holds: of its name or, unless names are numbers, its number from 0;
+    ValueError where it is none of those of the task."""
+    value = value.decode() if isinstance(value, bytes) else value
+    if str(value) in labels and not isinstance(value, bool):
+        return labels.index(str(value))
+    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    is_number &= not any(name.isdecimal() for name in labels)  # where numbers are names, they are no places
+    if is_number and 0 <= int(value) < len(labels):  # pyright: ignore[reportArgumentType]
+        return int(value)  # pyright: ignore[reportArgumentType]
+    raise ValueError(
         f"field {field!r} holds the label {value!r}, {nearest(str(value), labels)} (config.objective.labels)"
     )
+
+
+def never_seen(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
+    """Yields a warning about the labels that no example has; counts: of each number."""
+    if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
+        yield (
+            f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
+            "name in config.objective.labels as in the records?"
+        )

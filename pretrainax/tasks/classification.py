@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from pretrainax.config import Classify, HeadConfig
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import TextTask, no_label
+from pretrainax.tasks.base import TextTask, label_number, never_seen
 
 
 @dataclasses.dataclass
@@ -47,22 +46,13 @@ class Classification(TextTask):
         texts = self.read_texts(record)
         value = value_of(record, self.label_field, "config.objective.label_field")
         if not self.multi_label:
-            return Record(texts, {"label": self._number(value)})
+            return Record(texts, {"label": label_number(value, self.label_field, self.labels)})
         if not isinstance(value, (list, tuple, np.ndarray)):
             raise ValueError(
                 f"field {self.label_field!r} holds {value!r}, with config.objective.multi_label it is a list"
             )
-        return Record(texts, {"labels": sorted({self._number(each) for each in value})})
-
-    def _number(self, value: object) -> int:
-        value = value.decode() if isinstance(value, bytes) else value
-        if str(value) in self.labels and not isinstance(value, bool):
-            return self.labels.index(str(value))
-        is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        is_number &= not any(name.isdecimal() for name in self.labels)  # where numbers are names, they are no places
-        if is_number and 0 <= int(value) < len(self.labels):  # pyright: ignore[reportArgumentType]
-            return int(value)  # pyright: ignore[reportArgumentType]
-        raise no_label(value, self.label_field, self.labels)
+        numbers = {label_number(each, self.label_field, self.labels) for each in value}
+        return Record(texts, {"labels": sorted(numbers)})
 
     def example(self, text, rng, vocabulary):
         example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
@@ -98,8 +88,4 @@ class Classification(TextTask):
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         counts = collections.Counter(i for note in notes for i in note.get("labels", [note.get("label")]))
-        if never := [name for i, name in enumerate(self.labels) if not counts[i]]:
-            yield (
-                f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
-                "name in config.objective.labels as in the records?"
-            )
+        yield from never_seen(counts, self.labels)

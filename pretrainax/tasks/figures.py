@@ -1,10 +1,13 @@
-"""The figures of tasks with labels or numbers, by scikit-learn and SciPy, which are imported where they are needed."""
+"""The figures of tasks with labels, tags or numbers, by scikit-learn, seqeval and SciPy, imported where needed."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 OF_CLASSES = ("accuracy", "f1", "matthews")
 OF_TWO_CLASSES = (*OF_CLASSES, "accuracy_f1")
 OF_LABELS = ("accuracy", "f1", "f1_micro")
+OF_SPANS = ("accuracy", "precision", "recall", "f1", "strict_f1")
 OF_NUMBERS = ("pearson", "spearman", "pearson_spearman", "squared_error")
 
 
@@ -32,6 +35,21 @@ def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
         f"f1_{kind}": float(f1_score(truth, said, average=kind, zero_division=0.0)) for kind in ("macro", "micro")
     }
     return {"accuracy": float((said == truth).all(1).mean()), "f1": scores["f1_macro"], "f1_micro": scores["f1_micro"]}
+
+
+def of_spans(said: Sequence[Sequence[str]], truth: Sequence[Sequence[str]], scheme: str) -> dict[str, float]:
+    """Returns precision, recall and F1 of the spans of a type that tags "B-X", "I-X", "O" tell, one list a sentence.
+
+    Spans are read as the script conlleval of the shared tasks of CoNLL does, to which one may begin with I-X; for
+    "strict_f1" it may not where the scheme, "iob1" or "iob2", does not let it.
+    """
+    from seqeval import scheme as schemes
+    from seqeval.metrics import f1_score
+    from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
+
+    precision, recall, f1, _ = precision_recall_fscore_support(truth, said, average="micro", zero_division=0)
+    strict = f1_score(truth, said, mode="strict", scheme=getattr(schemes, scheme.upper()), zero_division=0)
+    return {"precision": float(precision), "recall": float(recall), "f1": float(f1), "strict_f1": float(strict)}
 
 
 def of_numbers(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:

@@ -25,6 +25,7 @@ from pretrainax.zoo.family import (
     layer_norm,
     linear,
     refuse_untied,
+    token_classifier,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -226,6 +227,7 @@ HUGGINGFACE = HuggingFace(
         "pooler.dense",
         prefix="deberta.",
     ),
+    token_classifier=token_classifier("DebertaV2ForMaskedLM", prefix="deberta."),
     constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,

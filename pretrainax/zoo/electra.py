@@ -21,6 +21,7 @@ from pretrainax.zoo.family import (
     layer_norm,
     linear,
     refuse_untied,
+    token_classifier,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -115,6 +116,7 @@ HUGGINGFACE = HuggingFace(
     chooser=Classifier(
         "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
     ),
+    token_classifier=token_classifier("ElectraForPreTraining"),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

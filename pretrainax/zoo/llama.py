@@ -14,7 +14,17 @@ from pretrainax.config import (
     UserError,
     nearest,
 )
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -220,6 +230,7 @@ FAMILIES = (
             fields=FIELDS,
             table=huggingface_names,
             classifier=Classifier("LlamaForSequenceClassification", LAST),
+            token_classifier=token_classifier("LlamaForCausalLM", "score"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=read_rotary,
             write=lambda config: write_heads(config) | write_rotary(config),

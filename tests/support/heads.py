@@ -6,7 +6,7 @@ import numpy as np
 
 from pretrainax import models
 from pretrainax.layers.compute import Compute
-from pretrainax.models.heads import HEADS, heads_of
+from pretrainax.models.heads import heads_of
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import losses
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
@@ -39,18 +39,18 @@ def gradients_of(model, case: Case):
 
 
 def ours_of(case: Case, arrays: dict[str, np.ndarray]):
-    """What our head answers, its loss, and the gradients."""
+    """The logits of our head, its loss, and the gradients."""
     model, arrays = models.build(case.config, Compute()), jax.tree.map(jnp.asarray, arrays)
     (head,) = heads_of(case.config)
 
     def objective(params):
         outputs = model.apply({"params": params}, arrays, deterministic=True)
         loss, _ = losses.objective(outputs, arrays, losses.counts(arrays))
-        return loss, HEADS[head.name].answers(outputs.heads[head.name], arrays)
+        return loss, outputs.heads[head.name].logits
 
     with jax.default_matmul_precision("highest"):
-        (loss, answers), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(weights(case.config))
-    return answers, loss, gradients
+        (loss, logits), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(weights(case.config))
+    return logits, loss, gradients
 
 
 def assert_same_gradients(ours, theirs) -> None:

@@ -2,11 +2,9 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import Classify
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.golden.case import Case, batch, needs_transformers, packed
@@ -46,20 +44,6 @@ def test_as_transformers(name):
     np.testing.assert_allclose(logits, theirs.logits.detach().numpy(), atol=2e-4, rtol=0)
     np.testing.assert_allclose(loss, theirs.loss.item(), rtol=1e-5)
     assert_same_gradients(gradients, gradients_of(model, case))
-
-
-@pytest.mark.parametrize("name, pooling", [("bert", "mean"), ("bert", "max"), ("bert", "last"), ("t5_1_1", "last")])
-def test_a_choice_beside_others_has_the_number_that_it_has_alone(name, pooling):
-    case = CASES[name]
-    head = Classify(3, "choice", pooling=pooling)
-    case = case._replace(config=dataclasses.replace(without_heads(case.config), head=head))
-    apart = choices_of(case)
-    if case.config.family == "encoder_decoder":
-        apart |= {f"encoder_{name}": x for name, x in apart.items()}
-    together, *_ = ours_of(case, packed(apart) | {"labels": LABELS})
-    one_by_one = [{name: x[i : i + 1] for name, x in apart.items()} | {"labels": 0 * LABELS} for i in range(3)]
-    alone = [ours_of(case, rows)[0][0, 0] for rows in one_by_one]
-    np.testing.assert_allclose(together[0], jax.numpy.array(alone), atol=1e-5)
 
 
 def test_config_json_says_it_both_ways():

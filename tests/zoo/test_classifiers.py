@@ -1,10 +1,11 @@
-"""Heads of whole rows compute what transformers' classes for sequence classification do: logits, gradients, names."""
+"""Heads of rows and of words compute what transformers' classes do: logits, gradients, names."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 
+from pretrainax.config import Classify, HeadConfig, Tag
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.golden.case import Case, batch, needs_transformers
@@ -14,13 +15,18 @@ NAMES = [
     *("bert", "distilbert", "roberta", "electra_small", "albert", "deberta", "modernbert"),
     *("gpt2", "llama3", "bart", "t5_1_1"),
 ]
+OF_WORDS = ["bert", "roberta", "distilbert", "electra_small", "albert", "deberta", "modernbert"]
+OF_WORDS += ["gpt2", "gpt_neo", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "t5_1_1"]
 
 
-def with_head(name: str, **fields) -> Case:
-    """A case of the zoo with the head of its class."""
+def with_head(name: str, kind: type[HeadConfig] = Classify) -> Case:
+    """A case of the zoo with the head of its class of this kind."""
     case = CASES[name]
-    head = dataclasses.replace(case.family.huggingface.classifier.head, num_labels=3, kind="single", **fields)
-    return Case(dataclasses.replace(without_heads(case.config), head=head), case.family, pad_id=case.pad_id)
+    found = case.family.huggingface.classifier_of(kind())
+    head = dataclasses.replace(found.head, num_labels=3, **({"kind": "single"} if kind is Classify else {}))
+    config = dataclasses.replace(without_heads(case.config), head=head)
+    config.family = found.family or config.family
+    return Case(config, case.family, pad_id=case.pad_id)
 
 
 def rows(case: Case) -> dict[str, np.ndarray]:
@@ -33,6 +39,8 @@ def rows(case: Case) -> dict[str, np.ndarray]:
         shifted = np.roll(found["tokens"], 1, axis=1)
         shifted[:, 0] = EOS if case.family.name == "BART" else case.pad_id
         found |= {f"encoder_{name}": x for name, x in found.items()} | {"tokens": shifted}
+    if isinstance(case.config.head, Tag):
+        return found | {"word_labels": np.random.RandomState(1).randint(0, 3, found["tokens"].shape).astype(np.int32)}
     return found | {"labels": np.array([2, 0, 1], np.int32)}
 
 
@@ -48,7 +56,8 @@ def theirs_of(case: Case, model, arrays):
     side = "encoder_" if case.config.family == "encoder_decoder" else ""
     given = {"input_ids": t[f"{side}tokens"], "attention_mask": t[f"{side}segment_ids"]}
     given |= {"token_type_ids": t["token_types"]} if "token_types" in t else {}
-    out = model(**given, labels=t["labels"])
+    labels = t["labels"] if "labels" in t else torch.where(t["segment_ids"] > 0, t["word_labels"], -100)
+    out = model(**given, labels=labels)
     out.loss.backward()
     return out.logits.detach().numpy(), out.loss.item(), gradients_of(model, case)
 
@@ -56,10 +65,21 @@ def theirs_of(case: Case, model, arrays):
 @needs_transformers
 @pytest.mark.parametrize("name", NAMES)
 def test_as_transformers(name):
-    case = with_head(name)
+    compare(with_head(name))
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", OF_WORDS)
+def test_of_words_as_transformers(name):
+    compare(with_head(name, Tag))
+
+
+def compare(case: Case) -> None:
     arrays = rows(case)
     logits, loss, gradients = ours_of(case, arrays)
     their_logits, their_loss, theirs = theirs_of(case, oracle(case), arrays)
+    if isinstance(case.config.head, Tag):  # of what is padding nothing is said
+        logits, their_logits = (x[arrays["segment_ids"] > 0] for x in (logits, their_logits))
     np.testing.assert_allclose(logits, their_logits, atol=2e-4, rtol=0)
     np.testing.assert_allclose(loss, their_loss, rtol=1e-5)
     assert_same_gradients(gradients, theirs)

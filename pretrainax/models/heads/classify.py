@@ -1,4 +1,4 @@
-"""The head that says of a whole row which class it is of, which labels it has, a number, or which of its texts is right."""
+"""The head that says of a whole row which class it is of, which labels it has, a number, or which text is right."""
 
 from typing import Optional, Unpack
 
@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import Classify, ModelConfig, UserError
+from pretrainax.config import Classify, ModelConfig, Tag, UserError
 from pretrainax.data.batch import has_labels
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -107,26 +107,32 @@ class ClassifierHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> jax.Array:
-        config, head = self.config, self.config.head
+        head = self.config.head
         assert isinstance(head, Classify)
-        width, init = config.d_model, normal_init(config, config.d_model)
-        rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
-        dropout = nn.Dropout(rate, deterministic=deterministic)
-        chooses = head.kind == "choice"
-        if chooses:
+        if head.kind == "choice":
             x = _pooled_texts(x, segment_ids, int(head.num_labels), head.pooling)
-        else:
-            x = _pooled(x, segment_ids > 0, head.pooling)
-        x = constrain(x, logical_spec("batch"))
-        if head.hidden != "none":
-            activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
-            dense = Linear((width,), ("d_model", "features"), init, head.hidden_bias, name="dense")
-            x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
-            x = Norm(config, name="norm")(x) if head.hidden_norm else x
-        outputs = 1 if chooses else int(head.num_labels)
-        output = Linear((outputs,), ("d_model", "labels"), init, head.output_bias, name="output")
-        logits = output(dropout(x)).astype(jnp.float32)
-        return logits.squeeze(-1) if chooses else logits  # [B, L, 1] -> [B, L]
+            logits = label_logits(self.config, constrain(x, logical_spec("batch")), deterministic, labels=1)
+            return logits.squeeze(-1)  # [B, L, 1] -> [B, L]
+        x = _pooled(x, segment_ids > 0, head.pooling)
+        return label_logits(self.config, constrain(x, logical_spec("batch")), deterministic)
+
+
+def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels: Optional[int] = None) -> jax.Array:
+    """Maps states to logits, [..., D] -> [..., L] float32, by the layers of `config.head` in the module that calls.
+
+    labels: how many logits, where these are not those of the head.
+    """
+    head, init = config.head, normal_init(config, config.d_model)
+    assert isinstance(head, (Classify, Tag))
+    rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+    dropout = nn.Dropout(rate, deterministic=deterministic)
+    if head.hidden != "none":
+        activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
+        dense = Linear((config.d_model,), ("d_model", "features"), init, head.hidden_bias, name="dense")
+        x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
+        x = Norm(config, name="norm")(x) if head.hidden_norm else x
+    output = Linear((labels or int(head.num_labels),), ("d_model", "labels"), init, head.output_bias, name="output")
+    return output(dropout(x)).astype(jnp.float32)
 
 
 def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
