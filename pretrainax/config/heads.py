@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Optional
 
 from pretrainax.config.auto import AUTO, Size
 from pretrainax.config.choice import Choice
@@ -93,5 +93,22 @@ class Tag(HeadConfig):
                 f"config.model.head.follows is {self.follows}, it must have for each of the {self.num_labels} tags the "
                 "numbers of others"
             )
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+
+
+@dataclasses.dataclass
+class Extract(HeadConfig):
+    """Says where in a row an answer begins and where it ends: two numbers of each token, by a linear map."""
+
+    hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
+    hidden_bias: bool = True  # of the hidden layer
+    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
+    output_bias: bool = True  # of the last map
+    dropout_rate: Optional[float] = 0.0  # before each map (BERT: none); None: config.model.dropout_rate
+
+    num_labels: ClassVar[int] = 2  # the begin and the end
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
         if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
             yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"

@@ -18,6 +18,7 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    extractor,
     layer_norm,
     linear,
     refuse_untied,
@@ -117,6 +118,7 @@ HUGGINGFACE = HuggingFace(
         "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
     ),
     token_classifier=token_classifier("ElectraForPreTraining"),
+    extractor=extractor("ElectraForPreTraining"),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

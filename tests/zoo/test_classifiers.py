@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pretrainax.config import Classify, HeadConfig, Tag
+from pretrainax.config import Classify, Extract, HeadConfig, Tag
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
 from tests.golden.case import Case, batch, needs_transformers
@@ -17,13 +17,15 @@ NAMES = [
 ]
 OF_WORDS = ["bert", "roberta", "distilbert", "electra_small", "albert", "deberta", "modernbert"]
 OF_WORDS += ["gpt2", "gpt_neo", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "t5_1_1"]
+OF_ANSWERS = [*NAMES, "gpt_neo", "mistral", "qwen2", "qwen3"]
 
 
 def with_head(name: str, kind: type[HeadConfig] = Classify) -> Case:
     """A case of the zoo with the head of its class of this kind."""
     case = CASES[name]
     found = case.family.huggingface.classifier_of(kind())
-    head = dataclasses.replace(found.head, num_labels=3, **({"kind": "single"} if kind is Classify else {}))
+    asked = {Classify: {"num_labels": 3, "kind": "single"}, Tag: {"num_labels": 3}, Extract: {}}
+    head = dataclasses.replace(found.head, **asked[kind])
     config = dataclasses.replace(without_heads(case.config), head=head)
     config.family = found.family or config.family
     return Case(config, case.family, pad_id=case.pad_id)
@@ -39,6 +41,8 @@ def rows(case: Case) -> dict[str, np.ndarray]:
         shifted = np.roll(found["tokens"], 1, axis=1)
         shifted[:, 0] = EOS if case.family.name == "BART" else case.pad_id
         found |= {f"encoder_{name}": x for name, x in found.items()} | {"tokens": shifted}
+    if isinstance(case.config.head, Extract):
+        return found | {"span": np.array([[2, 5], [0, 0], [3, 3]], np.int32)}
     if isinstance(case.config.head, Tag):
         return found | {"word_labels": np.random.RandomState(1).randint(0, 3, found["tokens"].shape).astype(np.int32)}
     return found | {"labels": np.array([2, 0, 1], np.int32)}
@@ -56,10 +60,23 @@ def theirs_of(case: Case, model, arrays):
     side = "encoder_" if case.config.family == "encoder_decoder" else ""
     given = {"input_ids": t[f"{side}tokens"], "attention_mask": t[f"{side}segment_ids"]}
     given |= {"token_type_ids": t["token_types"]} if "token_types" in t else {}
+    if "span" in t:
+        return (*answers_of(model(**given), t), gradients_of(model, case))
     labels = t["labels"] if "labels" in t else torch.where(t["segment_ids"] > 0, t["word_labels"], -100)
     out = model(**given, labels=labels)
     out.loss.backward()
     return out.logits.detach().numpy(), out.loss.item(), gradients_of(model, case)
+
+
+def answers_of(out, t):
+    """What theirs says of the begin and the end of an answer, with a loss that leaves padding out."""
+    import torch
+
+    logits = torch.stack([out.start_logits, out.end_logits], dim=1)  # [B, 2, T]
+    real = t["segment_ids"][:, None] > 0
+    loss = torch.nn.functional.cross_entropy(logits.masked_fill(~real, -1e9).flatten(0, 1), t["span"].flatten())
+    loss.backward()
+    return logits.swapaxes(1, 2).detach().numpy(), loss.item()
 
 
 @needs_transformers
@@ -74,11 +91,17 @@ def test_of_words_as_transformers(name):
     compare(with_head(name, Tag))
 
 
+@needs_transformers
+@pytest.mark.parametrize("name", OF_ANSWERS)
+def test_of_answers_as_transformers(name):
+    compare(with_head(name, Extract))
+
+
 def compare(case: Case) -> None:
     arrays = rows(case)
     logits, loss, gradients = ours_of(case, arrays)
     their_logits, their_loss, theirs = theirs_of(case, oracle(case), arrays)
-    if isinstance(case.config.head, Tag):  # of what is padding nothing is said
+    if not isinstance(case.config.head, Classify):  # of what is padding nothing is said
         logits, their_logits = (x[arrays["segment_ids"] > 0] for x in (logits, their_logits))
     np.testing.assert_allclose(logits, their_logits, atol=2e-4, rtol=0)
     np.testing.assert_allclose(loss, their_loss, rtol=1e-5)

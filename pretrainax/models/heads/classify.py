@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import Classify, ModelConfig, Tag, UserError
+from pretrainax.config import Classify, Extract, ModelConfig, Tag, UserError
 from pretrainax.data.batch import has_labels
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -123,7 +123,7 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
     labels: how many logits, where these are not those of the head.
     """
     head, init = config.head, normal_init(config, config.d_model)
-    assert isinstance(head, (Classify, Tag))
+    assert isinstance(head, (Classify, Tag, Extract))
     rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
     dropout = nn.Dropout(rate, deterministic=deterministic)
     if head.hidden != "none":
