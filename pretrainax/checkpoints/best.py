@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 # Ends of the names of figures of which more is better; of others, less.
-_LARGER = ("accuracy", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
+_LARGER = ("accuracy", "exact_match", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
 
 
 def larger_is_better(figure: str) -> bool:

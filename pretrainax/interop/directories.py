@@ -23,6 +23,7 @@ from pretrainax.config import (
     DataConfig,
     EvaluateConfig,
     Experiment,
+    Extract,
     ModelConfig,
     RunFailed,
     Tag,
@@ -48,7 +49,7 @@ from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
-from pretrainax.tasks import Classification, MultipleChoice, Regression, TokenClassification
+from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -238,6 +239,8 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         objective = of_kind.get(model.head.kind, of_labels)
     elif isinstance(model.head, Tag):
         objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
+    elif isinstance(model.head, Extract):
+        objective = ExtractiveQA()
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import Experiment, MeshConfig
+from pretrainax.config import Experiment, Extract, MeshConfig
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
@@ -15,7 +15,7 @@ from pretrainax.interop import directories
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.tasks import MultipleChoice
+from pretrainax.tasks import ExtractiveQA, MultipleChoice
 from pretrainax.tokenization import WordPiece
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
@@ -123,3 +123,45 @@ def test_a_chooser_goes_to_transformers_and_back(chooser, tmp_path):
     again = there_and_back(chooser[1], tmp_path, "BertForMultipleChoice")
     assert (again.config.head.kind, again.config.head.num_labels) == ("choice", 3)
     assert again.experiment.objective == MultipleChoice(choices=3)
+
+
+# --- answers in passages ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory):
+    """Records whose passages are read in one to three windows; the fifth of each six has no answer."""
+    rng, made = np.random.RandomState(1), []
+    for i in range(TRAIN + VALID):
+        words = rng.choice(WORDS, 8 + 6 * (i % 6)).tolist()
+        first = rng.randint(len(words) - 2)
+        answer, start = " ".join(words[first : first + 2]), len(" ".join([*words[:first], ""]))
+        answers = {"text": [answer], "answer_start": [start]} if i % 6 != 4 else {"text": [], "answer_start": []}
+        made.append({"id": f"q{i}", "question": "Where is it", "context": " ".join(words), "answers": answers})
+    return written(tmp_path_factory.mktemp("passages"), made)
+
+
+@pytest.fixture(scope="module")
+def finder(passages, cache, tmp_path_factory):
+    task = ExtractiveQA(id_field="id", no_answer=True, stride=8, max_question_length=8)
+    experiment, workdir = tuning("answers", passages, cache, task), tmp_path_factory.mktemp("finder")
+    experiment.data.sequence_length = 30
+    assert loop.train(experiment, str(workdir / "run")) == 0
+    return experiment, workdir / "run"
+
+
+def test_windows_are_rows_and_figures_are_of_records(finder):
+    experiment, workdir = finder
+    (_, one, notes), (_, eight, _) = (answers_on(experiment, workdir, devices) for devices in (1, 8))
+    np.testing.assert_allclose(one, eight, atol=1e-5)
+    assert one.shape == (len(notes), 30, 2) and len(notes) > VALID
+    assert list(dict.fromkeys(note["id"] for note in notes)) == [f"q{TRAIN + i}" for i in range(VALID)]
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert line["labels"] == len(notes)
+    found = experiment.objective.metrics(one, notes)
+    assert found.keys() == set(experiment.objective.figures) and line.items() >= found.items()
+
+
+def test_a_finder_goes_to_transformers_and_back(finder, tmp_path):
+    again = there_and_back(finder[1], tmp_path, "BertForQuestionAnswering")
+    assert isinstance(again.config.head, Extract) and isinstance(again.experiment.objective, ExtractiveQA)
