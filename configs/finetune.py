@@ -46,7 +46,7 @@ from pretrainax.config import (
 )
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
-from pretrainax.inference.start import start_of
+from pretrainax.interop.start import beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.tasks import (
     Classification,
@@ -84,7 +84,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     model, tokenizer = without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True)
     heads: tuple[HeadConfig, ...] = (Classify(), Tag(), Extract())
     if init_from is not None:
-        model, tokenizer, heads = start_of(init_from)
+        model, tokenizer, heads = beginning_of(init_from)
     model.head = next((head for head in heads if type(head) is type(named.task.head(model))), None)
     steps = EPOCHS * named.examples // BATCH
     length = min(named.length, model.position.max_length or named.length)

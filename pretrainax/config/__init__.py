@@ -16,6 +16,7 @@ from pretrainax.config.experiment import (
     DataConfig,
     EvaluateConfig,
     Experiment,
+    LayersConfig,
     MeshConfig,
     TrainConfig,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Extract",
     "Generator",
     "HeadConfig",
+    "LayersConfig",
     "LearnedPositions",
     "LinearScaling",
     "LongContextScaling",
