@@ -215,20 +215,20 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
 
 
 def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
-    """Puts the names of classes, and of lists of classes, in place of their numbers, for a data set whose features know
+    """Puts the names of classes, and of those in lists, in place of their numbers, for a data set whose features know
     them."""
     names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
-    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}
-    several = {name: feature.int2str for name, feature in inner.items() if hasattr(feature, "int2str")}
+    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
+    names |= {name: _of_each(feature.int2str) for name, feature in inner.items() if hasattr(feature, "int2str")}
 
-    def named(name: str, value: Any) -> Any:
-        if value is None:
-            return None
-        if name in several:
-            return [several[name](int(each)) for each in value]
-        return names[name](value) if name in names else value
+    def parse(record: Mapping) -> dict:
+        return {k: names[k](v) if k in names and v is not None else v for k, v in record.items()}
 
-    return lambda record: {name: named(name, value) for name, value in record.items()}
+    return parse
+
+
+def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[str]]:
+    return lambda numbers: [name_of(int(number)) for number in numbers]
 
 
 def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 class Transitions(NamedTuple):
-    """What tags score beside each other, whatever the words."""
+    """Holds what tags score beside each other, whatever the words."""
 
     between: jax.Array  # [L, L]: of a tag, the row, before another
     start: jax.Array  # [L]: as the first
