@@ -83,7 +83,7 @@ def _other_reader(source: Any, path: str) -> Optional[str]:
     """Names the source that a file is for, by its name or its first line, where that is another one."""
     if not os.path.isfile(path):
         return None
-    own, by_name = type(source).__name__, Choice.reading(path)
+    own, by_name = type(source).__name__, Choice.reader_of(path)
     if own == "TextFiles" and by_name is None and _begins_with_json(path):
         return "JsonLines"
     if own == "JsonLines" and by_name == "TextFiles":  # whose content may be lines of JSON all the same
