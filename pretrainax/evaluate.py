@@ -159,12 +159,7 @@ class Evaluation:
         count, what = in_validation, "in a validation"
         if self.of_text:
             count, what = COUNT_BESIDE_TEXT, "beside --source and --tasks"
-        ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
-        if ignored:
-            raise UserError(
-                f"--config.{ignored[0]} changes nothing {what}: leave it out. "
-                f"These do: config.{', config.'.join(count)}"
-            )
+        cli.check_overrides(count, what)
         of_spans, of_tokens = ("span-share", "span-bytes", "span-context", "beside"), ("context", "stride", "by-word")
         for name in of_tokens if self["bytes-of-spans"] else of_spans:
             if self._asked[name].present:

@@ -160,7 +160,8 @@ class Choice:
         own = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
         if others := cls._siblings(field):
-            return f'{line}; give one that has, as --{path}="{others[-1]}({field}=...)" ({", ".join(others)})'
+            plain = "TextFiles" if "TextFiles" in others else others[-1]
+            return f'{line}; give one that has, as --{path}="{plain}({field}=...)" ({", ".join(others)})'
         return f"{line}, {nearest(field, own)}"
 
     @classmethod

@@ -22,6 +22,7 @@ from pretrainax.config.regular_files import check_regular
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
+STANDARD_INPUT = "-"  # as a path, where one is read from its begin to its end
 MAX_RECORD_BYTES = 1 << 29  # of one record, where a source does not say
 _CHUNK = 1 << 22  # bytes read at a time
 
@@ -171,6 +172,8 @@ def opened(path: str) -> Iterator[Stream]:
 
 
 def _open(path: str) -> Stream:
+    if path == STANDARD_INPUT:
+        return sys.stdin.buffer
     check_regular(path)
     if path.endswith(".gz"):
         return gzip.open(path, "rb")

@@ -4,7 +4,8 @@ A task is an objective over records, a file each. NumPy only: loader workers nev
 """
 
 from pretrainax.tasks.base import Task, TextTask
+from pretrainax.tasks.chunks import Chunks
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.regression import Regression
 
-__all__ = ["Classification", "Regression", "Task", "TextTask"]
+__all__ = ["Chunks", "Classification", "Regression", "Task", "TextTask"]
