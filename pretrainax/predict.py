@@ -104,24 +104,22 @@ class Prediction:
         started, count, cut = time.monotonic(), 0, 0
         with writing(self["output"], self["format"]) as output:
             answers = answer(loaded, task, asked(), self["batch"])
-            for answered in tqdm(answers, desc="predicting", unit=" records", leave=False, disable=not _is_watched()):
+            for answered in tqdm(
+                answers, desc="predicting", unit=" records", leave=False, disable=not sys.stderr.isatty()
+            ):
                 output.add(waiting.popleft(), task.prediction(answered.answers, answered.notes))
                 count, cut = count + 1, cut + answered.is_cut
             if not count:
                 bad = f": all {records.bad:,} are bad" if records.bad else ""
                 raise UserError(f"--input={self['input']} holds no record{bad}")
         said = [f"{count:,} records of {self['input']} in {self['output']}"]
-        said += [f"{records.bad:,} bad ones left out"] if records.bad else []
+        said += [f"{records.bad:,} bad left out"] if records.bad else []
         if cut:
             said.append(
                 f"{cut:,} are longer than is read ({loaded.origin}: rows of "
                 f"{cli.CONFIG.value.data.sequence_length:,} tokens, config.data.sequence_length) and lose their end"
             )
         print("; ".join([*said, f"{count / (time.monotonic() - started):,.0f} records/s"]), file=sys.stderr)
-
-
-def _is_watched() -> bool:
-    return sys.stderr.isatty()
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ class Source(kinds.Source):
         """
         raise UserError(
             f"{self.config_path} is {type(self).__name__}, which has no records for config.objective "
-            f"{type(task).__name__}: give JsonLines, Parquet, ArrayRecord, HuggingFace or TFDS"
+            f"{type(task).__name__}: give JsonLines, Tsv, Csv, Parquet, ArrayRecord, HuggingFace or TFDS"
         )
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:
