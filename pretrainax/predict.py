@@ -115,10 +115,12 @@ class Prediction:
         said = [f"{count:,} records of {self['input']} in {self['output']}"]
         said += [f"{records.bad:,} bad left out"] if records.bad else []
         if cut:
-            said.append(
-                f"{cut:,} are longer than is read ({loaded.origin}: rows of "
-                f"{cli.CONFIG.value.data.sequence_length:,} tokens, config.data.sequence_length) and lose their end"
+            length, (are, lose) = (
+                cli.CONFIG.value.data.sequence_length,
+                ("is", "loses") if cut == 1 else ("are", "lose"),
             )
+            rows = f"rows of {length:,} tokens, config.data.sequence_length"
+            said.append(f"{cut:,} {are} longer than is read ({rows}) and {lose} the end")
         print("; ".join([*said, f"{count / (time.monotonic() - started):,.0f} records/s"]), file=sys.stderr)
 
 

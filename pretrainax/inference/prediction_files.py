@@ -154,5 +154,5 @@ def _cell(value: object) -> str:
 
 def _table_line(cells: list[str]) -> str:
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(cells)
-    return line.getvalue()
+    csv.writer(line).writerow(cells)  # whose own line end, \\r\\n, has both characters quoted within a cell
+    return line.getvalue().removesuffix("\r\n")

@@ -12,22 +12,14 @@ from pretrainax.layers.compute import Compute
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import losses
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
-from pretrainax.zoo.family import without_heads
-from tests.golden import CASES
 from tests.golden.case import Case, batch, needs_transformers, weights
+from tests.support.classifiers import with_head
 
 NAMES = [
     *("bert", "distilbert", "roberta", "electra_small", "albert", "deberta", "modernbert"),
     *("gpt2", "llama3", "bart", "t5_1_1"),
 ]
 EOS = 2
-
-
-def with_head(name: str, **fields) -> Case:
-    """A case of the zoo with the head of its class."""
-    case = CASES[name]
-    head = dataclasses.replace(case.family.huggingface.classifier.head, num_labels=3, kind="single", **fields)
-    return Case(dataclasses.replace(without_heads(case.config), head=head), case.family, pad_id=case.pad_id)
 
 
 def rows(case: Case) -> dict[str, np.ndarray]:

@@ -1,0 +1,14 @@
+"""Small models with the head of a task: Hugging Face directories of them."""
+
+import dataclasses
+
+from pretrainax.zoo.family import without_heads
+from tests.golden import CASES
+from tests.golden.case import Case
+
+
+def with_head(name: str, num_labels: int = 3, kind: str = "single", **fields) -> Case:
+    """A case of the zoo with the head of its class."""
+    case = CASES[name]
+    head = dataclasses.replace(case.family.huggingface.classifier.head, num_labels=num_labels, kind=kind, **fields)
+    return Case(dataclasses.replace(without_heads(case.config), head=head), case.family, pad_id=case.pad_id)
