@@ -34,6 +34,7 @@ for name, *words in json.loads(sys.stdin.read()):
 """
 TEXTS = ["a cat", "the dog sat, the cat ran.", "no"]
 LABELS = ("bad", "fair", "good")
+LABELLED = (2, 2, 0)  # the labels of the texts, in a file that has them
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def said(folder):
     given = ["predict", f"--from={folder}/hf"]
     to = lambda name: [f"--input={folder}/a.jsonl", f"--output={folder}/{name}"]  # noqa: E731
     labelled = folder / "labelled.tsv"
-    labelled.write_text("text\tlabel\n" + "".join(f"{text}\t{i}\n" for i, text in enumerate(TEXTS)))
+    labelled.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, LABELLED, strict=True)))
     source = f"--source=Tsv(path='{labelled}')"
     named = [
         ("plain", [*given, *to("out.jsonl")]),
@@ -142,9 +143,10 @@ def test_bad_records_are_left_out_named_and_counted(said, folder):
 def test_an_imported_classifier_is_evaluated_on_a_file(name, meant, said, folder):
     code, text = said[name]
     assert code == 0, text
-    right = [LABELS[meant[i]] == line["prediction"] for i, line in enumerate(lines(folder / "out.jsonl"))]
+    pairs = zip(LABELLED, lines(folder / "out.jsonl"), strict=True)
+    right = [LABELS[meant[i]] == line["prediction"] for i, line in pairs]
     (row,) = (line.split() for line in text.splitlines() if line.startswith("accuracy"))
-    assert row[1] == f"{np.mean(right):.4f}" and row[2:4] == ["3", "records,"]  # two are cut
+    assert row[1] == f"{np.mean(right):.4f}" and row[2:4] == ["3", "records,"]  # of which one is cut
     assert "both splits" in text and "Classification, as in a run's own validation" in text
 
 
