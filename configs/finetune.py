@@ -22,7 +22,7 @@ from typing import Optional
 from pretrainax.config import CheckpointConfig, Classify, DataConfig, EvaluateConfig, Experiment, TrainConfig, UserError
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
-from pretrainax.inference.start import start_of
+from pretrainax.interop.start import beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.tasks import Classification, Regression
 from pretrainax.tasks.glue import TASKS, NamedTask
@@ -44,7 +44,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     named = known[variant or "sst2"]
     model, tokenizer, head = without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify()
     if init_from is not None:
-        model, tokenizer, head = start_of(init_from)
+        model, tokenizer, head = beginning_of(init_from)
     model.head = head
     steps = EPOCHS * named.examples // BATCH
     length = min(128, model.position.max_length or 128)
