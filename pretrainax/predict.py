@@ -33,8 +33,8 @@ from pretrainax.config.paths import define_path
 from pretrainax.inference.answers import answer, task_of
 from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.origin import NAMES, find_origin
 from pretrainax.inference.prediction_files import STANDARD, Asked, Input, writing
+from pretrainax.interop.origin import NAMES, find_origin
 from pretrainax.runtime import host
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Task
@@ -46,7 +46,7 @@ def main() -> None:
     """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
     asked = {
         "from": define_path("from", None, NAMES),
-        "input": flags.DEFINE_string("input", None, "Records: a file, a folder, - for standard input, or a source"),
+        "input": define_path("input", None, "Records: a file, a folder, - for standard input, or a source"),
         "output": define_path("output", None, "The file of what is said of them; -: the standard output"),
         "format": flags.DEFINE_enum("format", "jsonl", ["jsonl", "csv"], "Of the output"),
         "batch": flags.DEFINE_integer("batch", 32, "Rows that the model reads at a time", lower_bound=1),

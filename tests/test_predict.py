@@ -14,7 +14,7 @@ import pytest
 from pretrainax.config.validation import get
 from pretrainax.predict import COUNT
 from tests.support import tiny
-from tests.support.classifiers import with_head
+from tests.support.classifiers import named_labels, with_head
 from tests.support.huggingface_weights import write_directory
 from tests.support.runs import run
 
@@ -41,10 +41,7 @@ LABELLED = (2, 2, 0)  # the labels of the texts, in a file that has them
 def folder(tmp_path_factory) -> pathlib.Path:
     """Of a directory of others with a head, a language model, and records of every kind."""
     root = tmp_path_factory.mktemp("predict")
-    write_directory(root / "hf", with_head("bert"))
-    described = json.loads((root / "hf" / "config.json").read_text())
-    described["id2label"] = {str(i): name for i, name in enumerate(LABELS)}
-    (root / "hf" / "config.json").write_text(json.dumps(described))
+    named_labels(write_directory(root / "hf", with_head("bert")), *LABELS)
     write_directory(root / "lm", "bert")
     lines = [json.dumps({"id": i, "text": text}) for i, text in enumerate(TEXTS)]
     (root / "a.jsonl").write_text("\n".join(lines) + "\n")
@@ -65,7 +62,9 @@ def said(folder):
     given = ["predict", f"--from={folder}/hf"]
     to = lambda name: [f"--input={folder}/a.jsonl", f"--output={folder}/{name}"]  # noqa: E731
     labelled = folder / "labelled.tsv"
-    labelled.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, LABELLED, strict=True)))
+    labelled.write_text(
+        "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in zip(TEXTS, LABELLED, strict=True))
+    )
     source = f"--source=Tsv(path='{labelled}')"
     named = [
         ("plain", [*given, *to("out.jsonl")]),
