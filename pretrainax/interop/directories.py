@@ -255,11 +255,7 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
     labels: what a model with a head of a whole row says; names of its own where nobody knows them.
     """
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
-    if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
-        objective = Denoising()
-    elif model.replaced_token_head:
-        objective = ReplacedTokenDetection()
-    elif isinstance(model.head, Classify):
+    if isinstance(model.head, Classify):
         names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
         of_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}
         of_labels = Classification(labels=names, multi_label=model.head.kind == "multi")
@@ -268,6 +264,10 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
         objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
     elif isinstance(model.head, Extract):
         objective = ExtractiveQA()
+    elif model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
+        objective = Denoising()
+    elif model.replaced_token_head:
+        objective = ReplacedTokenDetection()
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

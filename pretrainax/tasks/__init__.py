@@ -4,10 +4,20 @@ A task is an objective over records, a file each. NumPy only: loader workers nev
 """
 
 from pretrainax.tasks.base import Task, TextTask
+from pretrainax.tasks.chunks import Chunks
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.extractive_qa import ExtractiveQA
 from pretrainax.tasks.multiple_choice import MultipleChoice
 from pretrainax.tasks.regression import Regression
 from pretrainax.tasks.token_classification import TokenClassification
 
-__all__ = ["Classification", "ExtractiveQA", "MultipleChoice", "Regression", "Task", "TextTask", "TokenClassification"]
+__all__ = [
+    "Chunks",
+    "Classification",
+    "ExtractiveQA",
+    "MultipleChoice",
+    "Regression",
+    "Task",
+    "TextTask",
+    "TokenClassification",
+]

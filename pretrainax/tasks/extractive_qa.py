@@ -15,7 +15,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import Task, text_in
+from pretrainax.tasks.base import Task, rounded, text_in
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
@@ -58,7 +58,6 @@ class ExtractiveQA(Task):
     question_field: str = "question"  # the field of the question
     context_field: str = "context"  # the field of the passage
     answers_field: str = "answers"  # lists of texts and of where each starts in characters, or a list of such pairs
-    id_field: Optional[str] = None  # a field that is written beside a prediction; None: there is none
     no_answer: bool = False  # some questions have no answer in their passage: an empty list (SQuAD 2)
     null_score_diff_threshold: float = 0.0  # by how much no answer must be better than the best that there is
     stride: int = 128  # tokens from the begin of a window to that of the next
@@ -71,7 +70,7 @@ class ExtractiveQA(Task):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return tuple(filter(None, (self.question_field, self.context_field, self.answers_field, self.id_field)))
+        return self.question_field, self.context_field, self.answers_field
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -85,8 +84,7 @@ class ExtractiveQA(Task):
         for name, text in ((self.question_field, question), (self.context_field, context)):
             if not text.strip():
                 raise ValueError(f"field {name!r} is empty")
-        note = {} if self.id_field is None else {"id": text_in(record, self.id_field, "id_field")}
-        return Record((question, context), note)
+        return Record((question, context), {})
 
     def read(self, record: Mapping) -> Record:
         asked = self.ask(record)
@@ -102,7 +100,7 @@ class ExtractiveQA(Task):
             raise ValueError(self._not_there(*next(pair for pair in answers if pair not in right), context))
         mended = {WRONG: len(answers) - len(right), LEFT_OUT: int(bool(answers) and not right)}
         spans = [[_place(context, start), _place(context, start + len(text))] for text, start in right]
-        note = {**asked.note, "answers": [text for text, _ in right], "spans": spans}
+        note = {"answers": [text for text, _ in right], "spans": spans}
         if mended[LEFT_OUT]:
             note["left_out"] = True
         return Record(asked.texts, note, {reason: count for reason, count in mended.items() if count})
@@ -230,10 +228,10 @@ class ExtractiveQA(Task):
         return best._replace(text="") if is_none else best
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
-        """Returns what the model says of one record: the answer, "" for none, and its scores."""
-        said, own = self.said(answers, notes), {name: x for name, x in notes[0].items() if name == "id"}
-        scores = {name: float(f"{getattr(said, name):.6g}") for name in ("score", "null_score_diff")}
-        return {**own, "answer": said.text, **scores}
+        """Returns the answer, "" for none, its score, and by how much that of no answer is higher."""
+        said = self.said(answers, notes)
+        scores = {"score": said.score, "null_score_diff": said.null_score_diff}
+        return {"prediction": said.text, **{name: rounded(np.float64(score)) for name, score in scores.items()}}
 
 
 def _list(value: object) -> Sequence:

@@ -3,17 +3,22 @@
 import collections
 import dataclasses
 import numbers
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import Classify, HeadConfig
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
-from pretrainax.tasks.base import Task, text_in
+from pretrainax.tasks.base import Task, rounded, text_in
+from pretrainax.tasks.chunks import softmax
+
+_LETTERS = string.ascii_uppercase
 
 
 @dataclasses.dataclass
@@ -54,18 +59,28 @@ class MultipleChoice(Task):
     def fields(self) -> tuple[str, ...]:
         return tuple(filter(None, (*self.context_fields, self.question_field, *self.choice_fields, self.answer_field)))
 
+    def ask(self, record: Mapping) -> Record:
+        return self._asked(record, self._choices(record))
+
     def read(self, record: Mapping) -> Record:
+        choices = self._choices(record)
+        answer = value_of(record, self.answer_field, "config.objective.answer_field")
+        return dataclasses.replace(self._asked(record, choices), note={"label": self._number(answer, choices)})
+
+    def _asked(self, record: Mapping, choices: Sequence[str]) -> Record:
         context = " ".join(filter(None, (text_in(record, name, "context_fields") for name in self.context_fields)))
         question = text_in(record, self.question_field, "question_field") if self.question_field is not None else ""
-        choices = self._choices(record)
+        return Record((context, *(f"{question} {choice}".lstrip() for choice in choices)), {})
+
+    def _choices(self, record: Mapping) -> list[str]:
+        choices = self._found(record)
         if len(choices) != self.choices:
             raise ValueError(f"{len(choices)} choices, config.objective.choices is {self.choices}")
         if empty := [i for i, choice in enumerate(choices) if not choice.strip()]:
             raise ValueError(f"choice {empty[0]} (from 0) is empty")
-        answer = self._number(value_of(record, self.answer_field, "config.objective.answer_field"), choices)
-        return Record((context, *(f"{question} {choice}".lstrip() for choice in choices)), {"label": answer})
+        return choices
 
-    def _choices(self, record: Mapping) -> list[str]:
+    def _found(self, record: Mapping) -> list[str]:
         if len(self.choice_fields) > 1:
             return [text_in(record, name, "choice_fields") for name in self.choice_fields]
         (name,) = self.choice_fields
@@ -76,9 +91,9 @@ class MultipleChoice(Task):
 
     def _number(self, value: object, choices: Sequence[str]) -> int:
         value = value.decode() if isinstance(value, bytes) else value
-        letters = [chr(ord("A") + i) for i in range(len(choices))]
+        letters = _LETTERS[: len(choices)]
         if isinstance(value, str):
-            for names in (choices, letters, [each.lower() for each in letters], self.choice_fields):
+            for names in (choices, list(letters), list(letters.lower()), self.choice_fields):
                 if value in names:
                     return list(names).index(value)
             value = int(value) if value.isdecimal() else value
@@ -95,10 +110,15 @@ class MultipleChoice(Task):
 
     def example(self, text, rng, vocabulary):
         parts = self.texts(text.tokens, text.parts)
-        room = self._length - self._frame.count(2)
+        room = self.room(2)
         pairs = ((context, choice[-room:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
         rows = [self.framed((context[: room - len(choice)], choice), vocabulary) for context, choice in pairs]
-        return {**_side_by_side(rows), "labels": np.array(text.note["label"], np.int32)}
+        labels = {"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {}
+        return {**_side_by_side(rows), **labels}
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        sizes = np.array([len(ids) for ids in encoded.parts]).reshape(-1, 2)
+        return bool((sizes.sum(1) > self.room(2)).any())
 
     def lengths(self, sequence_length: int) -> Lengths:
         return Lengths(*(self.choices * n for n in super().lengths(sequence_length)))
@@ -128,8 +148,8 @@ class MultipleChoice(Task):
             )
 
     def field_problems(self):
-        if self.choices < 2:
-            yield f"config.objective.choices is {self.choices}, it must be at least 2"
+        if not 2 <= self.choices <= len(_LETTERS):
+            yield f"config.objective.choices is {self.choices}, it must be from 2 to {len(_LETTERS)}"
         if len(self.choice_fields) not in (1, self.choices):
             yield (
                 f"config.objective.choice_fields is {self.choice_fields}, it must name one field with a list, or "
@@ -140,6 +160,12 @@ class MultipleChoice(Task):
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         return {"accuracy": float(np.mean(answers.argmax(-1) == [note["label"] for note in notes]))}
+
+    def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
+        """Returns the letter of the choice that is likeliest, and the probability of each."""
+        (logits,) = answers
+        probabilities = dict(zip(_LETTERS, map(rounded, softmax(logits)), strict=False))
+        return {"prediction": _LETTERS[int(logits.argmax())], "probabilities": probabilities}
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         counts = collections.Counter(note["label"] for note in notes)

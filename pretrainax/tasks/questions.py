@@ -12,7 +12,7 @@ from pretrainax.tasks.multiple_choice import MultipleChoice
 
 
 def _squad(name: str, tfds: str, examples: int) -> NamedTask:
-    task = ExtractiveQA(id_field="id", no_answer=name == "squad_v2")
+    task = ExtractiveQA(no_answer=name == "squad_v2")
     source = HuggingFace(path=f"rajpurkar/{name}", valid_split="validation")
     return NamedTask(task, source, examples, "answer_f1", tfds, length=384)
 

@@ -4,6 +4,7 @@ A reader uses what it has read as a run would (it tokenizes, it goes through all
 """
 
 import collections
+import csv
 import functools
 import gzip
 import json
@@ -216,6 +217,16 @@ def _conll(folder: pathlib.Path) -> None:
     (folder / "a.conll").write_text("".join(f"word{i} X B-A\né字 Y I-A\n\n" for i in range(40)))
 
 
+def _table(name: str, kind: str) -> Format:
+    def make(folder: pathlib.Path) -> None:
+        with open(folder / name, "w", newline="", encoding="utf-8") as f:
+            delimiter = "\t" if kind == "Tsv" else ","
+            rows = [(i, text.replace("\n", " ").replace("\t", " ")) for i, text in enumerate(TEXTS * 40)]
+            csv.writer(f, delimiter=delimiter).writerows([("id", "text"), *rows])
+
+    return Format(make, {name: mutate_bytes}, _reader(kind, name))
+
+
 def _reader(kind: str, name: str, **fields) -> Callable[[pathlib.Path], None]:
     def read(folder: pathlib.Path) -> None:
         from pretrainax.data import sources
@@ -288,6 +299,8 @@ def formats() -> dict[str, Format]:
         ),
         "safetensors_index": Format(_several, {index: mutate_json, first: mutate_header}, _read_tensors),
         **text,
+        "tsv": _table("a.tsv", "Tsv"),
+        "csv": _table("a.csv", "Csv"),
         "parquet": Format(_parquet, {"a.parquet": mutate_bytes}, _reader("Parquet", "a.parquet")),
         "array_record": Format(
             _array_record, {"a.array_record": mutate_bytes}, _reader("ArrayRecord", "a.array_record", text_field="text")

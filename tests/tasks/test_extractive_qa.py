@@ -158,7 +158,7 @@ def test_none_is_said_where_its_lowest_score_is_higher_by_more_than_the_threshol
     said = task.said(*numbers(**marks))
     assert said.text == text and said.null_score_diff == 4.0
     assert ExtractiveQA().said(*numbers(**marks)).text == "b"
-    assert task.prediction(*numbers(**marks)) == {"answer": text, "score": 4.0, "null_score_diff": 4.0}
+    assert task.prediction(*numbers(**marks)) == {"prediction": text, "score": 4.0, "null_score_diff": 4.0}
 
 
 def test_figures_are_of_records_and_not_of_windows():

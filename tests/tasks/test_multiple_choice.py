@@ -126,7 +126,7 @@ def test_a_row_has_room_for_all_choices_where_positions_have_it_for_one():
 @pytest.mark.parametrize(
     "task, said",
     [
-        (dict(choices=1), "config.objective.choices is 1, it must be at least 2"),
+        (dict(choices=1), "config.objective.choices is 1, it must be from 2 to 26"),
         (dict(choices=3, choice_fields=("a", "b")), "choice_fields is .*a list, or 3 fields"),
         (dict(context_fields=()), "context_fields is .* a field at least"),
     ],
@@ -149,3 +149,15 @@ def test_accuracy_is_of_records_and_one_place_for_all_is_a_warning():
     assert task.metrics(np.array([[0.0, 1, 2], [0, 3, 1]]), notes) == {"accuracy": 0.5}
     assert not list(task.warnings(notes))
     assert "CHOICE 2 (from 0) IS RIGHT" in next(task.warnings(notes[:1] * 5))
+
+
+def test_a_record_without_its_answer_is_asked():
+    task = adapted(MultipleChoice(choices=2), length=8)
+    asked = task.ask({name: value for name, value in RECORD.items() if name != "answer"})
+    (encoded,) = task.encode(asked, TOKENIZER)
+    assert asked.texts == task.read(RECORD).texts and asked.note == {} and task.is_cut(encoded)
+    said = task.prediction(np.array([[0.0, 2.0]]), [{}])
+    assert said == {
+        "prediction": "B",
+        "probabilities": {"A": pytest.approx(0.1192, abs=1e-4), "B": pytest.approx(0.8808, abs=1e-4)},
+    }
