@@ -6,7 +6,8 @@
 its own, its heads are left out, and that of the task is drawn anew. Without it a BERT-base begins with random numbers.
 
 Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle
-:race_high :swag`; of answers in passages `:squad :squad_v2`. The same from TFDS:
+:race_high :swag`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :copa :multirc
+:superglue_rte :wic :wsc`. The same from TFDS:
 `--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or two each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
@@ -57,6 +58,7 @@ from pretrainax.tasks import (
     conll,
     glue,
     questions,
+    superglue,
 )
 from pretrainax.tasks.glue import NamedTask
 from pretrainax.tokenization import WordPiece
@@ -77,7 +79,7 @@ OWN = {
 
 
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
-    known = glue.TASKS | conll.TASKS | questions.TASKS | OWN
+    known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]

@@ -46,7 +46,7 @@ class Classification(TextTask):
     def figures(self) -> tuple[str, ...]:
         if self.multi_label:
             return figures.OF_LABELS
-        return figures.OF_TWO_CLASSES if len(self.labels) == 2 else figures.OF_CLASSES
+        return figures.OF_CLASSES
 
     @property
     def kind(self) -> Kind:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-OF_CLASSES = ("accuracy", "f1", "matthews")
-OF_TWO_CLASSES = (*OF_CLASSES, "accuracy_f1")
+OF_CLASSES = ("accuracy", "f1", "matthews", "accuracy_f1")
 OF_LABELS = ("accuracy", "f1", "f1_micro")
 OF_SPANS = ("accuracy", "precision", "recall", "f1", "strict_f1")
 OF_ANSWERS = ("exact_match", "answer_f1")
@@ -21,15 +20,15 @@ def of_classes(said: np.ndarray, truth: np.ndarray, classes: int) -> dict[str, f
     """Returns accuracy, F1 and Matthews' correlation of answers [n] with one class each.
 
     F1 is of the second of two classes, as in GLUE, else the mean of that of each. GLUE ranks MRPC and QQP by the mean
-    of accuracy and F1, "accuracy_f1".
+    of accuracy and F1, "accuracy_f1", and SuperGLUE CB.
     """
     from sklearn.metrics import f1_score, matthews_corrcoef
 
     average = "binary" if classes == 2 else "macro"
     f1 = float(f1_score(truth, said, labels=range(classes), average=average, zero_division=0.0))
     accuracy = float((said == truth).mean())
-    found = {"accuracy": accuracy, "f1": f1, "matthews": float(matthews_corrcoef(truth, said))}
-    return found | ({"accuracy_f1": (accuracy + f1) / 2} if classes == 2 else {})
+    matthews = float(matthews_corrcoef(truth, said))
+    return {"accuracy": accuracy, "f1": f1, "matthews": matthews, "accuracy_f1": (accuracy + f1) / 2}
 
 
 def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
