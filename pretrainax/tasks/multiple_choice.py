@@ -144,7 +144,8 @@ class MultipleChoice(Task):
         if not isinstance(head, Classify) or (head.kind, head.num_labels) != ("choice", self.choices):
             yield (
                 f"config.model.head is {head}, MultipleChoice of {self.choices} needs "
-                f"Classify(num_labels={self.choices}, kind='choice')"
+                f"Classify(num_labels={self.choices}, kind='choice'); for a Hugging Face directory, id2label in its "
+                "config.json names each choice"
             )
 
     def field_problems(self):

@@ -1,6 +1,7 @@
 """Runs whose rows are several texts or parts of one: each record once, on any mesh, to transformers and back."""
 
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -10,12 +11,13 @@ from pretrainax.config import Experiment, Extract, MeshConfig
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
+from pretrainax.inference import answers
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.tasks import ExtractiveQA, MultipleChoice
+from pretrainax.tasks import ExtractiveQA, MultipleChoice, figures
 from pretrainax.tokenization import WordPiece
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
@@ -31,6 +33,12 @@ def written(folder, records) -> JsonLines:
     for split, made in (("train", records[:TRAIN]), ("valid", records[TRAIN:])):
         (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made))
     return JsonLines(path=str(folder / "train.jsonl"), valid_path=str(folder / "valid.jsonl"))
+
+
+def records_of(source: JsonLines, without: str = "") -> list[dict]:
+    """The records of the validation, without one of their fields."""
+    lines = pathlib.Path(source.valid_path).read_text().splitlines()
+    return [{name: x for name, x in json.loads(line).items() if name != without} for line in lines]
 
 
 def tuning(name: str, source: JsonLines, cache, task) -> Experiment:
@@ -119,6 +127,16 @@ def test_micro_batches_part_no_record(chooser, cache, choices, tmp_path):
         assert [a[name] for name in names] == pytest.approx([b[name] for name in names], rel=1e-4)
 
 
+def test_a_chooser_says_the_same_of_records_without_answers(chooser, choices):
+    experiment, workdir = chooser
+    loaded = load(str(workdir))
+    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(choices, without="answer")))
+    right = [each["prediction"] == "ABC"[(TRAIN + i) % 3] for i, each in enumerate(said)]
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert len(said) == VALID and np.mean(right) == pytest.approx(line["accuracy"])
+    assert all(sum(each["probabilities"].values()) == pytest.approx(1.0, abs=1e-4) for each in said)
+
+
 def test_a_chooser_goes_to_transformers_and_back(chooser, tmp_path):
     again = there_and_back(chooser[1], tmp_path, "BertForMultipleChoice")
     assert (again.config.head.kind, again.config.head.num_labels) == ("choice", 3)
@@ -136,8 +154,8 @@ def passages(tmp_path_factory):
         words = rng.choice(WORDS, 8 + 6 * (i % 6)).tolist()
         first = rng.randint(len(words) - 2)
         answer, start = " ".join(words[first : first + 2]), len(" ".join([*words[:first], ""]))
-        answers = {"text": [answer], "answer_start": [start]} if i % 6 != 4 else {"text": [], "answer_start": []}
-        made.append({"question": "Where is it", "context": " ".join(words), "answers": answers})
+        right = {"text": [answer], "answer_start": [start]} if i % 6 != 4 else {"text": [], "answer_start": []}
+        made.append({"question": "Where is it", "context": " ".join(words), "answers": right})
     return written(tmp_path_factory.mktemp("passages"), made)
 
 
@@ -160,6 +178,16 @@ def test_windows_are_rows_and_figures_are_of_records(finder):
     assert line["labels"] == len(notes)
     found = experiment.objective.metrics(one, notes)
     assert found.keys() == set(experiment.objective.figures) and line.items() >= found.items()
+
+
+def test_a_finder_says_the_same_of_records_without_answers(finder, passages):
+    experiment, workdir = finder
+    loaded = load(str(workdir))
+    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(passages, without="answers")))
+    truth = [record["answers"]["text"] for record in records_of(passages)]
+    found = figures.of_answers([each["prediction"] for each in said], truth, some_have_none=True)
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert {name: line[name] for name in found} == pytest.approx(found)
 
 
 def test_a_finder_goes_to_transformers_and_back(finder, tmp_path):
