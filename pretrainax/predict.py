@@ -22,7 +22,7 @@ import collections
 import os
 import sys
 import time
-from typing import Any, Optional
+from typing import Optional
 
 from absl import flags
 from tqdm import tqdm
@@ -62,7 +62,7 @@ class Prediction:
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._asked = asked
 
-    def __getitem__(self, flag: str) -> Any:
+    def __getitem__(self, flag: str):
         return self._asked[flag].value
 
     def config(self) -> Optional[Experiment]:
