@@ -94,7 +94,7 @@ class Task(Objective):
 
         `encode` and `example` take such a record too: it gives the arrays of a batch without those of labels.
         """
-        raise NotImplementedError
+        raise UserError(f"{type(self).__name__} reads no records without labels: python -m pretrainax.evaluate does more")
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns what the model says of one record, which `ask` has read: fields that are written beside its own.
