@@ -44,7 +44,7 @@ class Beginning(NamedTuple):
 
     model: ModelConfig  # without the heads of its pretraining
     tokenizer: PretrainedTokenizer
-    head: Optional[HeadConfig]  # that of a whole row, as transformers' class of the family has it; None: it has none
+    heads: tuple[HeadConfig, ...]  # of tasks, as transformers' classes of the family have them
 
 
 def beginning_of(name: str) -> Beginning:
@@ -62,8 +62,8 @@ def beginning_of(name: str) -> Beginning:
             family = None
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
-    head = None if family is None or family.classifier is None else dataclasses.replace(family.classifier.head)
-    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), head)
+    heads = () if family is None else tuple(dataclasses.replace(found.head) for found in family.classifiers)
+    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), heads)
 
 
 def _experiment(origin: Origin) -> Experiment:

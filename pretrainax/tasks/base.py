@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Optional
 
@@ -109,6 +110,11 @@ class Task(Objective):
         """Yields what is likely no one's intention in the notes of all that is trained on."""
         yield from ()
 
+    @property
+    def most_texts(self) -> int:
+        """Returns how many texts a document of the task has at most."""
+        return 2
+
     def sample_note(self) -> Note:
         """Returns a note as some record has it: what a run takes is planned without any record."""
         raise NotImplementedError
@@ -160,6 +166,10 @@ class Task(Objective):
 
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
         raise UserError(f"the model was trained for {type(self).__name__}, and writes no text")
+
+    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+        """Parts the tokens of a document into those of its texts."""
+        return np.split(tokens, ends[:-1])
 
     def room(self, texts: int) -> int:
         """Counts the tokens of text that a row of so many texts has room for."""
@@ -227,8 +237,7 @@ class TextTask(Task):
     def read_texts(self, record: Mapping) -> tuple[str, ...]:
         """Returns the text of a record, or its pair of texts; ValueError where a field is missing or no text."""
         named = (("text_field", self.text_field), ("pair_field", self.pair_field))
-        texts = (text_of(record, name, f"config.objective.{field}") for field, name in named if name is not None)
-        return tuple(text if isinstance(text, str) else text.decode() for text in texts)
+        return tuple(text_in(record, name, field) for field, name in named if name is not None)
 
     @property
     def kind(self) -> Kind:
@@ -262,10 +271,6 @@ class TextTask(Task):
         example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
         return example | (self.label(text.note) if self.sample_note().keys() <= text.note.keys() else {})
 
-    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-        """Parts the tokens of a document into those of its texts."""
-        return np.split(tokens, ends[:-1])
-
     def is_cut(self, encoded: Encoded) -> bool:
         return LOST in encoded.note or super().is_cut(encoded)
 
@@ -298,13 +303,41 @@ def score_of(value: object, field: str) -> float:
     return score
 
 
+def text_in(record: Mapping, name: str, field: str) -> str:
+    """Returns the text that a field of a record holds, which is named by a field of config.objective; ValueError where
+    it holds none."""
+    text = text_of(record, name, f"config.objective.{field}")
+    return text if isinstance(text, str) else text.decode()
+
+
 def rounded(number: np.floating) -> float:
     """Returns a number with the six digits of it that are worth writing."""
     return float(f"{number:.6g}")
 
 
-def no_label(value: object, field: str, labels: Sequence[str]) -> ValueError:
-    """Returns the error of a label that is none of those of the task."""
-    return ValueError(
+def label_number(value: object, field: str, labels: Sequence[str], meant: Sequence[str] = ()) -> int:
+    """Returns the number of a label that a field holds: of its name or, unless names are numbers, of its number from 0;
+    ValueError where it is none of those of the task.
+
+    meant: the labels that are meant by 0, 1, …; (): in the order of `labels`.
+    """
+    value, meant = value.decode() if isinstance(value, bytes) else value, meant or labels
+    if str(value) in labels and not isinstance(value, bool):
+        return labels.index(str(value))
+    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    is_number |= isinstance(value, str) and value.isdecimal()  # in the columns of a table all is text
+    is_number &= not any(name.isdecimal() for name in labels)  # where numbers are names, they are no places
+    if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
+        return labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
+    raise ValueError(
         f"field {field!r} holds the label {value!r}, {nearest(str(value), labels)} (config.objective.labels)"
     )
+
+
+def never_seen(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
+    """Yields a warning about the labels that no example has; counts: of each number."""
+    if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
+        yield (
+            f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
+            "name in config.objective.labels as in the records?"
+        )

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,7 +13,7 @@ from pretrainax.data.batch import Example
 from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import TextTask, no_label, rounded
+from pretrainax.tasks.base import TextTask, label_number, never_seen, rounded
 from pretrainax.tasks.chunks import sigmoid, softmax
 
 
@@ -47,7 +46,7 @@ class Classification(TextTask):
     def figures(self) -> tuple[str, ...]:
         if self.multi_label:
             return figures.OF_LABELS
-        return figures.OF_TWO_CLASSES if len(self.labels) == 2 else figures.OF_CLASSES
+        return figures.OF_CLASSES
 
     @property
     def kind(self) -> Kind:
@@ -64,16 +63,7 @@ class Classification(TextTask):
         return {"labels": sorted({self._number(each) for each in value})}
 
     def _number(self, value: object) -> int:
-        value = value.decode() if isinstance(value, bytes) else value
-        if str(value) in self.labels and not isinstance(value, bool):
-            return self.labels.index(str(value))
-        is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        is_number |= isinstance(value, str) and value.isdecimal()  # in the columns of a table all is text
-        is_number &= not any(name.isdecimal() for name in self.labels)  # where numbers are names, they are no places
-        meant = self.numbered or self.labels
-        if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
-            return self.labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
-        raise no_label(value, self.label_field, self.labels)
+        return label_number(value, self.label_field, self.labels, self.numbered)
 
     def label(self, note: Note) -> Example:
         if not self.multi_label:
@@ -123,8 +113,4 @@ class Classification(TextTask):
         notes = list(notes)
         yield from super().warnings(notes)
         counts = collections.Counter(i for note in notes for i in note.get("labels", [note.get("label")]))
-        if never := [name for i, name in enumerate(self.labels) if not counts[i]]:
-            yield (
-                f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
-                "name in config.objective.labels as in the records?"
-            )
+        yield from never_seen(counts, self.labels)

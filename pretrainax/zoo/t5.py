@@ -8,7 +8,17 @@ Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.
 from collections.abc import Callable
 
 from pretrainax.config import Classify, ModelConfig, RelativePositionBuckets, UserError
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -104,11 +114,12 @@ def ul2(variant: str = "20b") -> ModelConfig:
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
+    """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration, or of their
+    encoder."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
-    for stack in ("encoder", "decoder"):
+    for stack in ("encoder", "decoder") if config.family == "encoder_decoder" else ("encoder",):
         block = f"{stack}.block.{{layer}}"
         first = f"{stack}.block.0.layer.0.SelfAttention"  # holds the bias that all layers share
         rows += [
@@ -242,6 +253,8 @@ def _huggingface(
             "classification_head.dense",
             prefix="transformer.",
         ),
+        token_classifier=token_classifier(architecture, prefix="transformer.", family="encoder"),
+        extractor=extractor(architecture),
         constants={"is_encoder_decoder": True, "is_decoder": False},
         read=read,
         write=_write,

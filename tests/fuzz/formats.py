@@ -213,6 +213,10 @@ def _json_lines(ending: str) -> Format:
     return Format(make, {name: within(*packer, mutate_lines) if ending else mutate_lines}, _reader("JsonLines", name))
 
 
+def _conll(folder: pathlib.Path) -> None:
+    (folder / "a.conll").write_text("".join(f"word{i} X B-A\né字 Y I-A\n\n" for i in range(40)))
+
+
 def _table(name: str, kind: str) -> Format:
     def make(folder: pathlib.Path) -> None:
         with open(folder / name, "w", newline="", encoding="utf-8") as f:
@@ -301,6 +305,7 @@ def formats() -> dict[str, Format]:
         "array_record": Format(
             _array_record, {"a.array_record": mutate_bytes}, _reader("ArrayRecord", "a.array_record", text_field="text")
         ),
+        "conll": Format(_conll, {"a.conll": mutate_bytes}, _reader("ConllFiles", "a.conll")),
         "checkpoint": Format(_checkpoint, {run_json: mutate_json, manifest: mutate_bytes}, _read_checkpoint),
         "checkpoint_resealed": Format(_checkpoint, {run_json: mutate_json}, _read_resealed),
     }

@@ -6,6 +6,7 @@ text: "<s>" or "[MASK]" in it is tokenized as its letters, where transformers ma
 
 from pretrainax.data.sources.array_record import ArrayRecord
 from pretrainax.data.sources.base import Source
+from pretrainax.data.sources.conll import ConllFiles
 from pretrainax.data.sources.delimited import Csv, Tsv
 from pretrainax.data.sources.hugging_face import HuggingFace
 from pretrainax.data.sources.json_lines import JsonLines
@@ -18,6 +19,7 @@ from pretrainax.data.sources.tfds import TFDS
 
 __all__ = [
     "ArrayRecord",
+    "ConllFiles",
     "Csv",
     "HuggingFace",
     "JsonLines",

@@ -108,6 +108,7 @@ class Records:
         return text if long else self.prefix + text, place
 
     def _record_of_task(self, record: Record, found: collections.Counter) -> tuple[Document, float]:
+        found.update(record.mended)
         texts = tuple(plain(text, found) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
         # Its place is that of its first text: what is asked of one passage, or premise, is in one split.
@@ -234,13 +235,20 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
 
 
 def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
-    """Puts the names of classes in place of their numbers, for a data set whose features know them."""
+    """Puts the names of classes, and of those in lists, in place of their numbers, for a data set whose features know
+    them."""
     names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
+    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
+    names |= {name: _of_each(feature.int2str) for name, feature in inner.items() if hasattr(feature, "int2str")}
 
     def parse(record: Mapping) -> dict:
         return {k: names[k](v) if k in names and v is not None else v for k, v in record.items()}
 
     return parse
+
+
+def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[str]]:
+    return lambda numbers: [name_of(int(number)) for number in numbers]
 
 
 def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:
