@@ -14,7 +14,8 @@ from pretrainax.tasks.classification import Classification
 
 @dataclasses.dataclass
 class AnswerJudgement(Classification):
-    """Whether an answer to a question about a passage is right, where several may be (MultiRC, Khashabi et al. 2018).
+    """Tells whether an answer to a question about a passage is right, where several may be (MultiRC, Khashabi et al.
+    2018).
 
     The record {"paragraph": "It rained.", "question": "How was it?", "answer": "wet", "label": 1, "idx": {"paragraph":
     7, "question": 40, "answer": 2}} becomes the row of the pair "It rained." and "How was it? wet". Records with the

@@ -3,11 +3,11 @@
 import collections
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Optional
+from typing import TYPE_CHECKING, Literal, NamedTuple, Optional
 
 import numpy as np
 
-from pretrainax.config import Experiment, Extract, HeadConfig, to_json
+from pretrainax.config import Experiment, Extract, HeadConfig
 from pretrainax.config.json_files import JsonObject
 from pretrainax.data.framing import frame_of
 from pretrainax.data.line_ends import plain
@@ -165,8 +165,8 @@ class ExtractiveQA(Task):
             yield Encoded([asked, ids[start:stop]], note)
 
     def prepared_by(self) -> object:
-        own: Any = to_json(self)
-        return [{name: x for name, x in own.items() if name not in _OF_DECODING}, self._length, self._model.family]
+        names = [field.name for field in dataclasses.fields(self) if field.name not in _OF_DECODING]
+        return [{name: getattr(self, name) for name in names}, self._length, self._model.family]
 
     def example(self, text, rng, vocabulary):
         example, note = self.framed(self.texts(text.tokens, text.parts), vocabulary), text.note

@@ -23,7 +23,7 @@ _LETTERS = string.ascii_uppercase
 
 @dataclasses.dataclass
 class MultipleChoice(Task):
-    """Which of several texts is the right one (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
+    """Tells which of several texts is the right one (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
 
     With choices=2 the record {"context": "It rained.", "question": "So", "choices": ["it is wet.", "it is dry."],
     "answer": "A"} becomes, for a BERT,
