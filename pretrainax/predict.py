@@ -9,8 +9,8 @@ standard input, or a source as in a config:
 
 Each record comes back in its place, with its own fields and beside them "prediction", the label, and "probabilities"
 of all labels; of a regression the number; of several labels a list of those above 0.5; of words a tag each; of a choice
-its letter; of a question its answer. --format=csv gives a table, with
-a column for each. The output is there when it is whole; --output=- prints it.
+its letter; of a question its answer. --format=csv gives a table, with a column for each. The output is there when it
+is whole; --output=- prints it.
 
 Fields have the names that the run was trained with (of a Hugging Face directory "text"); another one is set by
 --config.objective.text_field=review --config.objective.pair_field=title. Texts that are longer than a row lose their
