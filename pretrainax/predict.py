@@ -8,8 +8,9 @@ standard input, or a source as in a config:
     --input="Csv(path='my.txt', delimiter=';')"  --input="Tsv(path='-', columns=('id', 'text'))"
 
 Each record comes back in its place, with its own fields and beside them "prediction", the label, and "probabilities"
-of all labels; of a regression the number; of several labels a list of those above 0.5. --format=csv gives a table, with
-a column for each. The output is there when it is whole; --output=- prints it.
+of all labels; of a regression the number; of several labels a list of those above 0.5; of words a tag each; of a choice
+its letter; of a question its answer. --format=csv gives a table, with a column for each. The output is there when it
+is whole; --output=- prints it.
 
 Fields have the names that the run was trained with (of a Hugging Face directory "text"); another one is set by
 --config.objective.text_field=review --config.objective.pair_field=title. Texts that are longer than a row lose their
@@ -22,7 +23,7 @@ import collections
 import os
 import sys
 import time
-from typing import Any, Optional
+from typing import Optional
 
 from absl import flags
 from tqdm import tqdm
@@ -62,7 +63,7 @@ class Prediction:
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._asked = asked
 
-    def __getitem__(self, flag: str) -> Any:
+    def __getitem__(self, flag: str):
         return self._asked[flag].value
 
     def config(self) -> Optional[Experiment]:

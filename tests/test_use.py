@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from pretrainax.config import LearnedPositions
+from pretrainax.config import Classify, LearnedPositions
 from tests.golden import CASES
 from tests.support.classifiers import named_labels, with_head
 from tests.support.huggingface_weights import write_directory, write_run
@@ -30,7 +30,11 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
     bert = dataclasses.replace(CASES["bert_masked_lm"].config, position=LearnedPositions(64))
     write_run(root / "runs" / "bert", bert)
     (root / "exports").mkdir()
-    named_labels(write_directory(root / "exports" / "sst2", with_head("bert", num_labels=2)), "negative", "positive")
+    named_labels(
+        write_directory(root / "exports" / "sst2", with_head("bert", Classify(num_labels=2, kind="single"))),
+        "negative",
+        "positive",
+    )
     write_run(root / "runs" / "t5", CASES["t5_1_1"].config, sentinels=4)
     return root
 

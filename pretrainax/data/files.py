@@ -13,7 +13,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union, cast
 
 import numpy as np
 
@@ -173,7 +173,7 @@ def opened(path: str) -> Iterator[Stream]:
 
 def _open(path: str) -> Stream:
     if path == STANDARD_INPUT:
-        return sys.stdin.buffer
+        return cast(io.BufferedReader, sys.stdin.buffer)
     check_regular(path)
     if path.endswith(".gz"):
         return gzip.open(path, "rb")

@@ -77,14 +77,14 @@ def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_s
 
 
 def answer(
-    loaded: LoadedModel, task: Task, records: Iterable[Record], batch_size: int = 32, row: Optional[int] = None
+    loaded: LoadedModel, task: Task, records: Iterable[Record], batch_size: int = 32, even: bool = False
 ) -> Iterator[Answered]:
     """Yields what a model answers to each record, in their order. They are taken as they are needed.
 
     Args:
       task: as `task_of` gives it.
       batch_size: rows that the model reads at a time, at most; more where that many do not divide among the devices.
-      row: tokens that each row is padded to; None: as many as the texts beside it have, or some more.
+      even: pads each row to the longest that there may be, so that all answers have one shape; else to those beside it.
 
     Raises:
       UserError: a record that has no tokens.
@@ -94,7 +94,8 @@ def answer(
         answered: dict[int, Answered] = {}
         for numbers in _lots(together, batch_size):
             lot = [together[number] for number in numbers]
-            answers = _ask(loaded, [example for of in lot for example in of.examples], batch_size, row)
+            length = task.longest if even else bucket(max(of.length for of in lot), task.longest)
+            answers = _ask(loaded, [example for of in lot for example in of.examples], batch_size, length)
             ends = np.cumsum([len(of.examples) for of in lot])
             for number, of, end in zip(numbers, lot, ends, strict=True):
                 own = slice(end - len(of.examples), end)
@@ -132,12 +133,10 @@ def _lots(together: Sequence[_Documents], rows: int) -> Iterator[list[int]]:
         yield lot
 
 
-def _ask(loaded: LoadedModel, examples: Sequence[Example], rows: int, row: Optional[int]) -> PyTree:
-    """Returns the answers of the head to examples, arrays [n, …], in batches of at most so many rows."""
+def _ask(loaded: LoadedModel, examples: Sequence[Example], rows: int, length: int) -> PyTree:
+    """Returns the answers of the head to examples, arrays [n, …], in batches of at most so many rows of a length."""
     parts = math.prod(loaded.mesh.shape[axis] for axis in BATCH_AXES)
-    longest, pad = loaded.experiment.model.position.max_length, loaded.tokenizer.vocabulary.pad or 0
-    length = row or bucket(max(len(example["tokens"]) for example in examples), longest)
-    found = []
+    pad, found = loaded.tokenizer.vocabulary.pad or 0, []
     for start in range(0, len(examples), rows):
         some = [[example] for example in examples[start : start + rows]]
         count = -(-min(bucket(len(some), shortest=1), rows) // parts) * parts  # few shapes: the last one is repeated

@@ -19,6 +19,7 @@ from pretrainax.data.line_ends import plain
 from pretrainax.data.sources import Csv, JsonLines, Source, Tsv
 from pretrainax.data.sources.base import Record
 from pretrainax.data.sources.records import RecordLines
+from pretrainax.reporting.visible import visible
 from pretrainax.tasks import Task
 
 STANDARD = files.STANDARD_INPUT  # as a path: what comes from the command before, or goes to the one behind
@@ -59,18 +60,19 @@ class Input:
                 try:
                     fields = self._source.parse(row)
                     record = task.ask(fields)
+                    texts = tuple(plain(text, collections.Counter()) for text in record.texts)
+                    "".join(texts).encode()  # half of a surrogate pair is no text
                 except (ValueError, RecursionError) as e:
                     if not self._skip_bad:
                         raise UserError(f"{where}: {e}; --skip_bad leaves out and counts such records") from e
                     self._leave_out(f"{where}: {e}")
                     continue
-                texts = tuple(plain(text, collections.Counter()) for text in record.texts)
                 yield Asked(where, fields, Record(texts, record.note))
 
     def _leave_out(self, line: str) -> None:
         self.bad += 1
         if self.bad <= _NAMED:
-            print(f"left out: {line}", file=sys.stderr)
+            print(visible(f"left out: {line}"), file=sys.stderr)
         elif self.bad == _NAMED + 1:
             print("left out: and more, which are counted at the end", file=sys.stderr)
 
@@ -106,7 +108,7 @@ class Output:
                 f"{asked.where}: the record has a field {taken[0]!r} already, which is written here: rename it"
             )
         line = self._row(asked, said) if self._format == "csv" else _json(asked.fields | said)
-        self._file.write(f"{line}\n".encode())
+        self._file.write(f"{line}\n".encode("utf-8", "backslashreplace"))  # as JSON writes half of a surrogate pair
 
     def _row(self, asked: Asked, said: JsonObject) -> str:
         flat = {name: value for name, value in asked.fields.items()}

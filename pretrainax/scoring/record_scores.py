@@ -39,7 +39,7 @@ def score_records(
     found = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
     answers, notes, count = [], [], 0
     of_task = (record for record in found if isinstance(record, Record))  # each of them
-    for each in answer(loaded, task, of_task, row=experiment.data.sequence_length):
+    for each in answer(loaded, task, of_task, even=True):
         answers.append(each.answers)
         notes += each.notes
         count, cut = count + 1, cut + each.is_cut

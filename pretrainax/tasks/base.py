@@ -95,7 +95,9 @@ class Task(Objective):
 
         `encode` and `example` take such a record too: it gives the arrays of a batch without those of labels.
         """
-        raise NotImplementedError
+        raise UserError(
+            f"{type(self).__name__} reads no records without labels: python -m pretrainax.evaluate does more"
+        )
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns what the model says of one record, which `ask` has read: fields that are written beside its own.
@@ -170,6 +172,11 @@ class Task(Objective):
     def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
         """Parts the tokens of a document into those of its texts."""
         return np.split(tokens, ends[:-1])
+
+    @property
+    def longest(self) -> int:
+        """Returns how many tokens a row has at most."""
+        return self.lengths(self._length).inputs
 
     def room(self, texts: int) -> int:
         """Counts the tokens of text that a row of so many texts has room for."""

@@ -34,7 +34,7 @@ class Mistake(NamedTuple):
 def mistakes(folder: pathlib.Path) -> list[Mistake]:
     """Returns the table; the files that it speaks of are written to `folder`."""
     return [
-        *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
+        *(Mistake(command, tuple(words), said) for command, words, said in (*_of_names(), *_of_predictions())),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
         *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
@@ -88,13 +88,6 @@ def _of_names():
         ("evaluate", ["--from=x", "--documents=0"], "--documents"),
         ("evaluate", ["--from=x", "--span-bytes=long"], "--span-bytes"),
         ("evaluate", ["--from=x", "--examples=many"], "--examples"),
-        ("predict", [], "--from is missing"),
-        ("predict", ["--from=no/such/run"], "no/such/run"),
-        ("predict", ["--from=x", "--batch=0"], "--batch"),
-        ("predict", ["--from=x", "--format=xml"], "--format"),
-        ("predict", ["--from=x", "--inptu=y"], "did you mean 'input'"),
-        ("predict", [TINY, "--from=x"], "--config=FILE is not for this command"),
-        ("predict", ["--workdir=x"], "--workdir is not for this command"),
         ("generate", ["a"], "--from is missing"),
         ("generate", ["--from=x"], 'give prompts, as "Once upon a time"'),
         ("generate", ["--from=x", "a", "--input=x"], "or a file of them, --input=prompts.jsonl: one of both"),
@@ -135,6 +128,19 @@ def _of_tunings():
         ("LoRA()", "set config.checkpoint.init_from to"),
         ("LoRA(targets=('qery',))", "did you mean 'query'"),
         ("LoRA(rank=99)", "it must be at most 32"),
+    ]
+
+
+def _of_predictions():
+    """What is asked of a fine-tuned model."""
+    return [
+        ("predict", [], "--from is missing"),
+        ("predict", ["--from=no/such/run"], "no/such/run"),
+        ("predict", ["--from=x", "--batch=0"], "--batch"),
+        ("predict", ["--from=x", "--format=xml"], "--format"),
+        ("predict", ["--from=x", "--inptu=y"], "did you mean 'input'"),
+        ("predict", [TINY, "--from=x"], "--config=FILE is not for this command"),
+        ("predict", ["--workdir=x"], "--workdir is not for this command"),
     ]
 
 

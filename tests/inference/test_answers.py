@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pretrainax
-from pretrainax.config import UserError
+from pretrainax.config import Classify, Extract, Tag, UserError
 from pretrainax.inference.answers import answer, predict, task_of
 from pretrainax.tasks import Chunks, Classification
 from tests.support.classifiers import with_head
@@ -77,10 +77,43 @@ def test_a_long_record_is_one_answer_joined_of_its_windows(loaded):
 
 
 def test_an_imported_encoder_decoder_answers_too(tmp_path):
-    loaded = pretrainax.load(write_directory(tmp_path / "bart", with_head("bart", num_labels=1, kind="regression")))
+    loaded = pretrainax.load(
+        write_directory(tmp_path / "bart", with_head("bart", Classify(num_labels=1, kind="regression")))
+    )
     together, alone = loaded.predict(TEXTS[:3]), loaded.predict(TEXTS[1:2])
     assert together[1]["prediction"] == pytest.approx(alone[0]["prediction"], abs=1e-5)
     assert together[0]["prediction"] != together[1]["prediction"]
+
+
+ASKED = {
+    "tags": (
+        Tag(num_labels=3),
+        {},
+        [{"tokens": ["a", "cat", "ran"]}, {"tokens": "a dog sat"}],  # a text, whose words spaces part
+        lambda said, record: len(said["prediction"]) == len(said["probabilities"]) == 3,
+    ),
+    "choice": (
+        Classify(num_labels=2, kind="choice"),
+        {},
+        [{"context": "it rained", "question": "so", "choices": ["wet", "dry"]}] * 2,
+        lambda said, record: said["prediction"] in "AB" and len(said["probabilities"]) == 2,
+    ),
+    "answers": (
+        Extract(),
+        {"max_question_length": 4, "stride": 4},
+        [{"question": "who", "context": "the cat"}, {"question": "ran", "context": "no dog and no cat ran. " * 3}],
+        lambda said, record: said["prediction"] in record["context"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_other_heads_answer_records_too(name, tmp_path):
+    head, fields, records, is_good = ASKED[name]
+    loaded = pretrainax.load(write_directory(tmp_path / name, with_head("bert", head)))
+    vars(loaded.experiment.objective).update(fields)
+    said = loaded.predict(records)
+    assert all(map(is_good, said, records)), said
 
 
 def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):

@@ -59,11 +59,12 @@ def test_the_standard_input_is_read_as_it_comes(given, content, monkeypatch):
 
 def test_bad_records_end_it_or_are_named_and_counted(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "a"}\n{"txt": "b"}\nno\n{"text": 1.5}\n[]\n{"text": "c"}\n' + "x\n" * 30)
+    bad = ['{"txt": "b"}', "no", '{"text": 1.5}', "[]", '{"text": "\\ud800"}', "[" * 100_000, *"x" * 30]
+    path.write_text("\n".join(['{"text": "a"}', *bad, '{"text": "c"}\n']))
     with pytest.raises(UserError, match=r"a\.jsonl:2: no field 'text', did you mean 'txt'.*--skip_bad leaves out"):
         read(path)
     found, records = read(path, skip_bad=True)
-    assert [fields for _, fields, _ in found] == [{"text": "a"}, {"text": "c"}] and records.bad == 34
+    assert [fields for _, fields, _ in found] == [{"text": "a"}, {"text": "c"}] and records.bad == 36
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 21 and said[1].startswith(f"left out: {path}:3: broken JSON at column 1")
     assert said[-1] == "left out: and more, which are counted at the end"
@@ -102,6 +103,12 @@ def test_a_line_has_the_fields_of_its_record_and_what_is_said(tmp_path):
         for each in asked(tmp_path):
             output.add(each, SAID)
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [r | SAID for r in ROWS]
+
+
+def test_what_no_file_can_hold_is_written_as_it_was_escaped(tmp_path):
+    with writing(str(tmp_path / "out.jsonl"), "jsonl") as output:
+        output.add(asked(tmp_path, [{"text": "a", "id": "\ud800"}])[0], SAID)
+    assert json.loads((tmp_path / "out.jsonl").read_text())["id"] == "\ud800"
 
 
 def test_a_table_has_a_column_for_each(tmp_path):

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 @dataclasses.dataclass
-class Tsv(RecordLines, Source):
+class Tsv(RecordLines[Row], Source):
     """A record a line, in columns that tabs part, as in the files of GLUE; plain, .gz, .xz or .zst.
 
     The first line of each file names the columns, unless `columns` does. All that a column holds is text; quotes are

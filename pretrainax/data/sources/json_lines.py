@@ -16,7 +16,7 @@ Line = Union[bytes, bytearray]
 
 
 @dataclasses.dataclass
-class JsonLines(RecordLines, Source):
+class JsonLines(RecordLines[Line], Source):
     """One JSON object a line, the document in its `text_field`; plain, .gz, .xz or .zst.
 
     `path` is a file, a folder (every .jsonl, plain or not, below it) or a glob. Without `valid_path`, `valid_fraction`

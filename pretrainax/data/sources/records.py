@@ -6,12 +6,15 @@ import dataclasses
 import json
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 from pretrainax.config import Experiment, UserError, nearest
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data import files, long_lines
 from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Document, Reader, Record
+
+Row = TypeVar("Row")  # of a file: what is read at a time
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -156,14 +159,14 @@ class RecordFiles(Records):
         raise NotImplementedError
 
 
-class RecordLines(RecordFiles):
+class RecordLines(RecordFiles, Generic[Row]):
     """Files of lines, each of which is a record or a part of one: they can be read as they come."""
 
-    def rows(self, shard: files.Part) -> Iterator[tuple[int, Any]]:
+    def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
         """Yields the number, from 0, of the first line of each record of a shard, and what `parse` reads."""
         raise NotImplementedError
 
-    def parse(self, row: Any) -> dict[str, Any]:
+    def parse(self, row: Row) -> JsonObject:
         """Returns the record of a row; ValueError where it is broken."""
         raise NotImplementedError
 
