@@ -213,6 +213,14 @@ def _json_lines(ending: str) -> Format:
     return Format(make, {name: within(*packer, mutate_lines) if ending else mutate_lines}, _reader("JsonLines", name))
 
 
+def _squad(folder: pathlib.Path) -> None:
+    asked = [
+        {"id": str(i), "question": f"what is é{i}?", "answers": [{"text": "é", "answer_start": 0}]} for i in range(40)
+    ]
+    paragraphs = [{"context": "é字", "qas": asked[i::4]} for i in range(4)]
+    (folder / "a.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}], "version": "1"}))
+
+
 def _conll(folder: pathlib.Path) -> None:
     (folder / "a.conll").write_text("".join(f"word{i} X B-A\né字 Y I-A\n\n" for i in range(40)))
 
@@ -306,6 +314,7 @@ def formats() -> dict[str, Format]:
             _array_record, {"a.array_record": mutate_bytes}, _reader("ArrayRecord", "a.array_record", text_field="text")
         ),
         "conll": Format(_conll, {"a.conll": mutate_bytes}, _reader("ConllFiles", "a.conll")),
+        "squad": Format(_squad, {"a.json": mutate_json}, _reader("SquadFiles", "a.json", text_field="question")),
         "checkpoint": Format(_checkpoint, {run_json: mutate_json, manifest: mutate_bytes}, _read_checkpoint),
         "checkpoint_resealed": Format(_checkpoint, {run_json: mutate_json}, _read_resealed),
     }

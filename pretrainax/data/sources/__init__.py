@@ -14,6 +14,7 @@ from pretrainax.data.sources.mixture import SourceMixture
 from pretrainax.data.sources.no_source import NoSource
 from pretrainax.data.sources.parquet import Parquet
 from pretrainax.data.sources.python_docs import Module, PythonDocs
+from pretrainax.data.sources.squad import SquadFiles
 from pretrainax.data.sources.text_files import TextFiles
 from pretrainax.data.sources.tfds import TFDS
 
@@ -29,6 +30,7 @@ __all__ = [
     "PythonDocs",
     "Source",
     "SourceMixture",
+    "SquadFiles",
     "TFDS",
     "TextFiles",
     "Tsv",
