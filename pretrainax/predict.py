@@ -2,7 +2,7 @@
 
 DIR is a run of a task (--config=finetune:…), RUN@best, RUN@2000, an export or a Hugging Face directory of a model with
 such a head (BertForSequenceClassification, …). --input has a record a line, with the fields that the task reads, and
-needs no label: JSON lines, .tsv or .csv with a line of names, packed or not, a folder of them, - for JSON lines of the
+needs no label: JSON lines, .tsv or .csv with a line of names (.gz, .xz, .zst too), a folder of them, - for those of the
 standard input, or a source as in a config:
 
     --input="Csv(path='my.txt', delimiter=';')"  --input="Tsv(path='-', columns=('id', 'text'))"
