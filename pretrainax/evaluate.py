@@ -55,6 +55,7 @@ from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
+from pretrainax.inference.answers import task_in
 from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
@@ -183,6 +184,8 @@ class Evaluation:
                 raise UserError(
                     f"--{of_texts[0]} is of texts, and {self.directory} has the head of a task: leave it out"
                 )
+            if self.of_text:
+                task_in(cli.CONFIG.value, self.directory)
         of_source = ("split", "documents", "seed", "bytes-of-spans", *of_tokens, *of_spans)
         given = [name for name in of_source if self._asked[name].present]
         if given and not self.of_text:

@@ -2,7 +2,7 @@
 
 DIR is a run of a task (--config=finetune:…), RUN@best, RUN@2000, an export or a Hugging Face directory of a model with
 such a head (BertForSequenceClassification, …). --input has a record a line, with the fields that the task reads, and
-needs no label: JSON lines, .tsv or .csv with a line of names, packed or not, a folder of them, - for JSON lines of the
+needs no label: JSON lines, .tsv or .csv with a line of names (.gz, .xz, .zst too), a folder of them, - for those of the
 standard input, or a source as in a config:
 
     --input="Csv(path='my.txt', delimiter=';')"  --input="Tsv(path='-', columns=('id', 'text'))"
@@ -31,7 +31,7 @@ from tqdm import tqdm
 from pretrainax import cli
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.paths import define_path
-from pretrainax.inference.answers import answer, task_of
+from pretrainax.inference.answers import answer, task_in, task_of
 from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.prediction_files import STANDARD, Asked, Input, writing
@@ -84,6 +84,7 @@ class Prediction:
         if self["output"] != STANDARD and os.path.exists(self["output"]) and os.path.exists(self["input"]):
             if os.path.samefile(self["input"], self["output"]):
                 raise UserError(f"--output={self['output']} is --input: take another file")
+        task_in(experiment, self.origin.description)  # before a model is loaded
         records = Input(self["input"], experiment, self["skip_bad"])
         host.keep_compiled(experiment.data.cache_dir)
         host.start_devices()

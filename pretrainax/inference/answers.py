@@ -45,25 +45,34 @@ class _Documents(NamedTuple):
         return max(len(example["tokens"]) for example in self.examples)
 
 
-def task_of(loaded: LoadedModel, experiment: Optional[Experiment] = None) -> Task:
-    """Returns the task that a model has the head for, ready to make examples.
+def task_in(experiment: Experiment, origin: str) -> Task:
+    """Returns the task that the model of a config has the head for.
 
     Args:
-      experiment: whose objective it is, and whose rows; None: the model's own.
+      origin: where the model is from, for people.
 
     Raises:
       UserError: a model without such a head, or a task that does not fit.
     """
-    experiment = experiment or loaded.experiment
-    task = experiment.objective
-    if loaded.experiment.model.head is None or not isinstance(task, Task):
+    task, head = experiment.objective, experiment.model.head
+    if head is None or not isinstance(task, Task):
         raise UserError(
-            f"{loaded.origin} has no head of a task, by which it would say something of records: "
-            "--config=finetune:TASK trains one (docs/recipes.md)"
+            f"{origin} has no head of a task, by which it would say something of records: --config=finetune:TASK "
+            "trains one (docs/recipes.md)"
         )
-    if problems := [*task.problems(experiment), *task.head_problems(loaded.experiment.model.head)]:
-        raise UserError(f"{loaded.origin}: {problems[0]}")
-    return task.adapted(experiment).bind(loaded.tokenizer)
+    if problems := [*task.problems(experiment), *task.head_problems(head)]:
+        raise UserError(f"{origin}: {problems[0]}")
+    return task
+
+
+def task_of(loaded: LoadedModel, experiment: Optional[Experiment] = None) -> Task:
+    """Returns the task of a model, ready to make examples; raises as `task_in` does.
+
+    Args:
+      experiment: whose objective it is, and whose rows; None: the model's own.
+    """
+    experiment = experiment or loaded.experiment
+    return task_in(experiment, loaded.origin).adapted(experiment).bind(loaded.tokenizer)
 
 
 def predict(loaded: LoadedModel, task: Task, records: Iterable[Mapping], batch_size: int = 32) -> Iterator[JsonObject]:

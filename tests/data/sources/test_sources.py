@@ -14,6 +14,7 @@ from pretrainax.data import sources
 from pretrainax.data.sources import (
     TFDS,
     ArrayRecord,
+    ConllFiles,
     Csv,
     HuggingFace,
     JsonLines,
@@ -98,6 +99,7 @@ def test_python_docs_survives_a_lone_surrogate(tmp_path):
 EVERY = [
     TFDS("wmt14_translate/de-en", text_field="en", target_field="de"),
     ArrayRecord("a", text_field="text"),
+    ConllFiles("a", tag_column=3),
     Csv("a", columns=("text", "label"), delimiter=";"),
     HuggingFace("json", data_files=("a.jsonl",), streaming=True),
     JsonLines("a", prefix="summarize: ", target_field="summary"),
@@ -123,7 +125,11 @@ def test_every_source_is_there():
     }
 
 
-RECORDS = [source for source in EVERY if isinstance(source, (TFDS, HuggingFace, ArrayRecord, JsonLines, Parquet, Tsv))]
+RECORDS = [
+    source
+    for source in EVERY
+    if isinstance(source, (TFDS, HuggingFace, ArrayRecord, ConllFiles, JsonLines, Parquet, Tsv))
+]
 
 
 @pytest.mark.parametrize("source", RECORDS, ids=lambda source: type(source).__name__)
