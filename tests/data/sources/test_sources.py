@@ -21,6 +21,7 @@ from pretrainax.data.sources import (
     Parquet,
     PythonDocs,
     SourceMixture,
+    SquadFiles,
     TextFiles,
     Tsv,
 )
@@ -106,6 +107,7 @@ EVERY = [
     Parquet("a", on_error="skip"),
     PythonDocs(),
     SourceMixture((PythonDocs(), Parquet("a")), weights=(1.0, 2.0)),
+    SquadFiles("a.json", valid_path="b.json"),
     TextFiles("a"),
     Tsv("a", quoting=True),
 ]
@@ -128,7 +130,7 @@ def test_every_source_is_there():
 RECORDS = [
     source
     for source in EVERY
-    if isinstance(source, (TFDS, HuggingFace, ArrayRecord, ConllFiles, JsonLines, Parquet, Tsv))
+    if isinstance(source, (TFDS, HuggingFace, ArrayRecord, ConllFiles, JsonLines, Parquet, SquadFiles, Tsv))
 ]
 
 
