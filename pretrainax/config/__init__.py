@@ -20,7 +20,7 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
-from pretrainax.config.heads import Classify, HeadConfig, Tag
+from pretrainax.config.heads import Classify, Extract, HeadConfig, Tag
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -45,6 +45,7 @@ __all__ = [
     "DisentangledPositions",
     "EvaluateConfig",
     "Experiment",
+    "Extract",
     "Generator",
     "HeadConfig",
     "LayersConfig",

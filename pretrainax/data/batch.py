@@ -74,6 +74,7 @@ FIELDS = (
         optional=True,
         below="classes",
     ),
+    Field("span", "BL", _ALL, "where the answer to a question begins and ends in a row", optional=True, below="T"),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
@@ -126,6 +127,11 @@ def predicts_tokens(batch: Collection[str]) -> bool:
 def has_labels(batch: Collection[str]) -> bool:
     """Returns whether rows have labels of a task."""
     return "labels" in batch or "label_values" in batch
+
+
+def has_span(batch: Collection[str]) -> bool:
+    """Returns whether rows have an answer to find."""
+    return "span" in batch
 
 
 def has_word_labels(batch: Collection[str]) -> bool:
@@ -183,7 +189,8 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    absent = ("targets", "loss_weights") if has_labels(batch) or has_word_labels(batch) else ()
+    labelled = has_labels(batch) or has_word_labels(batch) or has_span(batch)
+    absent = ("targets", "loss_weights") if labelled else ()
     fields = [
         f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
     ]

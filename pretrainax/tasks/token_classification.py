@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pretrainax.config import Experiment, HeadConfig, Tag
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record, WordError
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import Task, label_number, never_seen
+from pretrainax.tasks.base import Task, label_number, never_seen, rounded
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
@@ -82,6 +83,15 @@ class TokenClassification(Task):
         note = {"words": words, "tags": tags}
         return Record((" ".join(words),), note, {MENDED: mended} if mended else {})
 
+    def ask(self, record: Mapping) -> Record:
+        """Returns the words of a record without tags; a text in their place is parted at its spaces."""
+        found = value_of(record, self.words_field, "config.objective.words_field")
+        found = found.split() if isinstance(found, str) else self._list(record, "words_field")
+        words = [_word(i, word) for i, word in enumerate(found)]
+        if not words:
+            raise ValueError(f"field {self.words_field!r} holds no words")
+        return Record((" ".join(words),), {"words": words})
+
     def _list(self, record: Mapping, setting: str) -> Sequence:
         name = getattr(self, setting)
         value = value_of(record, name, f"config.objective.{setting}")
@@ -124,7 +134,10 @@ class TokenClassification(Task):
         """Yields the ids of each word as they are in the text, where words are parted by spaces."""
         space = "" if tokenizer.text_table.adds_space else " "
         words = [space * (i > 0) + word for i, word in enumerate(record.note["words"])]
-        yield Encoded(tokenizer.encode_batch(words), {"tags": record.note["tags"]})
+        yield Encoded(tokenizer.encode_batch(words), {k: v for k, v in record.note.items() if k == "tags"})
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        return sum(map(len, encoded.parts)) > self.room(1)
 
     # --- examples -----------------------------------------------------------------------------------------------------
 
@@ -140,7 +153,8 @@ class TokenClassification(Task):
             of_tokens[np.setdiff1d(np.arange(len(of_tokens)), places[sizes > 0])] = 0
         words = np.zeros(len(example["tokens"]), np.int32)
         words[len(self._frame.before) :][:kept] = of_tokens[:kept]
-        return {**example, "words": words, "word_labels": np.array(text.note["tags"], np.int32)[is_read]}
+        tags = {"word_labels": np.array(text.note["tags"], np.int32)[is_read]} if "tags" in text.note else {}
+        return {**example, "words": words, **tags}
 
     def sample_note(self):
         return {"tags": [0, 0]}
@@ -191,6 +205,16 @@ class TokenClassification(Task):
             names = np.array([*self.labels, "O"])  # of what is not read, -1, the last
             found |= figures.of_spans([names[x].tolist() for x in said], [names[x].tolist() for x in truth], self.spans)
         return found | {"unread": float((of_words < 0).mean())}
+
+    def prediction(self, answers: Mapping[str, np.ndarray], notes: Sequence[Note]) -> JsonObject:  # pyright: ignore
+        """Returns the tag of each word and its probability; None of words that are not read."""
+        (note,), (tags,), (probabilities,) = notes, answers["tags"], answers["probabilities"]
+        numbers = _of_all(tags, note)
+        probable = iter(map(rounded, probabilities))
+        return {
+            "prediction": [self.labels[number] if number >= 0 else None for number in numbers],
+            "probabilities": [next(probable) if number >= 0 else None for number in numbers],
+        }
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         counts = collections.Counter(tag for note in notes for tag in note["tags"])

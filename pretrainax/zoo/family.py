@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional, TypeAlias
 
-from pretrainax.config import Classify, HeadConfig, ModelConfig, Tag, UserError
+from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag, UserError
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
@@ -44,23 +44,38 @@ def layer_norm(path: str, name: str) -> list[Row]:
     return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
 
 
+TaskHead: TypeAlias = Classify | Tag | Extract
+_MODULES = {Classify: "classifier", Tag: "tagger", Extract: "extractor"}
+
+
 class Classifier(NamedTuple):
-    """Says how transformers' class for a family writes down a head of a whole row, or of its words."""
+    """Says how transformers' class for a family writes down a head of a whole row, of its words, or of its tokens."""
 
     architecture: str  # "BertForSequenceClassification"
-    head: Classify | Tag  # as that class has it
+    head: TaskHead  # as that class has it
     output: str = "score"  # their name of the last map; of decoders this one
     dense: str = ""  # of the hidden layer
     norm: str = ""  # of its norm
     prefix: str = ""  # before the names of all that is no head
+    base: str = ""  # how those begin, up to a point, where it is with another word than in the class of pretraining
     family: str = ""  # of the model that has it, where that is a part of the one that is pretrained: "encoder"
 
-    def rows(self, head: Classify | Tag) -> list[Row]:
+    def rows(self, head: TaskHead) -> list[Row]:
         """Returns the rows of the head."""
-        module = "tagger" if isinstance(head, Tag) else "classifier"
+        module = _MODULES[type(head)]
         rows = linear(f"{module}/output", self.output, head.output_bias)
         rows += linear(f"{module}/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
         return rows + ([Row(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
+
+    def name_of(self, row: Row) -> Row:
+        """Returns the row of a parameter that is of no head."""
+        rest = row.name.partition(".")[2]
+        return row._replace(name=f"{self.base}.{rest}" if self.base else self.prefix + row.name)
+
+
+def extractor(architecture: str, **names) -> Classifier:
+    """Returns the same of the class for question answering beside another of the same model."""
+    return Classifier(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
 
 
 def token_classifier(architecture: str, output: str = "classifier", **names) -> Classifier:
@@ -114,15 +129,18 @@ class HuggingFace:
 
     classifier: Optional[Classifier] = None  # the class of transformers with a head of a whole row
     token_classifier: Optional[Classifier] = None  # that with a head of each word
+    chooser: Optional[Classifier] = None  # the one that gives each of several rows a number
+    extractor: Optional[Classifier] = None  # the one that finds an answer in a row
 
     @property
     def classifiers(self) -> list[Classifier]:
         """Returns the classes of transformers that have heads of tasks."""
-        return [found for found in (self.classifier, self.token_classifier) if found is not None]
+        classes = (self.classifier, self.token_classifier, self.chooser, self.extractor)
+        return [found for found in classes if found is not None]
 
     def classifier_of(self, head: Optional[HeadConfig]) -> Optional[Classifier]:
         """Returns the class of transformers with such a head; None: it has none."""
-        return next((found for found in self.classifiers if type(found.head) is type(head)), None)
+        return next((found for found in self.classifiers if _alike(found.head, head)), None)
 
     def names(self, config: ModelConfig) -> list[Row]:
         """Returns the name table of a model, with the heads that it has and transformers too."""
@@ -132,9 +150,9 @@ class HuggingFace:
         rows = [row for row in rows if row.path.partition("/")[0] not in _OF_PRETRAINING]
         if config.family == "encoder":  # perhaps that of an encoder-decoder
             rows = [row for row in rows if not row.path.startswith("decoder")]
-        if classifier is None or not isinstance(head, (Classify, Tag)):
+        if classifier is None or not isinstance(head, TaskHead):
             return rows
-        return [row._replace(name=classifier.prefix + row.name) for row in rows] + classifier.rows(head)
+        return [classifier.name_of(row) for row in rows] + classifier.rows(head)
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
@@ -175,7 +193,7 @@ class HuggingFace:
             value = _field(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
-        if isinstance(config.head, (Classify, Tag)):
+        if isinstance(config.head, TaskHead):
             json |= _write_head(config.head)
         theirs = self.read_config(json)
         more = zip(biases(theirs), biases(config), strict=True)
@@ -198,19 +216,33 @@ def _said(config: ModelConfig, theirs: ModelConfig, name: str) -> Iterable[str]:
     return (f"config.model.{name}={getattr(config, name)!r}",)
 
 
-def _read_head(json: ConfigJson, usual: Classify | Tag) -> Classify | Tag:
-    """Returns the head that a config.json describes: as many labels as are named, two where none are."""
+def _alike(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
+    """Tells whether heads are of one kind; that of a choice is another one than that of classes."""
+    chooses = [isinstance(head, Classify) and head.kind == "choice" for head in (a, b)]
+    return type(a) is type(b) and chooses[0] == chooses[1]
+
+
+def _read_head(json: ConfigJson, usual: TaskHead) -> TaskHead:
+    """Returns the head that a config.json describes: as many labels as are named, two where none are.
+
+    Of a choice these are the texts to choose from, which change no weight.
+    """
     labels = len(json.get("id2label") or ()) or 2
+    if isinstance(usual, Extract):
+        return dataclasses.replace(usual)
     if isinstance(usual, Tag):
         return dataclasses.replace(usual, num_labels=labels)
     kinds = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     kind = kinds.get(json.get("problem_type"), "regression" if labels == 1 else "single")
+    kind = "choice" if usual.kind == "choice" else kind
     pooling = json.get("classifier_pooling", usual.pooling)  # of ModernBERT
     return dataclasses.replace(usual, num_labels=labels, kind=kind, pooling=pooling)
 
 
-def _write_head(head: Classify | Tag) -> ConfigJson:
+def _write_head(head: TaskHead) -> ConfigJson:
     """Returns what config.json says of a head; the labels have numbers for names until somebody names them."""
+    if isinstance(head, Extract):
+        return {}
     names = [f"LABEL_{i}" for i in range(head.num_labels)]
     json: ConfigJson = {
         "id2label": {str(i): name for i, name in enumerate(names)},
@@ -219,7 +251,7 @@ def _write_head(head: Classify | Tag) -> ConfigJson:
     if isinstance(head, Tag):
         return json
     pooling = {"classifier_pooling": head.pooling} if head.hidden_norm else {}
-    return {**json, "problem_type": _PROBLEMS[head.kind], **pooling}
+    return {**json, "problem_type": _PROBLEMS.get(head.kind), **pooling}
 
 
 def _null_is(value: object) -> bool:

@@ -11,6 +11,7 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    extractor,
     layer_norm,
     linear,
     token_classifier,
@@ -256,6 +257,7 @@ FAMILIES = (
             table=gpt2_names,
             classifier=Classifier("GPT2ForSequenceClassification", LAST),
             token_classifier=token_classifier("GPT2ForCausalLM"),
+            extractor=extractor("GPT2ForCausalLM"),
             constants={
                 "scale_attn_weights": True,
                 "scale_attn_by_inverse_layer_idx": False,
@@ -306,6 +308,7 @@ FAMILIES = (
             table=gpt_neo_names,
             classifier=Classifier("GPTNeoForSequenceClassification", LAST),
             token_classifier=token_classifier("GPTNeoForCausalLM"),
+            extractor=extractor("GPTNeoForCausalLM"),
             read=_read_gpt_neo,
             write=_write_gpt_neo,
             tied=_tied("transformer.wte.weight"),

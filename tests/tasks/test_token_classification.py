@@ -223,6 +223,28 @@ def test_what_does_not_fit_together_is_one_line(change, said):
         validate(experiment)
 
 
+def test_words_without_tags_are_the_same_row_and_are_said_a_tag_each():
+    bound, words = adapted(task()), ["a", "filmdull", "", "fine"]
+    whole = example_of(bound, words, ["B-A", "I-A", "O", "O"])
+    for value in (words, np.array(words)):
+        asked = bound.ask({"tokens": value, "tags": "nonsense"})
+        (found,) = bound.encode(asked, TOKENIZER)
+        tokens, ends = np.concatenate(found.parts), np.cumsum([len(ids) for ids in found.parts])
+        example = bound.example(Text(tokens, np.ones_like(tokens), ends, note=found.note), None, TOKENIZER.vocabulary)
+        assert whole.keys() - example.keys() == {"word_labels"}
+        assert all((example[name] == whole[name]).all() for name in example) and not bound.is_cut(found)
+    assert bound.ask({"tokens": " a  fine film"}).note == {"words": ["a", "fine", "film"]}
+    with pytest.raises(ValueError, match="field 'tokens' holds no words"):
+        bound.ask({"tokens": []})
+    answers = {"tags": np.array([[1, 2, 0, -1]]), "probabilities": np.array([[0.5, 0.25, 0.75, 0.0]], np.float32)}
+    assert bound.prediction(answers, [{"parts": ends.tolist()}]) == {
+        "prediction": ["B-A", "I-A", None, "O"],
+        "probabilities": [0.5, 0.25, None, 0.75],
+    }
+    (long,) = bound.encode(bound.ask({"tokens": ["film"] * 30}), TOKENIZER)
+    assert bound.is_cut(long)
+
+
 def test_another_head_is_refused():
     experiment = config()
     experiment.model.head = dataclasses.replace(Classify(), num_labels=5, kind="single")

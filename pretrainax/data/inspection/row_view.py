@@ -113,6 +113,7 @@ def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = (
         kinds = _kinds(targets, segments, vocabulary)
         sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
     labels = {"pair label": "pair_labels", "label": "labels", "label values": "label_values"}
+    labels |= {"answer, first and last token": "span"}
     said = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
     if has_word_labels(row):
         words = row["words"][segments > 0]

@@ -91,8 +91,8 @@ class Source(kinds.Source):
         """
         raise UserError(
             f"{self.config_path} is {type(self).__name__}, which has no records for config.objective "
-            f"{type(task).__name__}: give JsonLines, ConllFiles, Parquet, ArrayRecord, HuggingFace or "
-            "TFDS"
+            f"{type(task).__name__}: give JsonLines, Tsv, Csv, ConllFiles, SquadFiles, Parquet, ArrayRecord, "
+            "HuggingFace or TFDS"
         )
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:

@@ -6,12 +6,15 @@ import dataclasses
 import json
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 from pretrainax.config import Experiment, UserError, nearest
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data import files, long_lines
 from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Document, Reader, Record
+
+Row = TypeVar("Row")  # of a file: what is read at a time
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,7 +118,7 @@ class Records:
     def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
         return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
 
-    def columns(self, names: Iterable[str]) -> list[str]:
+    def columns_read(self, names: Iterable[str]) -> list[str]:
         """Returns the columns of a table that are read, without fields inside. UserError where one is missing."""
         columns, names = {}, list(names)
         wanted = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
@@ -154,6 +157,23 @@ class RecordFiles(Records):
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         """Returns (start, stop) of the shards of a file."""
         raise NotImplementedError
+
+
+class RecordLines(RecordFiles, Generic[Row]):
+    """Files of lines, each of which is a record or a part of one: they can be read as they come."""
+
+    def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
+        """Yields the number, from 0, of the first line of each record of a shard, and what `parse` reads."""
+        raise NotImplementedError
+
+    def parse(self, row: Row) -> JsonObject:
+        """Returns the record of a row; ValueError where it is broken."""
+        raise NotImplementedError
+
+    def where(self, shard: files.Part, number: int) -> str:
+        """Names the line of a number of a shard, for error lines."""
+        first = files.line_number(shard.place, shard.start) if shard.start else 1
+        return f"{shard.place}:{first + number}"
 
 
 @dataclasses.dataclass(kw_only=True)
