@@ -52,9 +52,33 @@ def folder(tmp_path_factory) -> pathlib.Path:
 
 
 def commands(folder, list_of_words):
-    done = run([sys.executable, "-c", FORKING, str(folder)], input=json.dumps(list_of_words))
+    done = run([sys.executable, "-c", FORKING, str(folder)], timeout=600, input=json.dumps(list_of_words))
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def mistakes(folder) -> list[tuple[list[str], str]]:
+    """Command lines, and what is said of each."""
+    hf, a, out = f"--from={folder}/hf", f"--input={folder}/a.jsonl", f"--output={folder}/x.jsonl"
+    source = f"--source=JsonLines(path='{folder}/a.jsonl')"
+    return [
+        (["predict", a, out], "--from is missing"),
+        (["predict", hf, out], "--input is missing"),
+        (["predict", hf, a], "--output is missing"),
+        (["predict", hf, a, a.replace("input", "output")], "is --input: take another file"),
+        (["predict", hf, a, out, "--config.train.steps=1"], "--config.train.steps changes nothing in a prediction"),
+        (["predict", hf, a, out, "--config.objective.labels=a,b"], "Classification of 2 labels needs Classify"),
+        (["predict", hf, a, out, "--config.data.sequence_length=99"], "config.model.position.max_length is 20"),
+        (["predict", hf, f"--input={folder}/bad.jsonl", out], "bad.jsonl:2: no field 'text'"),
+        (["predict", hf, f"--input={folder}/all_bad.jsonl", out, "--skip_bad"], "holds no record: all 1 are bad"),
+        (["predict", f"--from={folder}/lm", a, out], "has no head of a task"),
+        (["predict", hf, f"--workdir={folder}", a, out], "--workdir is not for this command"),
+        (["predict", hf, a, out, "--format=xml"], "--format"),
+        (["evaluate", hf, source], "a.jsonl:1: no field 'label'"),
+        (["evaluate", hf, source, "--stride=3"], "--stride is of texts, and"),
+        (["evaluate", hf, "--tasks=grammar"], "--tasks is of texts, and"),
+        (["evaluate", hf, f"--source=TextFiles(path='{folder}/a.jsonl')"], "which is for JsonLines"),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +95,9 @@ def said(folder):
         "skipped": [*given, f"--input={folder}/bad.jsonl", "--output=-", "--skip_bad"],
         "figures": [*figures, "--config.objective.numbered=good,bad,fair"],
     }
-    return dict(zip(named, commands(folder, list(named.values())), strict=True))
+    wrong = [words for words, _ in mistakes(folder)]
+    found = commands(folder, [*named.values(), *wrong])
+    return dict(zip([*named, *range(len(wrong))], found, strict=True))
 
 
 def lines(path):
@@ -128,28 +154,9 @@ def test_what_counts_are_fields():
         get(tiny.get_config("bert"), path)
 
 
-def test_mistakes_are_one_line_each(folder):
-    hf, a, out = f"--from={folder}/hf", f"--input={folder}/a.jsonl", f"--output={folder}/x.jsonl"
-    source = f"--source=JsonLines(path='{folder}/a.jsonl')"
-    mistakes = [
-        (["predict", a, out], "--from is missing"),
-        (["predict", hf, out], "--input is missing"),
-        (["predict", hf, a], "--output is missing"),
-        (["predict", hf, a, a.replace("input", "output")], "is --input: take another file"),
-        (["predict", hf, a, out, "--config.train.steps=1"], "--config.train.steps changes nothing in a prediction"),
-        (["predict", hf, a, out, "--config.objective.labels=a,b"], "Classification of 2 labels needs Classify"),
-        (["predict", hf, a, out, "--config.data.sequence_length=99"], "config.model.position.max_length is 20"),
-        (["predict", hf, f"--input={folder}/bad.jsonl", out], "bad.jsonl:2: no field 'text'"),
-        (["predict", hf, f"--input={folder}/all_bad.jsonl", out, "--skip_bad"], "holds no record: all 1 are bad"),
-        (["predict", f"--from={folder}/lm", a, out], "has no head of a task"),
-        (["predict", hf, f"--workdir={folder}", a, out], "--workdir is not for this command"),
-        (["predict", hf, a, out, "--format=xml"], "--format"),
-        (["evaluate", hf, source], "a.jsonl:1: no field 'label'"),
-        (["evaluate", hf, source, "--stride=3"], "--stride is of texts, and"),
-        (["evaluate", hf, "--tasks=grammar"], "--tasks is of texts, and"),
-        (["evaluate", hf, f"--source=TextFiles(path='{folder}/a.jsonl')"], "which is for JsonLines"),
-    ]
-    for (words, expected), (code, text) in zip(mistakes, commands(folder, [m[0] for m in mistakes]), strict=True):
+def test_mistakes_are_one_line_each(said, folder):
+    for number, (words, expected) in enumerate(mistakes(folder)):
+        code, text = said[number]
         last = text.splitlines()[-1] if text else ""
         assert code == 2 and expected in last, (words, text)
     assert not (folder / "x.jsonl").exists()
