@@ -11,7 +11,7 @@ from pretrainax.config import UserError
 from pretrainax.config.json_files import JsonObject
 
 # Ends of the names of figures of which more is better; of others, less.
-_LARGER = ("accuracy", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
+_LARGER = ("accuracy", "exact_match", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
 
 
 def larger_is_better(figure: str) -> bool:

@@ -65,6 +65,16 @@ FIELDS = (
     Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
     Field("labels", "B", _ALL, "the class of a row, from 0", optional=True, below="classes"),
     Field("label_values", "BL", _ALL, "of each label 1 or 0, or the numbers to tell", np.float32, optional=True),
+    Field("words", "BT", _ALL, "which word of the row a token tells of, from 1; 0: of none", optional=True),
+    Field(
+        "word_labels",
+        "BT",
+        _ALL,
+        "the class of each of these words, in their order",
+        optional=True,
+        below="classes",
+    ),
+    Field("span", "BL", _ALL, "where the answer to a question begins and ends in a row", optional=True, below="T"),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
@@ -119,6 +129,16 @@ def has_labels(batch: Collection[str]) -> bool:
     return "labels" in batch or "label_values" in batch
 
 
+def has_span(batch: Collection[str]) -> bool:
+    """Returns whether rows have an answer to find."""
+    return "span" in batch
+
+
+def has_word_labels(batch: Collection[str]) -> bool:
+    """Returns whether the words of rows have labels of a task."""
+    return "word_labels" in batch
+
+
 def tokens_read(batch: Mapping[str, Any]) -> int:
     """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
@@ -169,7 +189,8 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    absent = ("targets", "loss_weights") if has_labels(batch) else ()
+    labelled = has_labels(batch) or has_word_labels(batch) or has_span(batch)
+    absent = ("targets", "loss_weights") if labelled else ()
     fields = [
         f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
     ]

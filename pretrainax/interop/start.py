@@ -52,7 +52,7 @@ class Beginning(NamedTuple):
 
     model: ModelConfig  # without the heads of its pretraining
     tokenizer: PretrainedTokenizer
-    head: Optional[HeadConfig]  # that of a whole row, as transformers' class of the family has it; None: it has none
+    heads: tuple[HeadConfig, ...]  # of tasks, as transformers' classes of the family have them
 
 
 def beginning_of(name: str) -> Beginning:
@@ -70,8 +70,8 @@ def beginning_of(name: str) -> Beginning:
             family = None
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
-    head = None if family is None or family.classifier is None else dataclasses.replace(family.classifier.head)
-    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), head)
+    heads = () if family is None else tuple(dataclasses.replace(found.head) for found in family.classifiers)
+    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), heads)
 
 
 def experiment_of(origin: Origin) -> Experiment:
@@ -99,7 +99,7 @@ class Fit(NamedTuple):
     """Says which parameters of a start become those of a model, by their paths."""
 
     taken: dict[str, str]  # our path -> the path there
-    lacking: list[str]  # of our heads: drawn anew
+    lacking: list[str]  # of our heads, not there or of another shape: drawn anew
     left_out: list[str]  # of heads there
     changed: list[str]  # fields of config.model that compute something else, with all shapes as they were
 
@@ -124,18 +124,21 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
         source = weights.open_start(origin.directory, model, fresh_heads)
         their_model, lacking = source.config, source.lacking
     theirs = models.abstract_params(their_model)
-    there = {path: x.shape for path, x in flat(theirs).items()}
+    there, shapes = ({path: x.shape for path, x in flat(tree).items()} for tree in (theirs, ours))
     named = {path: path if path in there else _of_pair(path, model) for path in parameter_names(ours)}
     if lacking is None:
         heads = head_modules(model) if fresh_heads else set()
-        lacking = [path for path, name in named.items() if name not in there and path.partition("/")[0] in heads]
+        other = [path for path, name in named.items() if there.get(name) != shapes[path]]
+        lacking = [path for path in other if path.partition("/")[0] in heads]
     taken = {path: name for path, name in named.items() if path not in lacking}
     left_out = [path for path in there if path not in taken.values()]
     if origin.steps:
-        shapes = {path: x.shape for path, x in flat(ours).items()}
         wrong = [path for path, name in taken.items() if there.get(name) != shapes[path]]
+        heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
         wrong += [
-            path for path in left_out if not (fresh_heads and path.partition("/")[0] in head_modules(their_model))
+            path
+            for path in left_out
+            if not (fresh_heads and (path.partition("/")[0] in heads or (no_decoder and path.startswith("decoder"))))
         ]
         if wrong:
             names = differences(their_model, model)

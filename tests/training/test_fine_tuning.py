@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.config import Classify, Experiment, MeshConfig, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.objectives import NextSentencePrediction
@@ -17,14 +18,15 @@ from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.tasks import Classification, Regression
+from pretrainax.tasks import Chunks, Classification, Regression
 from pretrainax.training import loop, restore
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
-from tests.support.runs import arrays, lines
+from tests.support.runs import arrays, lines, run_json
 
 TRAIN, VALID = 40, 21  # records; a batch has 8
 
@@ -152,6 +154,78 @@ def test_it_goes_to_transformers_and_back(tuned, tmp_path):
     assert again.experiment.objective == Classification(labels=("0", "1"))
     theirs = flat(again.params)
     assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
+
+
+@pytest.mark.parametrize("tuning", [LoRA(rank=2), PrefixTuning(length=2)])
+def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, records, cache, tmp_path):
+    experiment = fine_tuning(pretrained, records, cache)
+    experiment.tuning, experiment.optimizer.learning_rate = tuning, 0.1
+    experiment.checkpoint.keep_at = ()
+    if isinstance(tuning, PrefixTuning):
+        experiment.data.packing = OneEach()
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    stored = {name.split("/", 1)[1] for name in run_json(tmp_path / "run")["arrays"] if name.startswith("params/")}
+    heads = {path for path in stored if path.startswith("classifier/")}
+    assert {path.rpartition("/")[0] for path in heads} == {"classifier/dense", "classifier/output"}
+    assert all("lora" in path or "prefix" in path for path in stored - heads)
+    loaded = load(str(tmp_path / "run"))
+    assert loaded.config.head == experiment.model.head and loaded.parameters.keys() >= heads
+    if tuning.is_mergeable:
+        line = directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "merged"))
+        assert "merged" in line
+
+
+def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp_path):
+    experiment = fine_tuning(f"{tuned}@2", records, cache, Regression(text_field="a", label_field="score"))
+    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    # two labels are two numbers, and a score is one: the last map has another shape
+    assert said == f"from {tuned}, step 2; fresh: classifier/output; left out: classifier/output"
+    directories.export_workdir(str(tuned), str(tmp_path / "there"))
+    experiment.checkpoint.init_from = str(tmp_path / "there")
+    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    assert said == f"from {tmp_path / 'there'}; fresh: classifier/output; left out: classifier/output"
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    before, after = flat(load(f"{tuned}@4").params), flat(load(f"{tmp_path / 'run'}@0").params)
+    assert {path for path in after if not np.array_equal(before[path], after[path])} == {
+        *("classifier/output/bias", "classifier/output/kernel")
+    }
+
+
+def test_records_of_a_file_give_the_figures_of_the_last_validation(tuned, records, cache, pretrained, tmp_path):
+    last = read_metrics(str(tuned / "metrics.jsonl"))[-1]
+    loaded = load(str(tuned))
+    found = score_records(loaded, loaded.experiment, records, "valid")
+    assert {result.measure: result.value for result in found} == pytest.approx(
+        {name: last[name] for name in loaded.experiment.objective.figures}, abs=1e-6
+    )
+    assert found[0].counts["records"] == VALID
+    directories.export_workdir(str(tuned), str(tmp_path / "there"))
+    there = load(str(tmp_path / "there"))
+    fields = {"text_field": "a", "pair_field": "b", "labels": ("1", "0")}  # which turns the labels round
+    there.experiment.objective, there.experiment.data.sequence_length = Classification(**fields), 24
+    turned = score_records(there, there.experiment, records, "valid")
+    assert turned[0].value == pytest.approx(1 - last["accuracy"])
+    assert len(list(score_records(there, there.experiment, records, "valid", records=5))) == 4
+
+
+def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrained, records, cache, tuned):
+    task = Classification(text_field="a", pair_field="b", labels=("0", "1"), chunks=Chunks(most=3))
+    experiment = fine_tuning(pretrained, records, cache, task)
+    prepared = prepare(experiment, report=lambda line: None)
+    assert prepared.valid[0].num_documents > VALID
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    loaded = load(str(tuned), mesh=mesh)
+    with jax.set_mesh(mesh):
+        run = build_run(experiment, prepared, mesh, Watchdog())
+        figures, (_, _, notes) = run.validate(loaded.params), run.answers(loaded.params)
+    assert figures["labels"] == len(notes) == prepared.valid[0].num_documents
+    assert sum(note["window"] == 0 for note in notes) == VALID and max(note["window"] for note in notes) == 2
+    assert (figures["accuracy"] * VALID) == pytest.approx(round(figures["accuracy"] * VALID))
+    found = score_records(loaded, experiment, records, "valid")
+    assert {result.measure: result.value for result in found} == pytest.approx(
+        {name: figures[name] for name in task.figures}, abs=1e-6
+    )
+    assert found[0].counts["records cut short"] > 0
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
