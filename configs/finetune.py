@@ -13,6 +13,10 @@ Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. T
 
 or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`.
 
+Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of your own records, with
+`--config.objective="TextGeneration(input='summarize: {text}', target_field='summary')"`, and `:xsum :cnn_dailymail
+:samsum`. The model keeps its head over the vocabulary; without `init_from` it is a T5.
+
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
 """
@@ -22,32 +26,47 @@ from typing import Optional
 from pretrainax.config import CheckpointConfig, Classify, DataConfig, EvaluateConfig, Experiment, TrainConfig, UserError
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
-from pretrainax.inference.start import start_of
+from pretrainax.inference.start import Start, start_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, Regression
+from pretrainax.tasks import Classification, Regression, Task, TextGeneration
 from pretrainax.tasks.glue import TASKS, NamedTask
-from pretrainax.tokenization import WordPiece
+from pretrainax.tasks.texts import TEXTS
+from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.family import without_heads
+from pretrainax.zoo.gpt import gpt2
+from pretrainax.zoo.t5 import t5
 
 BATCH, EPOCHS, OWN_EXAMPLES = 32, 3, 10_000
 OWN = {
     kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "")
-    for kind, task in (("classification", Classification(labels=("0", "1"))), ("regression", Regression()))
+    for kind, task in (
+        ("classification", Classification(labels=("0", "1"))),
+        ("regression", Regression()),
+        ("text_to_text", TextGeneration()),
+    )
 }
 
 
+def _fresh(task: Task) -> Start:
+    """Returns a model that begins with random numbers: a BERT, or for a task that writes a T5 or a GPT-2."""
+    if "encoder" in task.families:
+        return Start(without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify())
+    if "encoder_decoder" in task.families:
+        return Start(t5("v1_0_base"), Unigram(vocab_size=32_000), None)
+    return Start(gpt2("124m"), ByteBPE(vocab_size=50_257), None)
+
+
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
-    known = TASKS | OWN
+    known = TASKS | TEXTS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]
-    model, tokenizer, head = without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify()
-    if init_from is not None:
-        model, tokenizer, head = start_of(init_from)
-    model.head = head
+    model, tokenizer, head = start_of(init_from) if init_from is not None else _fresh(named.task)
+    model.head = head if named.task.has_head else None
     steps = EPOCHS * named.examples // BATCH
-    length = min(128, model.position.max_length or 128)
+    longest = 128 if named.task.has_head else 512
+    length = min(longest, model.position.max_length or longest)
     return Experiment(
         model=model,
         tokenizer=tokenizer,

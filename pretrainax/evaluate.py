@@ -34,7 +34,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Optional
 
 import jax
@@ -65,6 +65,7 @@ from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import results_beside, score_spans, texts_of
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.tasks import Task
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import meaning, parts_among
 from pretrainax.training.samples import show_samples
@@ -240,6 +241,7 @@ class Evaluation:
         if isinstance(cli.CONFIG.value.data.source, NoSource):
             raise UserError(f"{self.directory}: an imported model comes without text; {_GIVE_TEXT}")
         experiment = cli.experiment()
+        ask_in_full(experiment, cli.overrides())
         tokenizer = experiment.tokenizer.path
         fingerprint = load_tokenizer(tokenizer).fingerprint
         for step in [step for origin in self.origins for step in origin.steps]:
@@ -284,6 +286,13 @@ class Evaluation:
         if self.origins[0].folder != TRAINED:
             which = f"{self.origins[0].folder}_{which}"
         return f"{'text' if self.of_text else 'validation'}-{which}-{digest}"
+
+
+def ask_in_full(experiment: Experiment, overridden: Collection[str]) -> None:
+    """Asks a task of all records, also what takes too long in training, unless flags set how it is asked."""
+    task = experiment.objective
+    if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
+        experiment.objective = task.evaluated()
 
 
 def _every_origin(directory: str, which: str) -> list[Origin]:

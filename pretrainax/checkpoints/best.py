@@ -5,6 +5,7 @@ from typing import Optional
 
 # Ends of the names of figures of which more is better; of others, less.
 _LARGER = ("accuracy", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
+_LARGER += ("exact_match", "rouge1", "rouge2", "rougeL", "bleu", "chrf")
 
 
 def larger_is_better(figure: str) -> bool:

@@ -42,7 +42,7 @@ def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer)
     Of several objectives the first one says it, without the mode that tells them apart.
     """
     objectives = [objective for _, objective in experiment.objective.components()]
-    objective = objectives[0].bind(tokenizer) if len(objectives) == 1 else objectives[0]
+    objective = objectives[0].adapted(experiment).bind(tokenizer) if len(objectives) == 1 else objectives[0]
     if isinstance(objective, CausalLM):
         ids = np.concatenate([before_text(experiment, tokenizer.vocabulary, not len(ids)), ids]).astype(np.int32)
     return objective.prompt(ids, tokenizer.vocabulary)

@@ -18,6 +18,7 @@ from pretrainax.interop.architectures import describe_model, described_model, re
 from pretrainax.models.electra import discriminator_config
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import HuggingFace, differences, without_heads
 
 
@@ -25,7 +26,7 @@ class Start(NamedTuple):
     """A trained model as the beginning of another run."""
 
     model: ModelConfig  # without the heads of its pretraining
-    tokenizer: PretrainedTokenizer
+    tokenizer: TokenizerConfig
     head: Optional[HeadConfig]  # that of a whole row, as transformers' class of the family has it; None: it has none
 
 

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Optional
 
@@ -28,7 +29,8 @@ class Task(Objective):
     read       a record of a file or data set -> its texts, and a note of what else is known (labels): for preparation
     encode     texts -> ids, and the note as examples and figures need it; of a long text several documents
     example    ids and note -> the arrays of a batch, with the labels: see `framed`
-    head       the architecture of a model -> the head that it needs in the place of those of its pretraining
+    head       the architecture of a model -> the head that it needs in the place of those of its pretraining, unless it
+               writes: see `writing.WritingTask`
     metrics    what that head answers to each record of a split, and their notes -> the task's figures
 
     A corpus of records is shared by all models with one tokenizer. So texts are cut to the length of a row in
@@ -40,6 +42,7 @@ class Task(Objective):
     packs: ClassVar[bool] = False
     shortest: ClassVar[int] = _MOST_SPECIAL + 2
     static: bool = True
+    has_head: ClassVar[bool] = True  # of its own; False: the model keeps that over the vocabulary
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # of the config, see `adapted`
     _length: ClassVar[int] = 0  # tokens of a row, of the same
@@ -75,6 +78,10 @@ class Task(Objective):
         """Yields why a head does not fit the task."""
         yield from ()
 
+    def evaluated(self) -> "Task":
+        """Returns the task as the command `evaluate` asks it, which has more time than a validation in training."""
+        return self
+
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         """Returns the `figures` of a split.
 
@@ -103,6 +110,8 @@ class Task(Objective):
         return self.figures
 
     def complete(self, experiment: Experiment) -> None:
+        if not self.has_head:
+            return
         wanted = self.head(experiment.model)
         head = experiment.model.head
         experiment.model.head = wanted if head is None else head.completed(wanted)
@@ -164,9 +173,11 @@ class Task(Objective):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         data, head, name = experiment.data, experiment.model.head, type(self).__name__
-        if head is None:
+        if self.has_head and head is None:
             yield f"config.objective is {name}, and config.model.head is None: take --config=finetune"
-        else:
+        elif not self.has_head and head is not None:
+            yield f"config.model.head is {head}, {name} writes with the head of the pretraining: set it to None"
+        elif head is not None:
             yield from self.head_problems(head)
         if len(data.source.components()) > 1:
             yield f"config.data.source is {type(data.source).__name__}, {name} is of one source"
@@ -175,7 +186,7 @@ class Task(Objective):
                 yield f"config.data.{field} is of texts, {name} has records: set it to None"
         if experiment.phases:
             yield f"config.phases are not for {name}: set them to ()"
-        if experiment.train.label_smoothing or experiment.train.z_loss:
+        if self.has_head and (experiment.train.label_smoothing or experiment.train.z_loss):
             yield f"config.train.label_smoothing and z_loss are of predicted tokens, {name} has none: set them to 0"
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary"):
@@ -214,6 +225,22 @@ def score_of(value: object, field: str) -> float:
     if not math.isfinite(score):
         raise ValueError(f"field {field!r} holds {value!r}, it must be a number")
     return score
+
+
+def class_number(value: object, field: str, labels: Sequence[str]) -> int:
+    """Returns the number of the label that a field of a record names or, where no name is a number, is the number of.
+
+    Raises:
+      ValueError: it is none of `labels`.
+    """
+    value = value.decode() if isinstance(value, bytes) else value
+    if str(value) in labels and not isinstance(value, bool):
+        return labels.index(str(value))
+    is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    is_number &= not any(name.isdecimal() for name in labels)  # where numbers are names, they are no places
+    if is_number and 0 <= int(value) < len(labels):  # pyright: ignore[reportArgumentType]
+        return int(value)  # pyright: ignore[reportArgumentType]
+    raise no_label(value, field, labels)
 
 
 def no_label(value: object, field: str, labels: Sequence[str]) -> ValueError:

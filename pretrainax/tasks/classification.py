@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from pretrainax.config import Classify, HeadConfig
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import TextTask, no_label
+from pretrainax.tasks.base import TextTask, class_number
 
 
 @dataclasses.dataclass
@@ -55,14 +54,7 @@ class Classification(TextTask):
         return Record(texts, {"labels": sorted({self._number(each) for each in value})})
 
     def _number(self, value: object) -> int:
-        value = value.decode() if isinstance(value, bytes) else value
-        if str(value) in self.labels and not isinstance(value, bool):
-            return self.labels.index(str(value))
-        is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-        is_number &= not any(name.isdecimal() for name in self.labels)  # where numbers are names, they are no places
-        if is_number and 0 <= int(value) < len(self.labels):  # pyright: ignore[reportArgumentType]
-            return int(value)  # pyright: ignore[reportArgumentType]
-        raise no_label(value, self.label_field, self.labels)
+        return class_number(value, self.label_field, self.labels)
 
     def example(self, text, rng, vocabulary):
         example = self.framed(self.texts(text.tokens, text.parts), vocabulary)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from pretrainax.data.sources import HuggingFace
-from pretrainax.tasks.base import TextTask
+from pretrainax.tasks.base import Task
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.regression import Regression
 
@@ -11,7 +11,7 @@ from pretrainax.tasks.regression import Regression
 class NamedTask(NamedTuple):
     """A task with a source of its own."""
 
-    task: TextTask
+    task: Task
     source: HuggingFace
     examples: int  # to train on
     select_by: str  # the figure that GLUE ranks by

@@ -87,7 +87,7 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
         return []
     if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
         return [("start", f"from {checkpoint.init_from}")]
-    if model.head is not None:
+    if experiment.objective.unit == "records":
         origin, lacking, left_out = start.describe(checkpoint.init_from, model)
         said = [f"{what}: {_modules(paths)}" for what, paths in (("fresh", lacking), ("left out", left_out)) if paths]
         return [("start", "; ".join([f"from {origin}", *said]))]
@@ -178,7 +178,7 @@ def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
 def _params_of(directory: str, run: Run) -> Params:
     """Reads the parameters that `run` starts from."""
     model, abstract, name = run.experiment.model, run.abstract_state.params, run.experiment.checkpoint.init_from
-    if model.head is not None and name is not None:
+    if run.experiment.objective.unit == "records" and name is not None:
         return start.read_params(name, model, abstract, run.fresh_params, run.mesh)
     fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
     if _is_workdir(directory):

@@ -1,0 +1,94 @@
+"""A pretrained model learns to write answers: what it starts from, what a validation writes, how it is used."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from pretrainax import evaluate
+from pretrainax.config import Experiment
+from pretrainax.config.config_file import read_config_file
+from pretrainax.data.sources import JsonLines
+from pretrainax.inference.load import load
+from pretrainax.tasks import TextGeneration
+from pretrainax.training import loop
+from pretrainax.training.metrics import read_metrics
+from pretrainax.training.setup import open_run
+from tests.golden import CASES
+from tests.golden.case import weights
+from tests.support.exports import write_workdir
+
+VALID = 11  # records; a batch has 8
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    """Records of a text and a label, which is the text's first word."""
+    folder, rng = tmp_path_factory.mktemp("records"), np.random.RandomState(0)
+    for split, count in (("train", 64), ("valid", VALID)):
+        made = [{"text": f"{word} mir" + "s" * (i % 3), "label": ("aus", "le").index(word)} for i, word in
+                enumerate(rng.choice(["aus", "le"], count))]  # fmt: skip
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made))
+    return JsonLines(path=str(folder / "train.jsonl"), valid_path=str(folder / "valid.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def tuned(records, cache, tmp_path_factory):
+    """A tiny T5 and its fine-tuning, with a validation at the end."""
+    folder, config = tmp_path_factory.mktemp("t5"), CASES["t5_1_1"].config
+    write_workdir(folder / "start", config, weights(config))
+    experiment = fine_tuning(str(folder / "start"), records, str(cache))
+    assert loop.train(experiment, str(folder / "run")) == 0
+    return folder / "run"
+
+
+def fine_tuning(start: str, records, cache: str) -> Experiment:
+    experiment = read_config_file("finetune:text_to_text", start)
+    experiment.data.source, experiment.data.cache_dir, experiment.data.prepare_workers = records, cache, 1
+    experiment.data.sequence_length, experiment.train.global_batch_size, experiment.train.steps = 20, 8, 6
+    experiment.objective = TextGeneration(
+        input="t, {text}", target_field="label", labels=("aus", "le"), target_length=6, answers=5
+    )
+    experiment.optimizer.learning_rate, experiment.schedule.warmup_steps = 1e-2, 2
+    experiment.evaluate.every, experiment.checkpoint.every, experiment.checkpoint.keep_at = 6, 6, (0,)
+    experiment.evaluate.select_by = "label_accuracy"
+    return experiment
+
+
+def test_a_validation_writes_what_a_user_gets(tuned, records):
+    loaded, (line,) = load(str(tuned)), valid_lines(tuned)
+    task = loaded.experiment.objective
+    with open(records.valid_path) as f:
+        asked = [json.loads(line) for line in f]
+    asked = [asked[i * VALID // 5] for i in range(5)]
+    said = loaded.generate([f"t, {record['text']}" for record in asked], max_new_tokens=6)
+    notes = [{"answer": ("aus", "le")[record["label"]]} for record in asked]
+    figures = task.metrics([each.text for each in said], notes)
+    assert {name: line[name] for name in task.figures} == figures and set(task.figures) == set(figures)
+    assert line["loss_tokens"] >= 2 * VALID  # of all records, though five are written
+
+
+def valid_lines(run):
+    return [line for line in read_metrics(str(run / "metrics.jsonl")) if line["split"] == "valid"]
+
+
+def test_it_starts_from_all_that_is_pretrained(tuned):
+    before, after = load(str(tuned.parent / "start")).parameters, load(f"{tuned}@0").parameters
+    assert before.keys() == after.keys() and all((before[path] == after[path]).all() for path in before)
+
+
+def test_the_command_evaluate_writes_all_answers(tuned):
+    experiment, (line,) = load(str(tuned)).experiment, valid_lines(tuned)
+    evaluate.ask_in_full(experiment, ["data.cache_dir"])
+    assert experiment.objective == dataclasses.replace(experiment.objective, answers=None)
+    with open_run(experiment) as run:
+        params = load(str(tuned), mesh=run.mesh).params
+        said, notes = run.written(params, experiment.objective)
+        found = run.validate(params)
+    assert len(said) == len(notes) == VALID
+    assert found["loss"] == pytest.approx(line["loss"], rel=1e-5)
+    assert found["no_label"] == sum(each.text.strip() not in ("aus", "le") for each in said)
+    experiment.objective.answers = 3
+    evaluate.ask_in_full(experiment, ["objective.answers"])
+    assert experiment.objective.answers == 3
