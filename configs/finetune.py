@@ -15,7 +15,8 @@ or `--config=finetune:regression` with `--config.objective="Regression(pair_fiel
 
 Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of your own records, with
 `--config.objective="TextGeneration(input='summarize: {text}', target_field='summary')"`, and `:xsum :cnn_dailymail
-:samsum`. The model keeps its head over the vocabulary; without `init_from` it is a T5.
+:samsum`. The model keeps its head over the vocabulary; without `init_from` it is a T5. For decoders `:instructions` of
+your own conversations, and `:alpaca :dolly`; without `init_from` a GPT-2.
 
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
@@ -28,7 +29,7 @@ from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.start import Start, start_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, Regression, Task, TextGeneration
+from pretrainax.tasks import Classification, Instructions, Regression, Task, TextGeneration
 from pretrainax.tasks.glue import TASKS, NamedTask
 from pretrainax.tasks.texts import TEXTS
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
@@ -44,6 +45,7 @@ OWN = {
         ("classification", Classification(labels=("0", "1"))),
         ("regression", Regression()),
         ("text_to_text", TextGeneration()),
+        ("instructions", Instructions()),
     )
 }
 

@@ -23,7 +23,10 @@ VARIANTS = {
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
-    "finetune": "cola sst2 mrpc stsb qqp mnli qnli rte wnli text_to_text xsum cnn_dailymail samsum regression classification".split(),
+    "finetune": (
+        "cola sst2 mrpc stsb qqp mnli qnli rte wnli text_to_text xsum cnn_dailymail samsum instructions alpaca dolly "
+        "regression classification"
+    ).split(),
     "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),
     "gpt2": ("124m", "355m", "774m", "1558m"),
     "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),

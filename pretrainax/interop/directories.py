@@ -50,6 +50,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.tasks import Classification, Regression
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
+from pretrainax.tokenization.chat import read_template, write_template
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import Rows, places, rows_of, their_shape, view
@@ -80,6 +81,8 @@ def _import_directory(directory: str, workdir: str) -> str:
     tokenizer = read_tokenizer(directory)
     check_rows(directory, tokenizer.vocabulary, source.config)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
+    if template := read_template(directory):
+        write_template(os.path.join(workdir, "tokenizer"), template)
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
     for name in ("config.json", GENERATION):
@@ -144,7 +147,7 @@ def export_workdir(
         if model.family != "encoder":  # which generates nothing
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
             _write_json(os.path.join(staging, GENERATION), generation)
-        write_tokenizer(tokenizer, staging, model)
+        write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
         manifest.seal(staging)
         if os.path.isdir(to):
             os.rmdir(to)

@@ -5,8 +5,9 @@ A task is an objective over records, a file each. NumPy only: loader workers nev
 
 from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.classification import Classification
+from pretrainax.tasks.instructions import Instructions
 from pretrainax.tasks.regression import Regression
 from pretrainax.tasks.text_generation import TextGeneration
 from pretrainax.tasks.writing import WritingTask
 
-__all__ = ["Classification", "Regression", "Task", "TextGeneration", "TextTask", "WritingTask"]
+__all__ = ["Classification", "Instructions", "Regression", "Task", "TextGeneration", "TextTask", "WritingTask"]

@@ -5,7 +5,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Optional
+from typing import TYPE_CHECKING, ClassVar, Optional, Union
 
 import numpy as np
 
@@ -209,11 +209,16 @@ class TextTask(Task):
         """Returns the text of a record, or its pair of texts; ValueError where a field is missing or no text."""
         named = (("text_field", self.text_field), ("pair_field", self.pair_field))
         texts = (text_of(record, name, f"config.objective.{field}") for field, name in named if name is not None)
-        return tuple(text if isinstance(text, str) else text.decode() for text in texts)
+        return tuple(map(string_of, texts))
 
     def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
         """Parts the tokens of a document into those of its texts."""
         return np.split(tokens, ends[:-1])
+
+
+def string_of(text: Union[str, bytearray]) -> str:
+    """Returns a text that a very long line of JSON has as its UTF-8."""
+    return text if isinstance(text, str) else text.decode()
 
 
 def score_of(value: object, field: str) -> float:

@@ -13,7 +13,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.tasks import text_figures
-from pretrainax.tasks.base import class_number
+from pretrainax.tasks.base import class_number, string_of
 from pretrainax.tasks.writing import WritingTask, predicting, reading
 
 
@@ -65,13 +65,13 @@ class TextGeneration(WritingTask):
         for literal, name, _, _ in string.Formatter().parse(self.input):
             pieces.append(literal)
             if name is not None:
-                pieces.append(_str(text_of(record, name, "config.objective.input")))
+                pieces.append(string_of(text_of(record, name, "config.objective.input")))
                 last = len(pieces)
         if self.labels:
             value = value_of(record, self.target_field, "config.objective.target_field")
             target = self.labels[class_number(value, self.target_field, self.labels)]
         else:
-            target = _str(text_of(record, self.target_field, "config.objective.target_field"))
+            target = string_of(text_of(record, self.target_field, "config.objective.target_field"))
         if not target.strip():
             raise ValueError(f"field {self.target_field!r} is empty: there is nothing to write")
         return Record(("".join(pieces[:last]), "".join(pieces[last:]), target), {"answer": target})
@@ -185,7 +185,3 @@ def common_start(a: np.ndarray, b: np.ndarray) -> int:
     """Returns how many ids two rows begin with that are the same."""
     same = a[: len(b)] == b[: len(a)]
     return len(same) if same.all() else int(same.argmin())
-
-
-def _str(text) -> str:
-    return text if isinstance(text, str) else text.decode()

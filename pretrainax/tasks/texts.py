@@ -2,6 +2,7 @@
 
 from pretrainax.data.sources import HuggingFace
 from pretrainax.tasks.glue import NamedTask
+from pretrainax.tasks.instructions import Instructions
 from pretrainax.tasks.text_generation import TextGeneration
 
 
@@ -12,8 +13,17 @@ def _summaries(path: str, fields: str, examples: int, name: str = "") -> NamedTa
     return NamedTask(task, HuggingFace(path=path, name=name or None, valid_split="validation"), examples, "")
 
 
+def _instructions(path: str, fields: str, examples: int) -> NamedTask:
+    """fields: of what is asked, of what it is asked, and of the answer."""
+    names = dict(zip(("instruction_field", "input_field", "output_field"), fields.split(), strict=True))
+    return NamedTask(Instructions(messages_field=None, **names), HuggingFace(path=path), examples, "")
+
+
 TEXTS = {
     "xsum": _summaries("EdinburghNLP/xsum", "document summary", 204_045),  # Narayan et al. 2018, arXiv 1808.08745
     "cnn_dailymail": _summaries("abisee/cnn_dailymail", "article highlights", 287_113, "3.0.0"),  # See et al. 2017
+    # Taori et al. 2023, and Conover et al. 2023: neither has a split for validation
+    "alpaca": _instructions("tatsu-lab/alpaca", "instruction input output", 52_002),
+    "dolly": _instructions("databricks/databricks-dolly-15k", "instruction context response", 15_011),
     "samsum": _summaries("knkarthick/samsum", "dialogue summary", 14_732),  # Gliwa et al. 2019, arXiv 1911.12237
 }

@@ -11,12 +11,15 @@ from pretrainax.config import Experiment
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.load import load
-from pretrainax.tasks import TextGeneration
+from pretrainax.interop import directories
+from pretrainax.tasks import Instructions, TextGeneration
+from pretrainax.tokenization.chat import PLAIN, read_template
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import open_run
 from tests.golden import CASES
 from tests.golden.case import weights
+from tests.support import tiny
 from tests.support.exports import write_workdir
 
 VALID = 11  # records; a batch has 8
@@ -92,3 +95,23 @@ def test_the_command_evaluate_writes_all_answers(tuned):
     experiment.objective.answers = 3
     evaluate.ask_in_full(experiment, ["objective.answers"])
     assert experiment.objective.answers == 3
+
+
+def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, tmp_path, capsys):
+    talk = [{"role": "user", "content": "le ten"}, {"role": "assistant", "content": "mir"}]
+    (tmp_path / "talks.jsonl").write_text(
+        "".join(json.dumps({"messages": talk * (1 + i % 2)}) + "\n" for i in range(40))
+    )
+    experiment = tiny.get_config("gpt")
+    experiment.tokenizer.vocab_size = 263
+    experiment.data.source = JsonLines(path=str(tmp_path / "talks.jsonl"), valid_path=str(tmp_path / "talks.jsonl"))
+    experiment.data.cache_dir, experiment.data.sequence_length = str(cache), 64
+    experiment.objective = Instructions(answers=3, max_new_tokens=4)
+    experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = 2, 2, 0
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    (line,) = valid_lines(tmp_path / "run")
+    assert line["loss_tokens"] % 60 == 0 and "exact_match" in line  # 60 answers, each with its end
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
+    assert json.loads((tmp_path / "there" / "tokenizer_config.json").read_text())["chat_template"] == PLAIN
+    directories.import_directory(str(tmp_path / "there"), str(tmp_path / "back"))
+    assert read_template(str(tmp_path / "back" / "tokenizer")) == PLAIN
