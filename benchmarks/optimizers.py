@@ -15,7 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from pretrainax.optim import (
     SM3,
@@ -32,16 +32,25 @@ from pretrainax.optim import (
 )
 from pretrainax.reporting.tables import markdown
 
-# 1.1, 1.1 and 1.4 M parameters; each is judged by its loss
+
+class Family(NamedTuple):
+    flags: list[str]
+    steps: int  # of 8 rows of 128 tokens
+
+
+# 1.1, 1.1 and 1.4 M parameters; each is judged by its loss. The fewer targets of a row, the more steps
 FAMILIES = {
-    "decoder": ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=3"],
-    "encoder": [
-        "--config=configs/bert_base.py:tiny",
-        "--config.model.num_layers=3",
-        "--config.model.pair_head=False",
-        "--config.objective=MaskedLM()",
-    ],
-    "encoder-decoder": ["--config=configs/t5_base.py:tiny"],
+    "decoder": Family(["--config=configs/gpt2.py:tiny", "--config.model.num_layers=3"], 300),
+    "encoder": Family(
+        [
+            "--config=configs/bert_base.py:tiny",
+            "--config.model.num_layers=3",
+            "--config.model.pair_head=False",
+            "--config.objective=MaskedLM()",
+        ],
+        1000,
+    ),
+    "encoder-decoder": Family(["--config=configs/t5_base.py:tiny"], 600),
 }
 KINDS = (AdamW, StableAdamW, AdEMAMix, Lamb, Lion, Adafactor, SM3, Muon, Sophia, ScheduleFreeAdamW)
 OPTIMIZERS = {kind.__name__: kind() for kind in KINDS}
@@ -58,24 +67,24 @@ def optimizer_of(name: str, factor: float, steps: int) -> Optimizer:
 
 def run(options: argparse.Namespace, family: str, name: str, factor: float, seed: int) -> float:
     """Trains where that was not done yet, in a process of its own; returns the last validation loss, nats a target."""
-    workdir = os.path.join(options.workdir, f"{family}-{name}-{factor:g}-{seed}")
+    (flags, steps), workdir = FAMILIES[family], os.path.join(options.workdir, f"{family}-{name}-{factor:g}-{seed}")
     schedule = "WarmupConstant" if name == "ScheduleFreeAdamW" else "WarmupCosine"
     fields = {
         "data.source": options.source,
         "tokenizer.vocab_size": 4096,
-        "optimizer": optimizer_of(name, factor, options.steps),
-        "schedule": f"{schedule}(warmup_steps={options.steps // 10})",
-        "train.steps": options.steps,
+        "optimizer": optimizer_of(name, factor, steps),
+        "schedule": f"{schedule}(warmup_steps={steps // 10})",
+        "train.steps": steps,
         "train.global_batch_size": 8,
         "train.seed": seed,
         "train.attention": "xla",
         "train.on_nonfinite": "skip",
-        "evaluate.every": options.steps,
+        "evaluate.every": steps,
         "evaluate.batches": 80,
-        "checkpoint.every": options.steps,
+        "checkpoint.every": steps,
     }
     if (loss := read(workdir)) is None:
-        flags = [*FAMILIES[family], f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        flags = [*flags, f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
         done = subprocess.run([sys.executable, "-m", "pretrainax.main", *flags], capture_output=True, text=True)
         if (loss := read(workdir)) is None:
             sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
@@ -98,7 +107,7 @@ def compare(options: argparse.Namespace, family: str) -> list[list[str]]:
         tried = {factor: run(options, family, name, factor, 0) for factor in options.factors}
         best = min(tried, key=lambda factor: tried[factor])
         losses = [run(options, family, name, best, seed) for seed in range(options.seeds)]
-        rate = f"{optimizer_of(name, best, options.steps).learning_rate:.2g}"
+        rate = f"{optimizer_of(name, best, FAMILIES[family].steps).learning_rate:.2g}"
         if len(tried) > 1 and best in (min(tried), max(tried)):
             rate += " (the least or the most of those tried)"
         found.append((statistics.mean(losses), losses, name, rate))
@@ -116,7 +125,6 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--factors", nargs="+", type=float, default=[0.3, 1.0, 3.0], help="of the default rate")
-    parser.add_argument("--steps", type=int, default=300, help="of 8 rows of 128 tokens")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     rows = [row for family in options.families for row in compare(options, family)]

@@ -27,7 +27,7 @@ from typing import Optional
 from pretrainax.config import CheckpointConfig, Classify, DataConfig, EvaluateConfig, Experiment, TrainConfig, UserError
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
-from pretrainax.inference.start import Start, start_of
+from pretrainax.interop.start import Beginning, beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.tasks import Classification, Instructions, Regression, Task, TextGeneration
 from pretrainax.tasks.glue import TASKS, NamedTask
@@ -50,13 +50,13 @@ OWN = {
 }
 
 
-def _fresh(task: Task) -> Start:
+def _fresh(task: Task) -> Beginning:
     """Returns a model that begins with random numbers: a BERT, or for a task that writes a T5 or a GPT-2."""
     if "encoder" in task.families:
-        return Start(without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify())
+        return Beginning(without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify())
     if "encoder_decoder" in task.families:
-        return Start(t5("v1_0_base"), Unigram(vocab_size=32_000), None)
-    return Start(gpt2("124m"), ByteBPE(vocab_size=50_257), None)
+        return Beginning(t5("v1_0_base"), Unigram(vocab_size=32_000), None)
+    return Beginning(gpt2("124m"), ByteBPE(vocab_size=50_257), None)
 
 
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
@@ -64,7 +64,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]
-    model, tokenizer, head = start_of(init_from) if init_from is not None else _fresh(named.task)
+    model, tokenizer, head = beginning_of(init_from) if init_from is not None else _fresh(named.task)
     model.head = head if named.task.has_head else None
     steps = EPOCHS * named.examples // BATCH
     longest = 128 if named.task.has_head else 512

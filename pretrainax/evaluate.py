@@ -45,14 +45,14 @@ from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.checkpoints.params import EMA, TRAINED, load_steps
 from pretrainax.checkpoints.run_json import check_tokenizer
-from pretrainax.checkpoints.steps import list_steps
+from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.load import load_origin
 from pretrainax.inference.loaded import LoadedModel
-from pretrainax.inference.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
+from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
@@ -68,6 +68,7 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import meaning, parts_among
+from pretrainax.training.restore import read_frozen
 from pretrainax.training.samples import show_samples
 from pretrainax.training.setup import Run, open_run
 
@@ -248,9 +249,10 @@ class Evaluation:
             check_tokenizer(step, fingerprint, tokenizer)
         host.start_jax(experiment)
         with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
+            read_frozen(run, self.directory)
             for origin in self.origins:
                 params = load_steps(origin.steps, run.abstract_state.params, origin.folder)
-                steps = [int(os.path.basename(step)) for step in origin.steps]
+                steps = list(map(step_of, origin.steps))
                 trained_as(experiment, steps)  # which refuses the average of what computes otherwise
                 phase = run.at(max(steps) - 1)
                 metrics = phase.validate(params)

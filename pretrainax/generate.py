@@ -33,8 +33,8 @@ from pretrainax.config.reference import fields_of
 from pretrainax.inference.decoding import Generated, Rates, Sampling, generate
 from pretrainax.inference.language_model import LanguageModel
 from pretrainax.inference.load import load_origin
-from pretrainax.inference.origin import NAMES, find_origin
 from pretrainax.inference.prompt_files import Outputs, read_prompts
+from pretrainax.interop.origin import NAMES, find_origin
 from pretrainax.reporting.visible import visible
 from pretrainax.runtime import host
 

@@ -1,7 +1,14 @@
 """Says which value of a figure of the validation is the better one, and so which checkpoint of a run is the best."""
 
+import contextlib
+import os
 from collections.abc import Mapping
 from typing import Optional
+
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import list_steps
+from pretrainax.config import UserError
+from pretrainax.config.json_files import JsonObject
 
 # Ends of the names of figures of which more is better; of others, less.
 _LARGER = ("accuracy", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
@@ -21,3 +28,14 @@ def best_step(values: Mapping[int, Optional[float]], figure: str) -> Optional[in
     known = {step: value for step, value in values.items() if value is not None}
     best = max if larger_is_better(figure) else min
     return best(known, key=known.__getitem__) if known else None
+
+
+def best_checkpoint(directory: str, figure: str) -> Optional[tuple[int, float, JsonObject]]:
+    """Returns the step with the best value of a figure, of the checkpoints in a folder, that value, and all figures of
+    its validation; None where none has it."""
+    metrics: dict[int, JsonObject] = {}
+    for step in list_steps(directory):
+        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its figures are not known
+            metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
+    step = best_step({step: of_step.get(figure) for step, of_step in metrics.items()}, figure)
+    return None if step is None else (step, metrics[step][figure], metrics[step])

@@ -6,20 +6,17 @@ import itertools
 import math
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Optional
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import numpy as np
 import tensorstore as ts
-from flax import traverse_util
 from orbax.checkpoint import v1 as ocp
 
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.errors import save_errors
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signature_of, signatures, write_run_json
-from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 
@@ -29,29 +26,6 @@ Index = tuple[slice, ...]  # one slice an axis
 TRAINED, EMA = "params", "ema"  # folders of a checkpoint that hold parameters: as trained, and their moving average
 _BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
 _CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
-
-
-def load_params(
-    workdir: str, abstract_params: Params, fresh: Optional[Fresh] = None, heads: Collection[str] = ()
-) -> Params:
-    """Restores the parameters, and nothing else, of the newest valid checkpoint of a run.
-
-    Args:
-      workdir: the run directory that holds `checkpoints/`.
-      abstract_params: jax.ShapeDtypeStructs with shardings.
-      fresh: gives the parameters of `heads`, the first parts of their paths, that the checkpoint lacks.
-
-    Raises:
-      UserError: no valid checkpoint there; or a parameter is missing, not wanted, or of another shape or dtype.
-    """
-    step_directory = find_checkpoint(workdir)
-    lacking = lacking_parameters(step_directory, abstract_params, heads)
-    if fresh is None or not lacking:
-        return load_parts(step_directory, {"params": abstract_params})["params"]
-    there = {path: x for path, x in _by_path(abstract_params).items() if path not in lacking}
-    there = load_parts(step_directory, {"params": traverse_util.unflatten_dict(there, sep="/")})["params"]
-    params = _by_path(there) | fresh(lacking)
-    return jax.tree.unflatten(jax.tree.structure(abstract_params), map(params.get, parameter_names(abstract_params)))
 
 
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
@@ -89,20 +63,6 @@ def _mean(arrays: Sequence[ts.TensorStore], index: Index) -> np.ndarray:
     if len(arrays) == 1:
         return next(blocks)
     return np.asarray(sum(block.astype(np.float64) for block in blocks) / len(arrays), arrays[0].dtype.numpy_dtype)
-
-
-def lacking_parameters(step_directory: str, abstract_params: Params, heads: Collection[str]) -> list[str]:
-    """Names the parameters of `heads`, the first parts of their paths, that a checkpoint lacks.
-
-    Raises:
-      UserError: another parameter is missing, not wanted, or of another shape or dtype; no number is read for it.
-    """
-    stored = read_run_json(step_directory)["arrays"]
-    names = [path for path in parameter_names(abstract_params) if path.partition("/")[0] in heads]
-    lacking = [path for path in names if f"params/{path}" not in stored]
-    wanted = signatures({"params": abstract_params})
-    _check_arrays(step_directory, {name: x for name, x in wanted.items() if name.partition("/")[2] not in lacking})
-    return lacking
 
 
 def _by_path(tree: Params) -> dict[str, PyTree]:
@@ -163,7 +123,8 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
             chunk = _chunk(path, x.shape, x.dtype.itemsize)
             with save_errors(0):
                 array = ts.open(
-                    _array(store, path),
+                    # Orbax misses a block that is not there, as one of zeros else is
+                    {**_array(store, path), "store_data_equal_to_fill_value": True},
                     create=True,
                     shape=x.shape,
                     dtype=x.dtype.name,

@@ -19,6 +19,11 @@ def list_steps(directory: str) -> list[int]:
     return sorted(int(name) for name in os.listdir(directory) if _is_step(name))
 
 
+def step_of(folder: str) -> int:
+    """Returns the updates after which the checkpoint of a folder was made."""
+    return int(os.path.basename(folder))
+
+
 def last_steps(steps: Sequence[int], saving: CheckpointConfig) -> list[int]:
     """Returns those of the steps of checkpoints that a mean of the last ones is of.
 

@@ -16,6 +16,7 @@ from pretrainax.config.experiment import (
     DataConfig,
     EvaluateConfig,
     Experiment,
+    LayersConfig,
     MeshConfig,
     TrainConfig,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "Experiment",
     "Generator",
     "HeadConfig",
+    "LayersConfig",
     "LearnedPositions",
     "LinearScaling",
     "LongContextScaling",

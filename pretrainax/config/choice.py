@@ -26,6 +26,7 @@ BUILT_IN = (  # the modules that have the choices of this package
     "pretrainax.data.preparation.filters",
     "pretrainax.layers.positions",
     "pretrainax.optim",
+    "pretrainax.adapt",
     "pretrainax.tasks",
 )
 ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other packages name theirs

@@ -8,6 +8,7 @@ from pretrainax.config.model import ModelConfig
 from pretrainax.config.phases import Phase
 
 if TYPE_CHECKING:  # with their methods
+    from pretrainax.adapt import Tuning
     from pretrainax.data.objectives import Objective
     from pretrainax.data.packing import Packing
     from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
@@ -24,6 +25,7 @@ else:  # their bases, which need neither JAX nor NumPy
         Schedule,
         Source,
         TokenizerConfig,
+        Tuning,
     )
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
@@ -101,6 +103,38 @@ class TrainConfig:
 
 
 @dataclasses.dataclass
+class LayersConfig:
+    """Says which layers are trained, how fast and from when on: for a model that has been trained before.
+
+    No layer is above the heads and the last norm. Below them are the blocks of each stack, the last one first, and
+    below these the embeddings, with all else that the blocks share. ALBERT's blocks are one layer.
+    """
+
+    # a layer's rate is the schedule's, times this to the power of the layers above it (ELECTRA: 0.8; ULMFiT: 1 / 2.6)
+    rate_decay: float = 1.0
+    frozen_embeddings: bool = False  # embeddings, and all else that the blocks share, stay as they are
+    frozen: int = 0  # blocks of each stack, from the first, that stay as they are
+    # steps after which the next layer is trained too, from above (ULMFiT: those of an epoch); 0: all are from the start
+    unfreeze_every: int = 0
+    unfreeze_warmup: int = 0  # steps in which the rate of such a layer rises to its own
+
+    def last_start(self, model: ModelConfig) -> int:
+        """Returns how many steps are made before all is trained that is not frozen."""
+        blocks = max(model.stack_blocks)
+        return self.unfreeze_every * (blocks - self.frozen if self.frozen_embeddings else blocks + 1)
+
+    def describe(self) -> str:
+        """Returns what is not as by default, for people; "" where all layers are trained alike."""
+        blocks = "the first block" if self.frozen == 1 else f"the first {self.frozen} blocks"
+        frozen = ["the embeddings"] * self.frozen_embeddings + [blocks] * bool(self.frozen)
+        said = [f"rate · {self.rate_decay:g}^(layers above)"] * (self.rate_decay != 1.0)
+        said += [f"{' and '.join(frozen)} frozen"] * bool(frozen)
+        rises = f", each over {self.unfreeze_warmup:,} steps" * bool(self.unfreeze_warmup)
+        said += [f"one more from above every {self.unfreeze_every:,} steps{rises}"] * bool(self.unfreeze_every)
+        return "; ".join(said)
+
+
+@dataclasses.dataclass
 class EvaluateConfig:
     """Says when a run is measured, and on how much of the validation text."""
 
@@ -148,14 +182,26 @@ class Experiment:
     schedule: Schedule  # the learning rate of each step
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)  # how the devices share the work
     train: TrainConfig = dataclasses.field(default_factory=TrainConfig)  # steps, batches, numbers, faults
+    layers: LayersConfig = dataclasses.field(default_factory=LayersConfig)  # which are trained, and how fast
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
+    tuning: Optional[Tuning] = None  # trains a few parameters of `checkpoint.init_from` alone; None: all are trained
     phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one
 
     @property
     def validation_objective(self) -> Objective:
         """Returns what validation asks of the model."""
         return self.objective if self.evaluate.objective is None else self.evaluate.objective
+
+    @property
+    def draws_heads(self) -> bool:
+        """Returns whether heads that `checkpoint.init_from` lacks are drawn anew: those of a task always are."""
+        return self.checkpoint.fresh_heads or self.model.head is not None
+
+    @property
+    def rows_per_update(self) -> float:
+        """Counts the examples whose gradient an update takes, some of them more than once."""
+        return self.train.global_batch_size * self.optimizer.gradients_per_update
 
     @property
     def select_by(self) -> str:

@@ -37,3 +37,7 @@ class Optimizer(Choice):
 
 class Schedule(Choice):
     """Gives the learning rate of a step: pretrainax.optim."""
+
+
+class Tuning(Choice):
+    """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""

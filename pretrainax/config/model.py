@@ -99,6 +99,12 @@ class ModelConfig:
         return self.num_decoder_layers or self.num_layers
 
     @property
+    def stack_blocks(self) -> list[int]:
+        """Returns how many blocks with parameters of their own each stack has."""
+        sizes = [self.num_layers, *[self.decoder_layers] * (self.family == "encoder_decoder")]
+        return [1] * len(sizes) if self.share_layers else sizes
+
+    @property
     def embedding_width(self) -> int:
         return self.embedding_dim or self.d_model
 

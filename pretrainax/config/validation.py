@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pretrainax.config.auto import AUTO
 from pretrainax.config.choice import Choice
 from pretrainax.config.errors import UserError, nearest
-from pretrainax.config.experiment import Experiment
+from pretrainax.config.experiment import Experiment, LayersConfig
 from pretrainax.config.model import LayerKind, ModelConfig
 from pretrainax.config.phases import phases_of, problems_of_phases
 from pretrainax.config.values import fields, range_problems, type_problems
@@ -57,6 +57,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from _stack_problems(e.model)
     yield from _head_problems(e.model)
     yield from _brick_problems(e.model)
+    yield from _layer_problems(e)
     yield from _spike_problems(e)
     yield from _choice_problems(e, files)
 
@@ -163,6 +164,31 @@ def _head_problems(m: ModelConfig) -> Iterator[str]:
     pretraining = ("masked_lm_head", "pair_head", "replaced_token_head", "enhanced_mask_decoder")
     if m.head is not None and (others := [f"config.model.{name}" for name in pretraining if getattr(m, name)]):
         yield f"config.model.head is {type(m.head).__name__}, beside which there is no other: set {others} to False"
+
+
+def _layer_problems(e: Experiment) -> Iterator[str]:
+    layers, m = e.layers, e.model
+    if layers == LayersConfig():
+        return
+    if m.generator is not None:
+        yield (
+            f"config.layers is for a model of one encoder ({layers.describe()}), and config.model.generator makes two "
+            "of ELECTRA: leave it as it is, and set it where the discriminator goes on to a task"
+        )
+    if not 0 < layers.rate_decay <= 1:
+        yield f"config.layers.rate_decay is {layers.rate_decay}, it must be in (0, 1]; 1: all layers have one rate"
+    for name in ("unfreeze_every", "unfreeze_warmup"):
+        if getattr(layers, name) < 0:
+            yield f"config.layers.{name} is {getattr(layers, name)}, it must be at least 0"
+    if layers.unfreeze_warmup > 0 and layers.unfreeze_every == 0:
+        yield (
+            f"config.layers.unfreeze_warmup is {layers.unfreeze_warmup}, and no layer waits for it: set "
+            "config.layers.unfreeze_every; of all layers together the warm-up is config.schedule.warmup_steps"
+        )
+    if not 0 <= layers.frozen <= min(m.stack_blocks):
+        shared = ", which are one by config.model.share_layers" * m.share_layers
+        most = f"{min(m.stack_blocks)}, the blocks of a stack{shared}"
+        yield f"config.layers.frozen is {layers.frozen}, it must be from 0 to {most}"
 
 
 def _spike_problems(e: Experiment) -> Iterator[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Optional, Protocol
 import numpy as np
 from absl import flags
 
-from pretrainax.config import Experiment, UserError, naming, phases_of
+from pretrainax.config import Experiment, UserError, naming, phase_at, phases_of
 from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
 from pretrainax.data.corpus import Corpus, damaged
@@ -96,7 +96,7 @@ class Batches:
                 for start, weights in weight_stages
             ]
         )
-        self.first_step, self.last_step = 0, steps or 0
+        self.start, self.stop = 0, steps or 0  # updates before these, and at their end
         self._offsets = np.zeros(len(self.streams), np.int64)  # of each stream, rows beside those of the schedule
         self._before: dict[StreamKey, Taken] = {}  # of the phases before
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
@@ -115,25 +115,25 @@ class Batches:
     def epochs(self) -> tuple[float, ...]:
         """Tells how often the whole run, or its phase, reads each corpus."""
         times = [0.0] * (1 + max(self._corpora))
-        first, last = (self.schedule.before(n * self.global_batch_size) for n in (self.first_step, self.last_step))
+        first, last = (self.schedule.before(n * self.global_batch_size) for n in (self.start, self.stop))
         for corpus, stream, rows in zip(self._corpora, self.streams, last - first, strict=True):
             times[corpus] += float(rows) / stream.plan.rows_per_epoch
         return tuple(times)
 
-    def follow(self, before: "Optional[Batches]", first_step: int, last_step: int) -> None:
+    def follow(self, before: "Optional[Batches]", start: int, stop: int) -> None:
         """Makes these the batches of some steps of the run, which go on where those of the phase before have ended."""
-        self.first_step, self.last_step = first_step, last_step
+        self.start, self.stop = start, stop
         self._before = {} if before is None else before.taken()
         known = dict(self._before)
         numbers = [known.setdefault(key, Taken(len(known), 0)) for key in self._keys()]
         for stream, taken in zip(self.streams, numbers, strict=True):
             stream.number = taken.number
         rows = np.array([taken.rows for taken in numbers])
-        self._offsets = rows - self.schedule.before(first_step * self.global_batch_size)
+        self._offsets = rows - self.schedule.before(start * self.global_batch_size)
 
     def taken(self) -> "dict[StreamKey, Taken]":
         """Returns what each stream has given at the end of the phase, of those of earlier phases too."""
-        rows = (self.schedule.before(self.last_step * self.global_batch_size) + self._offsets).tolist()
+        rows = (self.schedule.before(self.stop * self.global_batch_size) + self._offsets).tolist()
         here = zip(self._keys(), self.streams, rows, strict=True)
         return self._before | {key: Taken(stream.number, count) for key, stream, count in here}
 
@@ -213,7 +213,7 @@ class PhaseBatches:
 
     def at(self, step: int) -> Batches:
         """Returns the batches of the phase of the update after `step` updates."""
-        return next((phase for phase in self.phases if step < phase.last_step), self.phases[-1])
+        return phase_at(self.phases, step)
 
 
 def batches_of(

@@ -48,6 +48,7 @@ class CachedModel:
 
     def __post_init__(self):
         config, mesh = self.loaded.model.config, self.loaded.mesh
+        self.loaded.check_plain("write text")
         if config.family == "encoder":
             raise UserError(
                 f"{self.loaded.origin} is an encoder, which writes no text: it fills masks, embeds and scores; "

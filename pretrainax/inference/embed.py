@@ -49,6 +49,7 @@ def embed(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling = "mean", 
 
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:
     """Returns a vector of each row of ids, special ones included: n times [t] -> [n, d_model] float32."""
+    loaded.check_plain("give embeddings")
     vectors = np.empty((len(rows), loaded.experiment.model.d_model), np.float32)
     examples = [read_example(loaded, row) for row in rows]
     for numbers, batch in batches(examples, loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):

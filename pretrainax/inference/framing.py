@@ -87,7 +87,8 @@ def trained_by(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
 
 def longest(loaded: LoadedModel) -> Optional[int]:
     """Returns how many tokens the model reads, special ones included; None where its positions set no limit."""
-    return loaded.experiment.model.position.max_length
+    most, tuning = loaded.experiment.model.position.max_length, loaded.experiment.tuning
+    return most if most is None or tuning is None else most - tuning.tokens
 
 
 def check_length(

@@ -4,18 +4,20 @@ import dataclasses
 import os
 import typing
 from collections.abc import Sequence
-from typing import Literal, Optional
+from typing import Literal, Optional, cast
 
 import jax
 
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.checkpoints.params import load_steps
+from pretrainax.adapt import Tuning, adapted
 from pretrainax.checkpoints.run_json import check_tokenizer
+from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest, trained_as
 from pretrainax.inference.language_model import LanguageModel
-from pretrainax.inference.origin import Origin, find_origin
 from pretrainax.interop.directories import check_rows, evaluation_of
+from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models import electra
@@ -62,7 +64,7 @@ def load_origin(
 
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
         described = dataclasses.replace(experiment, model=config)
-        built = models.build(config, compute)
+        built = adapted(models.build(config, compute), experiment)
         return LanguageModel(described, built, params, tokenizer, mesh, origin.description, generator)
 
     if experiment.model.generator is None:
@@ -76,13 +78,16 @@ def _of_run(
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
     folder = os.path.join(os.path.abspath(origin.directory), "tokenizer")
     experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
-    experiment = trained_as(experiment, [int(os.path.basename(step)) for step in origin.steps])
+    experiment = trained_as(experiment, list(map(step_of, origin.steps)))
     experiment.tokenizer.path = folder
     tokenizer = load_tokenizer(folder)
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
-    abstract, mesh = _placed(experiment.model, mesh)
-    return experiment, tokenizer, load_steps(origin.steps, abstract, origin.folder), mesh
+    _, mesh = _placed(experiment.model, mesh)
+    params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
+        experiment.tuning = None  # the parameters are those of a plain model
+    return experiment, tokenizer, params, mesh
 
 
 def _of_huggingface(

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pretrainax.adapt import Adapted
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.models import AnyModel, Outputs
@@ -40,6 +41,8 @@ class LoadedModel:
         Compiled once for each set of shapes. `.logits` are [B, N, V] float32; `.hidden` is the stream after each block
         of each stack, [L, B, T, D], where `hidden` asks for it, and of a model that is one encoder, decoder, or pair.
         """
+        if hidden:
+            self.check_plain("give hidden states")
         return self.run(_with_hidden, batch) if hidden else self.ask(_everything, batch)
 
     def ask(self, question: Callable[[Outputs, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
@@ -80,6 +83,14 @@ class LoadedModel:
         """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
         self.__dict__["_compiled"], self.__dict__["_made"] = other._compiled, other._made
         return self
+
+    def check_plain(self, purpose: str) -> None:
+        """Raises UserError where a tuning stands beside the model, as its parameters are none of a plain one."""
+        if isinstance(self.model, Adapted):
+            raise UserError(
+                f"{self.origin} is a model with {self.model.tuning}, which can be evaluated and scored; it cannot "
+                f"{purpose}: for that, tune it by LoRA"
+            )
 
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
         """Spreads the rows over the mesh; a number of rows that it does not divide is whole on each device."""

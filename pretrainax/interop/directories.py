@@ -4,19 +4,20 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
-from typing import Optional
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Optional, cast
 
 import jax
 import ml_dtypes
 import numpy as np
 
 from pretrainax import config, models
+from pretrainax.adapt.tuning import Tuning, flat
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import TRAINED, read_params, write_params
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import check_tokenizer, read_run_json
-from pretrainax.checkpoints.steps import find_checkpoint
+from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import (
     CheckpointConfig,
     Classify,
@@ -42,11 +43,13 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
+from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Classification, Regression
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
@@ -122,9 +125,8 @@ def export_workdir(
         raise UserError(f"--workdir={workdir} holds no config.json: give the run directory of pretrainax.main")
     if os.path.isdir(to) and os.listdir(to):
         raise UserError(f"--to={to} is not empty: take another directory")
-    experiment = config.load(run)
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
-    experiment = config.trained_as(experiment, [int(os.path.basename(step)) for step in steps])
+    experiment = _read_run(run, steps)
     model = experiment.model
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
@@ -142,7 +144,7 @@ def export_workdir(
     try:
         os.makedirs(staging)
         files = Writer(staging, tensors, shard_bytes)
-        _fill(files, rows, steps, folder, exported_part)
+        _fill(files, rows, _parameters(workdir, experiment, steps, folder), exported_part)
         _write_json(os.path.join(staging, "config.json"), config_json)
         if model.family != "encoder":  # which generates nothing
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
@@ -158,6 +160,14 @@ def export_workdir(
         shutil.rmtree(staging, ignore_errors=True)
     seconds = time.perf_counter() - started
     return f"{len(tensors):,} tensors exported to {to} as {config_json['architectures'][0]} in {seconds:.1f} s"
+
+
+def _read_run(path: str, steps: Sequence[str]) -> Experiment:
+    """Reads the config that a run's checkpoints were trained by; UserError where they are of no plain model."""
+    experiment = config.trained_as(config.load(path), list(map(step_of, steps)))
+    if experiment.tuning is not None and not cast(Tuning, experiment.tuning).is_mergeable:
+        raise UserError(f"{path} is of a run with {experiment.tuning}, of which there is no plain model to export")
+    return experiment
 
 
 def describe_export(
@@ -195,16 +205,33 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
     return tensors
 
 
-def _fill(files: Writer, rows: Rows, steps: Sequence[str], folder: str, part: Optional[str]) -> None:
+class _Parameters(NamedTuple):
+    """The parameters of an export."""
+
+    paths: list[str]
+    blocks: Iterator[tuple[str, int, np.ndarray]]  # of each parameter: path, start along its first axis, numbers
+
+
+def _parameters(workdir: str, experiment: Experiment, steps: Sequence[str], folder: str) -> _Parameters:
+    """Returns those of checkpoints, read block by block; those of a run under tuning are merged first, in memory."""
+    if experiment.tuning is None:
+        arrays = read_run_json(steps[0])["arrays"]
+        paths = [name.removeprefix(f"{folder}/") for name in arrays]
+        return _Parameters(paths, read_params(*steps, folder=folder))
+    merged = flat(load_run(workdir, experiment, steps, make_mesh(config.MeshConfig()), folder))
+    return _Parameters(list(merged), ((path, 0, np.asarray(x)) for path, x in merged.items()))
+
+
+def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str]) -> None:
     """Copies each parameter to its places. Biases that only theirs has stay the zeros that they are.
 
     Args:
       part: of a model with a generator, whose paths are as `models.electra` says; else None.
     """
-    stored = [name.removeprefix(f"{folder}/") for name in read_run_json(steps[0])["arrays"]]
+    stored = parameters.paths
     generated = {path.removeprefix("generator/") for path in stored if path.startswith("generator/")}
     disentangled = {path.removeprefix(_DIFFERENCE) for path in stored if path.startswith(_DIFFERENCE)}
-    for path, start, block in read_params(*steps, folder=folder):
+    for path, start, block in parameters.blocks:
         if part == "generator" and (path in generated or path.startswith(_DIFFERENCE)):
             continue  # the discriminator's own
         path = path.removeprefix("generator/" if part == "generator" else _DIFFERENCE)

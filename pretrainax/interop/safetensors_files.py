@@ -51,11 +51,14 @@ class _Place(NamedTuple):
 class Reader:
     """The tensors of a directory, by name."""
 
-    def __init__(self, directory: str):
-        """Reads and checks all headers; UserError for whatever is not as it must be."""
+    def __init__(self, directory: str, single: str = SINGLE):
+        """Reads and checks all headers; UserError for whatever is not as it must be.
+
+        single: the name of the file where there is one for all.
+        """
         self._places: dict[str, _Place] = {}
-        indexed = _index(directory)
-        for name in sorted(set(indexed.values())) if indexed else [SINGLE]:
+        indexed = _index(directory) if single == SINGLE else {}
+        for name in sorted(set(indexed.values())) if indexed else [single]:
             for tensor, place in _header(os.path.join(directory, name)).items():
                 if tensor in self._places or indexed.get(tensor, name) != name:
                     raise UserError(f"{directory}: tensor {tensor} is in {name} and in another file too")
@@ -80,7 +83,7 @@ class Reader:
 class Writer:
     """New files of a directory for tensors of known shapes, `shard_bytes` in each at most; all start as zeros."""
 
-    def __init__(self, directory: str, tensors: Tensors, shard_bytes: int):
+    def __init__(self, directory: str, tensors: Tensors, shard_bytes: int, single: str = SINGLE):
         self._places: dict[str, _Place] = {}
         shards, size = [[]], 0
         for name, (dtype, shape) in tensors.items():
@@ -90,7 +93,7 @@ class Writer:
             shards[-1].append(name)
             size += needed
         files = (
-            [SINGLE]
+            [single]
             if len(shards) == 1
             else [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
         )

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Optional
 
@@ -60,15 +60,33 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
     names = [
         name
         for name in differences(source.config, model)
-        if not (_is_head(name) and (fresh_heads or not getattr(model, name)))
+        if not (is_head(name) and (fresh_heads or not getattr(model, name)))
     ]
     if names:
-        fields = [f"config.model.{x} is {getattr(model, x)!r}, there {getattr(source.config, x)!r}" for x in names]
-        more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
-        heads = "; config.checkpoint.fresh_heads=True makes heads anew" if all(map(_is_head, names)) else ""
-        raise UserError(f"{given} another architecture: {'; '.join(fields[:_MOST_FIELDS] + more)}{heads}")
+        raise other_architecture(directory, source.config, model, names)
     source.bind(model)
     return source
+
+
+def other_architecture(
+    directory: str, theirs: ModelConfig, ours: ModelConfig, names: Sequence[str], paths: Sequence[str] = ()
+) -> UserError:
+    """Returns the error for a start that is of another model.
+
+    Args:
+      names: fields of config.model in which they differ.
+      paths: of parameters that do not fit.
+    """
+    fields = [f"config.model.{x} is {getattr(ours, x)!r}, there {getattr(theirs, x)!r}" for x in names]
+    more = [f"and {len(fields) - _MOST_FIELDS} other fields"] if len(fields) > _MOST_FIELDS else []
+    of_heads = {path.partition("/")[0] for path in paths} <= head_modules(theirs) | head_modules(ours)
+    only_heads = of_heads if paths else all(map(is_head, names))
+    heads = "; config.checkpoint.fresh_heads=True makes heads anew" if only_heads else ""
+    lost = f" ({', '.join(paths)} are not there, not wanted, or of another shape)" if paths else ""
+    said = "; ".join(fields[:_MOST_FIELDS] + more)
+    return UserError(
+        f"config.checkpoint.init_from={directory} holds another architecture{': ' if said else ''}{said}{lost}{heads}"
+    )
 
 
 def verify_files(directory: str) -> None:
@@ -79,7 +97,7 @@ def verify_files(directory: str) -> None:
         raise UserError(f"{directory} is not what its {manifest.MANIFEST} says: {', '.join(faults)}")
 
 
-def _is_head(field: str) -> bool:
+def is_head(field: str) -> bool:
     """Tells fields of ModelConfig that ask for heads."""
     return field.endswith("_head") or field in ("head", "replaced_token_context", "enhanced_mask_decoder")
 

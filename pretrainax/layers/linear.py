@@ -49,7 +49,7 @@ class Linear(nn.Module):
             raise ValueError(f"kernel axes {self.axes} do not fit features {self.features} and an input {x.shape}")
         shape = (*x.shape[-summed:], *self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
-        y = _project(x, kernel, summed)
+        y = project(x, kernel, summed)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
             y += bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
@@ -57,7 +57,8 @@ class Linear(nn.Module):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _project(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
+def project(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
+    """Returns x · kernel, summed over the last `summed` axes of x and the first ones of the kernel, in x's dtype."""
     return _product(x, kernel, summed)
 
 
@@ -83,7 +84,7 @@ def _matrix(kernel: jax.Array, summed: int, dtype: jnp.dtype) -> jax.Array:
 
 
 def _project_forward(x, kernel, summed):
-    return _product(x, kernel, summed), (x, kernel)  # not _project, in which remat's policy "dots" would see no product
+    return _product(x, kernel, summed), (x, kernel)  # not project, in which remat's policy "dots" would see no product
 
 
 def _project_backward(summed, residuals, gradient):
@@ -95,4 +96,4 @@ def _project_backward(summed, residuals, gradient):
     return dx.reshape(x.shape), dkernel.reshape(kernel.shape)
 
 
-_project.defvjp(_project_forward, _project_backward)
+project.defvjp(_project_forward, _project_backward)

@@ -9,6 +9,8 @@ DECAY = (
     (r"relative_bias/embedding", False),
     (r"\w+_embedding/embedding", True),
     (r"kernel", True),
+    (r"lora_(a|b)", True),
+    (r"magnitude|ia3|prompt|prefix|prefix/\w+/\w+", False),
 )
 
 

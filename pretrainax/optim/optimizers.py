@@ -23,6 +23,8 @@ class Optimizer(kinds.Optimizer):
 
     learning_rate: float  # peak of the schedule
     asks_for_gradients: ClassVar[bool] = False  # its update takes `gradients_at`, parameters -> gradients of the batch
+    # its update takes `factors` of the rate, a tree (optim/layers.py); that of others is multiplied by them
+    takes_factors: ClassVar[bool] = False
 
     @property
     def is_relative(self) -> bool:

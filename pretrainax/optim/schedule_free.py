@@ -1,7 +1,7 @@
 """Schedule-free AdamW: the average of its iterates stands for a falling rate."""
 
 import dataclasses
-from typing import Optional
+from typing import ClassVar, Optional
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ class ScheduleFreeAdamW(Chain):
     The parameters of the model are x: they are what is evaluated, saved, exported and averaged. z and v are the state.
     """
 
+    takes_factors: ClassVar[bool] = True  # of z, which x follows
+
     learning_rate: float = 2.5e-3  # the constant rate, after its warm-up
     b1: float = 0.9  # weight of the average where gradients are taken
     b2: float = 0.999  # memory of the mean of squares of gradients
@@ -31,18 +33,19 @@ class ScheduleFreeAdamW(Chain):
     clip_norm: Optional[float] = None  # largest norm of the whole gradient; None: any
 
     def build(self, schedule, params_shape):
-        def at(rate) -> optax.GradientTransformationExtraArgs:
+        def at(rate, factors=None) -> optax.GradientTransformationExtraArgs:
+            by_factors = optax.stateless(lambda steps, _: jax.tree.map(lambda u, f: -rate * f * u, steps, factors))
             iterates = optax.chain(
                 self.clipping(),
                 optax.scale_by_rms(self.b2, self.epsilon, eps_in_sqrt=False),
                 self.decaying(params_shape),
-                optax.scale(-rate),
+                optax.scale(-rate) if factors is None else by_factors,
             )
             return optax.contrib.schedule_free(iterates, rate, self.b1)
 
-        def update(updates, state, params=None, *, step, **_):
+        def update(updates, state, params=None, *, step, factors=None, **_):
             made = jnp.asarray(state.step_count, jnp.float32)  # updates, this one with them
-            free = at(schedule(step) * jnp.sqrt(1.0 - self.b2**made))
+            free = at(schedule(step) * jnp.sqrt(1.0 - self.b2**made), factors)
             point = self.gradient_point(params, state)
             moved, state = free.update(updates, state, point)
             average = optax.contrib.schedule_free_eval_params(state, optax.apply_updates(point, moved))

@@ -17,10 +17,9 @@ from typing import NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr, Literal, Var
-from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
+from pretrainax import adapt, models
 from pretrainax import config as config_lib
-from pretrainax import models
 from pretrainax.config import Experiment, MeshConfig, TrainConfig
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
@@ -28,11 +27,12 @@ from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
+from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.sharding.rules import with_shardings
+from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.training import losses, train_step
 from pretrainax.training.setup import Steps, build_steps
-from pretrainax.training.train_step import TrainState
+from pretrainax.training.train_step import Params, TrainState
 
 
 class SavedResidual(NamedTuple):
@@ -80,13 +80,6 @@ def local(experiment: Experiment, mesh_sizes: dict[str, int]) -> Experiment:
     return experiment
 
 
-def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
-    """Returns a mesh to trace for. Neither the devices nor their compiler need be there."""
-    device = AbstractDevice(platform, None, platform)
-    axis_types = (AxisType.Auto,) * len(AXES)
-    return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
-
-
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:
     """Returns shapes, dtypes and shardings of the train state, over devices that need not be there.
 
@@ -100,6 +93,12 @@ def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainS
     return with_shardings(
         state, train_step.state_shardings(mesh, program.optimizer, state.params, state.ema is not None)
     )
+
+
+def abstract_frozen(experiment: Experiment, mesh_sizes: dict[str, int]) -> dict[str, Params]:
+    """Returns the same of the parameters beside the state, which no update changes; {}: there are none."""
+    mesh, frozen = abstract_mesh(mesh_sizes, "cpu"), _program(_key(experiment)).abstract_frozen or {}
+    return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()}
 
 
 @functools.lru_cache(maxsize=64)
@@ -144,7 +143,8 @@ def _trace(key: str, rows: int, platform: str) -> list[SavedResidual]:
         platform, experiment.train.attention = ("tpu", "auto") if "cudnn" in chosen else ("gpu", "xla")
     with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), platform)):
         train = for_this_machine(experiment.train)
-        return list(_carried(models.build(experiment.model, compute_for(train)), train, shapes))
+        model = adapt.adapted(models.build(experiment.model, compute_for(train)), experiment)
+        return list(_carried(model, train, shapes))
 
 
 def attention_specs(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> list[AttentionSpec]:
@@ -169,17 +169,20 @@ def _attention_specs(key: str, platform: str) -> tuple[AttentionSpec, ...]:
 def _carried(
     model: models.AnyModel, train: TrainConfig, shapes: dict[str, jax.ShapeDtypeStruct]
 ) -> Iterator[SavedResidual]:
-    params = train_step.abstract_params(model, shapes)
+    variables = train_step.abstract_variables(model, shapes)
+    params = variables.pop("params")
 
-    def carried(params, batch, key):
+    def carried(params, frozen, batch, key):
         def objective(params):
-            outputs = model.apply({"params": params}, batch, deterministic=False, rngs={"dropout": key, "sample": key})
+            outputs = model.apply(
+                {"params": params, **frozen}, batch, deterministic=False, rngs={"dropout": key, "sample": key}
+            )
             return losses.objective(outputs, batch, losses.counts(batch), **train_step.loss_options(train))
 
         return jax.tree.leaves(jax.vjp(objective, params, has_aux=True)[1])
 
-    jaxpr = jax.make_jaxpr(carried)(params, shapes, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
-    modules = {word for name in parameter_names(params) for word in name.split("/")}
+    jaxpr = jax.make_jaxpr(carried)(params, variables, shapes, jax.eval_shape(lambda: jax.random.key(0))).jaxpr
+    modules = {word for name in parameter_names((params, variables)) for word in name.split("/")}
     seen = set(jaxpr.invars)  # parameters and batch are there anyway
     for var in jaxpr.outvars:
         if not isinstance(var, Literal) and var not in seen:

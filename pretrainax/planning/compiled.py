@@ -75,11 +75,11 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
         shapes = batch_shapes(experiment)
         steps = build_steps(experiment, shapes, mesh)
         batch = {name: x.update(sharding=batch_sharding(mesh, x.shape)) for name, x in shapes.items()}
-        lowered = steps.step.lower(steps.abstract_state, batch)
+        lowered = steps.step.lower(steps.abstract_state, batch, steps.abstract_frozen)
         try:
             compiled = lowered.compile()
         except jax.errors.JaxRuntimeError as e:
-            needed = exhausted_bytes(str(e), argument_bytes((steps.abstract_state, batch)))
+            needed = exhausted_bytes(str(e), argument_bytes((steps.abstract_state, batch, steps.abstract_frozen)))
             if needed is None:
                 raise
             return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)

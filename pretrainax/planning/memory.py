@@ -17,7 +17,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
 from pretrainax.planning.activations import (
     SavedResidual,
-    abstract_mesh,
+    abstract_frozen,
     abstract_state,
     micro_rows,
     saved_residuals,
@@ -27,6 +27,7 @@ from pretrainax.planning.activations import (
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
@@ -38,9 +39,10 @@ MARGIN = 0.85
 class Memory:
     """Bytes of one device."""
 
-    parameters: int
+    parameters: int  # that are trained
     optimizer: int
     ema: int  # the moving average of the parameters
+    frozen: int  # parameters that a tuning does not train
     batch: int
     gradients: int
     activations: int  # kept from the forward to the backward, of one micro-batch; with a gradient of it, three times
@@ -52,15 +54,20 @@ class Memory:
     @property
     def total(self) -> int:
         """Counts the worse of two moments: logits are gone when the layers' gradients come."""
-        lasting = self.parameters + self.optimizer + self.ema + self.batch + self.activations + self.copies
+        lasting = self.arguments + self.activations + self.copies
         return lasting + max(self.logits, self.gradients + self.workspace)
+
+    @property
+    def arguments(self) -> int:
+        """Counts what the step is given."""
+        return self.parameters + self.optimizer + self.ema + self.frozen + self.batch
 
     def fits(self, chip: Chip) -> bool:
         return self.total <= MARGIN * chip.memory_bytes
 
     def parts(self) -> list[tuple[str, int]]:
         names = [field.name for field in dataclasses.fields(self) if field.name != "largest"]
-        return [(name, getattr(self, name)) for name in names if self.ema or name != "ema"]
+        return [(name, getattr(self, name)) for name in names if getattr(self, name) or name not in ("ema", "frozen")]
 
 
 def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[Chip] = None) -> Memory:
@@ -75,14 +82,15 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     platform = "cpu" if chip is None else "tpu" if chip.is_tpu else "gpu"
     mesh = abstract_mesh(mesh_sizes, platform)
     shapes, train = shapes_of(experiment), train_on(experiment, platform)
-    state = abstract_state(experiment, mesh_sizes)
+    state, frozen = abstract_state(experiment, mesh_sizes), abstract_frozen(experiment, mesh_sizes)
     width = 2 if train.dtype == "bfloat16" else 4
     arrays = saved_residuals(experiment, mesh_sizes, platform)
     items = {
         name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)
     }
     parameters = sum(items.values())
-    copies = sum(_stacked(state.params).values()) // 2 if width == 2 else 0
+    stacked = sum(sum(_stacked(tree).values()) for tree in (state.params, *frozen.values()))
+    copies = stacked // 2 if width == 2 else 0
     fsdp = mesh.shape[FSDP_AXIS]
     optimizer = experiment.optimizer
     # A gradient of gradients: signs and a product beside them, and tangents of what is kept, measured on a CPU.
@@ -92,6 +100,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
         ema=sum(map(_bytes, jax.tree.leaves(state.ema))),
+        frozen=sum(map(_bytes, jax.tree.leaves(frozen))),
         batch=sum(part_bytes(x, batch_sharding(mesh, x.shape)) for x in shapes.values()),
         gradients=parameters * ((2 if train.accumulate > 1 else 1) + 2 * twice),
         activations=round(sum(x.bytes for x in arrays)) * (3 if twice else 1),

@@ -103,8 +103,7 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
     yield "", "estimate", *(("compiled",) if said else ())
     for name, size in memory.parts():
         yield name, byte_size(size)
-    arguments = memory.parameters + memory.optimizer + memory.ema + memory.batch
-    yield "arguments of the step", byte_size(arguments), *((byte_size(said.arguments),) if said else ())
+    yield "arguments of the step", byte_size(memory.arguments), *((byte_size(said.arguments),) if said else ())
     yield "at the worst moment", byte_size(memory.total), *((byte_size(said.total),) if said else ())
 
 

@@ -75,8 +75,7 @@ def expect(
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths, platform = lengths_of(shapes_of(experiment)), "tpu" if chip.is_tpu else "gpu"
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
-    rows = train.global_batch_size * experiment.optimizer.gradients_per_update
-    step = experiment.model, rows, lengths.inputs, lengths.targets
+    step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     flops, done = flops_per_step(*step), flops_done(*step, work)
     compute = _made(experiment, work) / (devices * chip.peak_flops * ATTAINABLE)
     moved = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
@@ -116,8 +115,7 @@ def _made(experiment: Experiment, work: WorkOf) -> float:
     model = experiment.model, lengths.inputs, lengths.targets
     blocks, around = other_flops(*model)
     again = blocks if train.remat == "block" else 0.0
-    rows = train.global_batch_size * experiment.optimizer.gradients_per_update
-    return rows * (3 * (blocks + around) + again + attention_flops(*model, products))
+    return experiment.rows_per_update * (3 * (blocks + around) + again + attention_flops(*model, products))
 
 
 def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:

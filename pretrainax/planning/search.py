@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Optional, get_args
 
 from pretrainax.config import Experiment, MeshConfig, RunPhase, UserError, naming, phases_of
@@ -35,7 +35,7 @@ class Candidate:
     @property
     def largest(self) -> "Candidate":
         """Returns the phase that takes the most memory; of a run without phases, the run."""
-        return max((one for _, one in self.phases), key=lambda one: one.memory.total, default=self)
+        return _largest(self.phases) if self.phases else self
 
     def flags(self, before: Experiment) -> str:
         """Returns the flags that turn `before` into this."""
@@ -64,13 +64,17 @@ def assess(experiment: Experiment, topology: Topology) -> Candidate:
             found.append((phase, _assess(phase.experiment, topology, phase.steps)))
     times = [one.roofline for _, one in found]
     prices = [time.price for time in times]
-    largest = max((one for _, one in found), key=lambda one: one.memory.total)
+    largest = _largest(found)
     time = dataclasses.replace(
         largest.roofline,
         hours=sum(time.hours for time in times),
         price=None if None in prices else sum(filter(None, prices)),
     )
     return dataclasses.replace(largest, experiment=experiment, roofline=time, phases=tuple(found))
+
+
+def _largest(phases: Sequence[tuple[RunPhase, Candidate]]) -> Candidate:
+    return max((one for _, one in phases), key=lambda one: one.memory.total)
 
 
 def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate:

@@ -1,5 +1,6 @@
 """SIGTERM, SIGINT and SIGHUP, which end a run before its time."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -9,6 +10,17 @@ import time
 PREEMPTED = 75  # EX_TEMPFAIL of <sysexits.h>: run the same command again
 _ONE = 0.5  # seconds: signals within them are one. Linux tells a process of its parent's death once for each thread
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PARENT = "PRETRAINAX_PARENT"  # in the environment of a run that another process has started: its number
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
+def end_with_parent() -> None:
+    """Has the system end this process, if PARENT says who has started it, when that one is killed; on Linux alone."""
+    if PARENT in os.environ:
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(os.environ[PARENT]):  # it is gone already
+            os._exit(1)
 
 
 class PreemptionHandler:

@@ -33,6 +33,7 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "head_dim": None,
     "labels": None,
     "layers": None,  # the blocks of a stack, in one array
+    "rank": None,  # of an update of a matrix, which is small
     "offsets": None,  # the tokens around each that a convolution sees
     "rows": None,  # of a small table: positions, token types
 }

@@ -8,7 +8,7 @@ from typing import Optional, TypeAlias, Union
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
@@ -26,6 +26,13 @@ def make_mesh(config: MeshConfig, devices: Optional[Sequence[Device]] = None) ->
     sizes = mesh_sizes(config, len(devices), len({device.process_index for device in devices}))
     array = _arrange(tuple(sizes.values()), config.slices, devices)
     return Mesh(array, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def abstract_mesh(sizes: dict[str, int], platform: str) -> AbstractMesh:
+    """Returns a mesh to trace for. Neither the devices nor their compiler need be there."""
+    device = AbstractDevice(platform, None, platform)
+    axis_types = (AxisType.Auto,) * len(AXES)
+    return AbstractMesh(tuple(sizes[axis] for axis in AXES), AXES, axis_types=axis_types, abstract_device=device)
 
 
 def mesh_sizes(config: MeshConfig, devices: int, processes: int) -> dict[str, int]:

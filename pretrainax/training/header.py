@@ -128,6 +128,21 @@ def _export_warnings(run: Run) -> Iterator[str]:
         yield f"cannot be exported to transformers: {reason}"
 
 
+def _layer_warnings(experiment: Experiment) -> Iterator[str]:
+    """Yields where layers stay as they are that were not meant to."""
+    layers, steps = experiment.layers, experiment.train.steps
+    if (layers.frozen or layers.frozen_embeddings) and not experiment.checkpoint.init_from:
+        yield (
+            f"FROZEN AT RANDOM: config.layers has {layers.describe()}, and config.checkpoint.init_from gives no "
+            "parameters: what is frozen stays as it is drawn"
+        )
+    if layers.unfreeze_every and (start := layers.last_start(experiment.model)) >= steps:
+        yield (
+            f"NOT ALL ARE TRAINED: with config.layers.unfreeze_every {layers.unfreeze_every:,} the lowest layer begins "
+            f"after {start:,} steps, and the run has {steps:,}: set it lower, or config.train.steps higher"
+        )
+
+
 def _task_warnings(run: Run) -> Iterator[str]:
     """Yields what is likely no one's intention with a task: from random numbers, or labels without an example."""
     if run.task is None:
@@ -142,6 +157,7 @@ def _task_warnings(run: Run) -> Iterator[str]:
 def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:
     """Yields what is likely no one's intention. epochs: each component of the source, and how often it is read."""
     train, warmup = experiment.train, experiment.schedule.warmup_steps
+    yield from _layer_warnings(experiment)
     for source, times in epochs:
         if times > FEW_EPOCHS and experiment.objective.unit != "records":
             yield (

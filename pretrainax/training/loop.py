@@ -231,7 +231,7 @@ class Loop:
                 self.goodput.step(step)
                 is_compiled = self.compiled is self.run
                 with contextlib.nullcontext() if is_compiled else self.goodput.on("compiling"):
-                    state, metrics = self.run.step(state, batch)
+                    state, metrics = self.run.step(state, batch, self.run.frozen)
                     if not is_compiled:  # the other processes may take longer
                         jax.block_until_ready(metrics)
                 self.compiled = self.run

@@ -48,7 +48,7 @@ def _last_phase_open(experiment: Experiment) -> list[str]:
 
 def to_resume(workdir: str, words: Sequence[str]) -> str:
     """Returns the command that goes on with a run: the one that started it, with its workdir."""
-    return _command("-m", "pretrainax.main", *_without_workdir(words), f"--workdir={workdir}")
+    return _command("-m", "pretrainax.main", *without(words, ["workdir"]), f"--workdir={workdir}")
 
 
 def _export(workdir: str, to: str, experiment: Experiment) -> str:
@@ -62,14 +62,18 @@ def _export(workdir: str, to: str, experiment: Experiment) -> str:
     return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}")
 
 
-def _without_workdir(words: Sequence[str]) -> list[str]:
-    """Leaves out --workdir=DIR, or --workdir and the word after it."""
-    flags = [word.lstrip("-") if word.startswith("-") else "" for word in words]
-    return [
-        word
-        for i, word in enumerate(words)
-        if not flags[i].startswith("workdir=") and "workdir" not in (flags[i], flags[i - 1] if i else "")
-    ]
+def without(words: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:
+    """Leaves out flags: --name=value, or --name and the word after it, and switches: --name or --noname."""
+    kept, is_value = [], False
+    for word in words:
+        name, equals, _ = word.lstrip("-").partition("=") if word.startswith("-") else ("", "", "")
+        if is_value:
+            is_value = False
+        elif name in names:
+            is_value = not equals
+        elif not name or name.removeprefix("no") not in switches:
+            kept.append(word)
+    return kept
 
 
 def _command(*words: str) -> str:

@@ -4,27 +4,26 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterable
-from typing import Optional
+from typing import Optional, cast
 
 import jax
 
+from pretrainax import adapt
 from pretrainax import config as config_lib
-from pretrainax import models
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.checkpoints.params import Params, lacking_parameters, load_params
+from pretrainax.checkpoints.params import Params
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
-from pretrainax.inference import start
-from pretrainax.interop import weights
-from pretrainax.interop.architectures import is_huggingface_directory
-from pretrainax.models.heads.base import head_modules
+from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.interop.start import find_known_start, fit_of, load_start, remember_start
 from pretrainax.reporting.units import byte_size
 from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.tasks import Instructions
 from pretrainax.tokenization.chat import PLAIN, write_template
-from pretrainax.training import longer
+from pretrainax.training import longer, train_step
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
 from pretrainax.training.train_step import TrainState, state_from
@@ -91,34 +90,17 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
         return []
     if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
         return [("start", f"from {checkpoint.init_from}")]
-    if experiment.objective.unit == "records":
-        origin, lacking, left_out = start.describe(checkpoint.init_from, model)
-        said = [f"{what}: {_modules(paths)}" for what, paths in (("fresh", lacking), ("left out", left_out)) if paths]
-        return [("start", "; ".join([f"from {origin}", *said]))]
-    directory = os.path.expanduser(checkpoint.init_from)
-    if _is_workdir(directory):
-        steps = os.path.join(directory, "checkpoints")
-        if not (os.path.isdir(steps) and list_steps(steps)):
-            raise UserError(
-                f"config.checkpoint.init_from={checkpoint.init_from} holds no checkpoint, and no config.json of a "
-                "Hugging Face model: give the --workdir of a run that has saved one, or a Hugging Face directory"
-            )
-        newest = os.path.join(steps, str(max(list_steps(steps))))
-        heads = head_modules(model) if checkpoint.fresh_heads else ()
-        lacking = lacking_parameters(newest, models.abstract_params(model), heads)
-    else:
-        lacking = weights.open_start(directory, model, checkpoint.fresh_heads).lacking
-    return [("start", f"from {checkpoint.init_from}" + (f"; fresh: {_modules(lacking)}" if lacking else ""))]
+    origin = find_origin(os.path.expanduser(checkpoint.init_from))
+    fit = fit_of(origin, model, experiment.draws_heads)
+    changed = [f"config.model.{name}" for name in fit.changed]
+    said = {"fresh": _modules(fit.lacking), "left out": _modules(fit.left_out), "computes otherwise": changed}
+    notes = (f"{what}: {', '.join(names)}" for what, names in said.items() if names)
+    return [("start", "; ".join([f"from {origin.description}", *notes]))]
 
 
-def _modules(paths: Iterable[str]) -> str:
+def _modules(paths: Iterable[str]) -> list[str]:
     """Names the maps and norms, each of several parameters, that paths are of."""
-    return ", ".join(dict.fromkeys(path.rpartition("/")[0] for path in paths))
-
-
-def _is_workdir(directory: str) -> bool:
-    """Tells whether `init_from` is a run's, or should be; a name that is no folder may be one of the Hub's."""
-    return os.path.isdir(directory) and not is_huggingface_directory(directory)
+    return list(dict.fromkeys(path.rpartition("/")[0] for path in paths))
 
 
 def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = None) -> tuple[TrainState, LoopState]:
@@ -138,6 +120,8 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
     check_room_for_ema(run.abstract_state, (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit"))
     restored = checkpoints.restore_newest(run.abstract_state, up_to)
     if restored is not None:
+        if run.frozen is None:  # after a rollback they are there
+            read_frozen(run, os.path.dirname(checkpoints.directory))
         _, state, extra = restored
         loop_state = LoopState.from_json(extra, fresh)
         if loop_state.tokenizer != fresh.tokenizer:
@@ -152,9 +136,9 @@ def restore_or_init(run: Run, checkpoints: Checkpoints, up_to: Optional[int] = N
             )
         return state, loop_state
     if run.experiment.checkpoint.init_from:
-        directory = os.path.expanduser(run.experiment.checkpoint.init_from)
         has_ema = run.abstract_state.ema is not None
-        return state_from(_params_of(directory, run), run.optimizer, run.mesh, has_ema), fresh
+        params = _first_params(run, run.experiment.checkpoint.init_from, os.path.dirname(checkpoints.directory))
+        return state_from(params, run.optimizer, run.mesh, has_ema), fresh
     return run.fresh_state(), fresh
 
 
@@ -179,12 +163,42 @@ def check_room_for_ema(state: TrainState, room: Optional[int]) -> None:
         )
 
 
-def _params_of(directory: str, run: Run) -> Params:
-    """Reads the parameters that `run` starts from."""
-    model, abstract, name = run.experiment.model, run.abstract_state.params, run.experiment.checkpoint.init_from
-    if run.experiment.objective.unit == "records" and name is not None:
-        return start.read_params(name, model, abstract, run.fresh_params, run.mesh)
-    fresh = run.fresh_params if run.experiment.checkpoint.fresh_heads else None
-    if _is_workdir(directory):
-        return load_params(directory, abstract, fresh, head_modules(model))
-    return weights.load_params(directory, model, abstract, fresh)
+def read_frozen(run: Run, workdir: str) -> None:
+    """Gives a run under tuning the parameters that it does not train, as its start has them.
+
+    Raises:
+      UserError: the start is not there any more, or another one.
+    """
+    if run.experiment.tuning is not None:
+        _split(run, _whole(find_known_start(workdir), run))
+
+
+def _first_params(run: Run, init_from: str, workdir: str) -> Params:
+    """Reads the parameters that are trained, as `run` starts from them; gives it the others, and keeps their start."""
+    if run.frozen is not None:  # after a rollback the same
+        return _split(run, _whole(find_known_start(workdir), run))
+    start = find_origin(os.path.expanduser(init_from))
+    if run.experiment.tuning is None:
+        return _whole(start, run)
+    params = _split(run, _whole(start, run))
+    if run.is_primary:
+        remember_start(workdir, start)
+    return params
+
+
+def _whole(start: Origin, run: Run) -> Params:
+    """Reads the parameters of the model, whether they are trained or not."""
+    abstract = train_step.abstract_params(adapt.plain(run.model), run.batch_shapes)
+    abstract = with_shardings(abstract, tree_shardings(run.mesh, abstract))
+    fresh = run.fresh_params if run.experiment.draws_heads else None
+    return load_start(start, run.experiment.model, abstract, fresh)
+
+
+def _split(run: Run, whole: Params) -> Params:
+    """Returns what is trained of the parameters of a model under tuning, as it starts; gives the run all others."""
+    model = cast(adapt.Adapted, run.model)
+    for part in run.parts:
+        part.frozen = {adapt.FROZEN: model.frozen(whole)}
+    key = train_step.init_key(run.experiment.train.seed_of("init"))
+    shardings = tree_shardings(run.mesh, run.abstract_state.params)
+    return jax.jit(lambda whole: model.start(whole, key), out_shardings=shardings)(whole)

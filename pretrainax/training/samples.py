@@ -58,16 +58,17 @@ def show_samples(
         return stopped
 
     prompts, tokenizer = run.experiment.evaluate.prompts, run.prepared.tokenizer
+    model, params = run.plain(params)
     if prompts and jax.process_count() > 1:
         say("config.evaluate.prompts are shown by runs of one process, and by python -m pretrainax.generate afterwards")
     if prompts and jax.process_count() == 1:
         say(f"samples of config.evaluate.prompts: {_PROMPTED}")
-        loaded = LoadedModel(run.experiment, run.model, params, tokenizer, run.mesh, "this run")
+        loaded = LoadedModel(run.experiment, model, params, tokenizer, run.mesh, "this run")
         texts = prompted(loaded, prompts, stop)
     else:
         valid = batches_of(run.experiment, run.prepared, "valid")
         say(f"samples of the validation split, chosen for their words: {_legend(valid.template)}")
-        texts = samples(run.model, params, _candidates(valid), valid.lengths, tokenizer, stop)
+        texts = samples(model, params, _candidates(valid), valid.lengths, tokenizer, stop)
     for text in texts:
         say(f"  · {text}")
     if stopped:

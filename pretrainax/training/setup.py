@@ -8,13 +8,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, cast
 
 import jax
 import numpy as np
 import optax
 
-from pretrainax import models
+from pretrainax import adapt, models
 from pretrainax.config import Experiment, RunPhase, UserError, naming, phase_at, phases_of
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
@@ -30,6 +30,7 @@ from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_sp
 from pretrainax.layers.compute import compute_for, for_this_machine
 from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
+from pretrainax.optim.layers import by_layer, count_trained
 from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
@@ -40,7 +41,7 @@ from pretrainax.sharding.param_paths import PyTree
 from pretrainax.tasks import Task, WritingTask
 from pretrainax.training import train_step
 from pretrainax.training.metrics import add_up, summarize, summarize_parts
-from pretrainax.training.train_step import Params
+from pretrainax.training.train_step import Frozen, Params
 
 
 @dataclasses.dataclass
@@ -61,13 +62,15 @@ class Run:
     batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
     train_batches: Batches
     valid_batches: Batches
-    step: jax.stages.Wrapped  # (state, batch) -> (state, metrics)
-    eval_step: jax.stages.Wrapped  # (params, batch) -> {name: (sum, count)}
-    answer_step: jax.stages.Wrapped  # of a task: (params, batch) -> ({name: (sum, count)}, answers [B, …])
+    step: jax.stages.Wrapped  # (state, batch, frozen) -> (state, metrics)
+    eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> {name: (sum, count)}
+    answer_step: jax.stages.Wrapped  # of a task: (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
+    abstract_frozen: Frozen  # likewise
     attention_specs: list[AttentionSpec]  # of all that the model computes, in its order
     phase: Optional[RunPhase] = None  # which of the run this is; None: it has no phases
     phases: tuple["Run", ...] = dataclasses.field(default=(), repr=False)  # all of them, this one too
+    frozen: Frozen = dataclasses.field(default=None, repr=False)  # arrays, once `restore` has read them
 
     @property
     def trained(self) -> Experiment:
@@ -121,14 +124,25 @@ class Run:
         assert state.ema is not None  # config/validation.py
         return state.ema
 
+    def plain(self, params: Params) -> tuple[models.AnyModel, Params]:
+        """Returns the model and the parameters for what asks a trained model: a tuning is merged into them."""
+        if self.frozen is None:
+            return self.model, params
+        return cast(adapt.Adapted, self.model).merged(params, self.frozen[adapt.FROZEN])
+
     def fresh_params(self, paths: list[str]) -> dict[str, jax.Array]:
         """Returns the parameters of these paths as `fresh_state` has them."""
         seed = self.experiment.train.seed_of("init")
-        return train_step.fresh_params(self.model, self.batch_shapes, self.mesh, seed, paths)
+        return train_step.fresh_params(adapt.plain(self.model), self.batch_shapes, self.mesh, seed, paths)
 
     @functools.cached_property
     def parameters(self) -> int:
-        """Counts the trained numbers of the model."""
+        """Counts the numbers of the model, trained or not."""
+        return self.trained_parameters + sum(p.size for p in jax.tree.leaves(self.abstract_frozen))
+
+    @functools.cached_property
+    def trained_parameters(self) -> int:
+        """Counts those that an update changes."""
         return sum(p.size for p in jax.tree.leaves(self.abstract_state.params))
 
     @functools.cached_property
@@ -160,16 +174,15 @@ class Run:
         return peak and flops / (seconds * peak * self.mesh.size)
 
     def _flops(self, lengths: Lengths) -> float:
-        return flops.flops_per_step(self.experiment.model, self._rows_per_step, lengths.inputs, lengths.targets)
+        return flops.flops_per_step(
+            self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets
+        )
 
     def _flops_done(self, lengths: Lengths) -> float:
         work = flops.work_of(self.attention_specs, self.model.compute.attention, platform())
-        return flops.flops_done(self.experiment.model, self._rows_per_step, lengths.inputs, lengths.targets, work)
-
-    @property
-    def _rows_per_step(self) -> float:
-        """Counts the examples whose gradient an update takes, some of them more than once."""
-        return self.trained.train.global_batch_size * self.trained.optimizer.gradients_per_update
+        return flops.flops_done(
+            self.experiment.model, self.trained.rows_per_update, lengths.inputs, lengths.targets, work
+        )
 
     def validation_batches(self, batches: Optional[Batches] = None) -> Iterator[HostBatch]:
         """Yields the validation split, always with the same masks: this process's rows, or those of `batches`."""
@@ -221,7 +234,7 @@ class Run:
         parts, sums = [], []
         for of_batch, batch in self.validation_by_part():
             parts.append(of_batch)
-            sums.append(self.eval_step(params, put_batch(batch, self.mesh)))
+            sums.append(self.eval_step(params, put_batch(batch, self.mesh), self.frozen))
         sums = jax.device_get(sums)
         return summarize(add_up(sums)) | summarize_parts(parts, sums)
 
@@ -237,7 +250,9 @@ class Run:
         Returns:
           The sums of each batch; the answers, NumPy arrays [n, …]; the n notes.
         """
-        found = [self.answer_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
+        found = [
+            self.answer_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.validation_batches()
+        ]
         sums, answers = zip(*jax.device_get(found), strict=True)
         (stream,) = self.valid_batches.streams
         count = min(len(found) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
@@ -253,7 +268,7 @@ class Run:
         count = rows if task.answers is None else min(task.answers, rows)
         numbers = [i * rows // count for i in range(count)]
         prompts = [bound.asked(stream.record(n), stream.vocabulary) for n in numbers]
-        loaded = dataclasses.replace(self._writer, params=params).compiled_as(self._writer)
+        loaded = dataclasses.replace(self._writer, params=self.plain(params)[1]).compiled_as(self._writer)
         sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
         said = write(loaded, prompts, sampling)
         loaded.forget()
@@ -261,11 +276,14 @@ class Run:
 
     @functools.cached_property
     def _writer(self) -> LoadedModel:
-        tokenizer = self.prepared.tokenizer
-        return LoadedModel(self.experiment, self.model, None, tokenizer, self.mesh, "this run")
+        """Holds what is compiled to write, for all validations."""
+        model = adapt.plain(self.model)
+        return LoadedModel(self.experiment, model, None, self.prepared.tokenizer, self.mesh, "this run")
 
     def _validate_writing(self, task: WritingTask, params: Params) -> dict[str, float]:
-        found = [self.eval_step(params, put_batch(batch, self.mesh)) for batch in self.validation_batches()]
+        found = [
+            self.eval_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.validation_batches()
+        ]
         figures = summarize(add_up(jax.device_get(found)))
         if task.answers == 0:
             return figures
@@ -291,10 +309,12 @@ class Run:
         total = sum(part.flops_per_step * part.steps for part in self.parts)
         return [
             ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
+            *self._describe_tuning(),
             ("data", self.prepared.summary),
             *(self._describe_phases() if self.phases else [("batch", self._describe_batch())]),
             ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
             ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
+            *self._describe_layers(),
             *self._describe_ema(),
             ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if self.phases else self._describe_flops()),
             *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
@@ -318,6 +338,16 @@ class Run:
         length, rows = self.experiment.data.sequence_length, self.experiment.train.global_batch_size
         yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
 
+    def _describe_layers(self) -> Iterator[tuple[str, str]]:
+        if said := self.experiment.layers.describe():
+            count = count_trained(self.experiment.layers, self.abstract_state.params)
+            yield "layers", f"{said}; {count:,} of {self.parameters:,} parameters are trained"
+
+    def _describe_tuning(self) -> Iterator[tuple[str, str]]:
+        if self.experiment.tuning is not None:
+            trained, share = self.trained_parameters, self.trained_parameters / self.parameters
+            yield "tuning", f"{self.experiment.tuning}: {trained:,} parameters are trained, {share:.2%} of all"
+
     def _describe_ema(self) -> Iterator[tuple[str, str]]:
         decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
         if decay is not None:
@@ -334,6 +364,7 @@ class Steps(NamedTuple):
     eval_step: jax.stages.Wrapped
     answer_step: jax.stages.Wrapped
     abstract_state: train_step.TrainState
+    abstract_frozen: Frozen
     attention_specs: list[AttentionSpec]
 
 
@@ -354,18 +385,20 @@ def build_steps(
     """
     check_mesh(experiment, mesh)
     train = for_this_machine(experiment.train)
-    model = models.build(experiment.model, compute_for(train))
+    model = adapt.adapted(models.build(experiment.model, compute_for(train)), experiment)
     with collect_attention_specs() as attention_specs:
         params = train_step.abstract_params(model, batch_shapes)
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
-    optimizer = experiment.optimizer.build(schedule, params)
+    chosen, layers = experiment.optimizer, experiment.layers
+    optimizer = by_layer(layers, chosen, chosen.build(schedule, params), params)
     return Steps(
         model=model,
         optimizer=optimizer,
-        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, experiment.optimizer),
+        step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         answer_step=train_step.make_answer_step(model, train, mesh),
         abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
+        abstract_frozen=train_step.abstract_frozen(model, batch_shapes, mesh),
         attention_specs=attention_specs,
     )
 
@@ -381,12 +414,7 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
 
     Of one in phases it returns the first. Phases that differ in their text alone share their steps.
     """
-    asked = experiment.validation_objective
-    if isinstance(asked, WritingTask) and asked.answers != 0 and jax.process_count() > 1:
-        raise UserError(
-            f"config.objective.answers is {asked.answers}, and one process writes answers: set it to 0, and let "
-            "python -m pretrainax.evaluate write them in a process by itself"
-        )
+    _check_answers(experiment)
     processes = jax.process_index(), jax.process_count()
     valid_batches = batches_of(experiment, prepared, "valid", *processes)
     made: list[tuple[tuple, Steps]] = []
@@ -420,6 +448,23 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
     for run in runs:
         run.phases = tuple(runs) if experiment.phases else ()
     return runs[0]
+
+
+def _check_answers(experiment: Experiment) -> None:
+    """Raises UserError where a validation is to write answers and cannot."""
+    asked, tuning = experiment.validation_objective, experiment.tuning
+    if not isinstance(asked, WritingTask) or asked.answers == 0:
+        return
+    if jax.process_count() > 1:
+        raise UserError(
+            f"config.objective.answers is {asked.answers}, and one process writes answers: set it to 0, and let "
+            "python -m pretrainax.evaluate write them in a process by itself"
+        )
+    if tuning is not None and not cast(adapt.Tuning, tuning).is_mergeable:
+        raise UserError(
+            f"config.objective.answers is {asked.answers}, and a model with {tuning} writes no text: set it to 0, or "
+            "tune by LoRA"
+        )
 
 
 @contextlib.contextmanager

@@ -15,11 +15,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.checkpoints.params import Params
-from pretrainax.config import TrainConfig
+from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.optim.layers import only_trained
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.arrays import batch_sharding
@@ -30,6 +31,8 @@ from pretrainax.training import losses
 
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
 Keys = dict[str, jax.Array]  # a random key for each use
+# Collections of parameters beside "params" that the model reads and no update changes; None: there are none.
+Frozen = Optional[dict[str, Params]]
 _USES: tuple[str, ...] = ("params", "dropout", "sample")  # of random numbers: each has a stream of its own
 
 
@@ -50,7 +53,19 @@ def global_shapes(batch: HostBatch, global_batch_size: int) -> Shapes:
 
 def abstract_params(model: AnyModel, batch_shapes: Shapes) -> Params:
     """Returns the shapes and dtypes of the parameters."""
-    return jax.eval_shape(lambda: _init_params(model, batch_shapes, seed=0))
+    return abstract_variables(model, batch_shapes)["params"]
+
+
+def abstract_variables(model: AnyModel, batch_shapes: Shapes) -> dict[str, Params]:
+    """Returns those of all that the model has: "params", and the collections of `Frozen`."""
+    return jax.eval_shape(lambda: _init(model, batch_shapes, seed=0))
+
+
+def abstract_frozen(model: AnyModel, batch_shapes: Shapes, mesh: Mesh) -> Frozen:
+    """Returns the shapes, dtypes and shardings of what the model has beside its trained parameters."""
+    shapes = abstract_variables(model, batch_shapes)
+    frozen = {name: tree for name, tree in shapes.items() if name != "params"}
+    return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()} or None
 
 
 def abstract_state(
@@ -119,9 +134,18 @@ def _state(params: Params, optimizer: optax.GradientTransformationExtraArgs, has
 
 
 def _init_params(model: AnyModel, batch_shapes: Shapes, seed: int) -> Params:
+    return _init(model, batch_shapes, seed)["params"]
+
+
+def _init(model: AnyModel, batch_shapes: Shapes, seed: int) -> dict[str, Params]:
     # one row is enough: no parameter depends on the batch size, and the compiler drops the forward pass
     row = {name: jnp.zeros((1, *x.shape[1:]), x.dtype) for name, x in batch_shapes.items()}
-    return model.init({"params": _key(seed, "params")}, row, deterministic=True)["params"]
+    return model.init({"params": init_key(seed)}, row, deterministic=True)
+
+
+def init_key(seed: int) -> jax.Array:
+    """Returns the random key of fresh parameters."""
+    return _key(seed, "params")
 
 
 def _key(seed: int, use: str) -> jax.Array:
@@ -135,32 +159,37 @@ def make_train_step(
     train: TrainConfig,
     mesh: Mesh,
     chosen: Optional[Optimizer] = None,
+    layers: Optional[LayersConfig] = None,
 ) -> jax.stages.Wrapped:
-    """Returns the jitted update `(state, batch) -> (state, metrics)`.
+    """Returns the jitted update `(state, batch, frozen=None) -> (state, metrics)`.
 
-    The state it is given is donated: its buffers become those of the new one. An update whose objective or gradient
-    norm is not finite changes neither parameters nor moments; the step advances, and the moving average.
+    The state it is given is donated: its buffers become those of the new one; `frozen` stays (see `Frozen`). An update
+    whose objective or gradient norm is not finite changes neither parameters nor moments; the step advances, and the
+    moving average.
 
     Args:
       optimizer: what an optimizer of pretrainax.optim builds (its update takes `step`).
       schedule: gives the learning rate that is reported.
       chosen: of the config, which says where gradients are taken and whether more of them are asked for; None: at the
         parameters, and no.
+      layers: of the config, which says what is frozen: its gradient is zero; None: nothing is.
 
     Metrics, all on the device: "sums" {name: (sum, count)}; "text", the tokens and bytes of text that the batch is made
-    of, where it says so; "gradient_norm", before clipping; "learning_rate";
-    "finite", whether the update was made; "bad_parameter", the place in tree order (`param_paths.parameter_names`) of
-    the first parameter whose gradient is not finite, -1 if none.
+    of, where it says so; "gradient_norm", before clipping; "learning_rate"; "finite", whether the update was made;
+    "bad_parameter", the place in tree order (`param_paths.parameter_names`) of the first parameter whose gradient is
+    not finite, -1 if none.
     """
     compute_gradients = _make_gradients(model, train, mesh)
-    chosen = chosen or Optimizer()
+    chosen, layers = chosen or Optimizer(), layers or LayersConfig()
 
-    def step(state, batch):
+    def step(state, batch, frozen=None):
         seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
         keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
-        gradients, (loss, sums) = compute_gradients(point, batch, keys)
-        more = {"gradients_at": lambda at: compute_gradients(at, batch, keys)[0]} if chosen.asks_for_gradients else {}
+        gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
+        gradients = only_trained(layers, gradients)
+        again = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
+        more = {"gradients_at": again} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
         norm = jnp.sqrt(jnp.sum(squares))
         bad = ~jnp.isfinite(squares)
@@ -168,8 +197,7 @@ def make_train_step(
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
-            made = optax.apply_updates(state.params, updates), opt_state
-            unchanged = state.params, state.opt_state
+            made, unchanged = (optax.apply_updates(state.params, updates), opt_state), (state.params, state.opt_state)
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, unchanged)
             new = TrainState(state.step + 1, params, opt_state, _moved(state, params, train.ema_decay))
         metrics = {
@@ -198,34 +226,34 @@ def _moved(state: TrainState, params: Params, decay: Optional[float]) -> Optiona
 
 def _make_gradients(
     model: AnyModel, train: TrainConfig, mesh: Mesh
-) -> Callable[[Params, Batch, Keys], tuple[Params, tuple[jax.Array, losses.Sums]]]:
-    """Returns `(params, batch, keys) -> (gradients, (objective, sums))` over all micro-batches.
+) -> Callable[[Params, Batch, Keys, Frozen], tuple[Params, tuple[jax.Array, losses.Sums]]]:
+    """Returns `(params, batch, keys, frozen) -> (gradients, (objective, sums))` over all micro-batches.
 
     Each loss is sum / count over all rows of all micro-batches, so that neither the number of devices nor
     `train.accumulate` changes it, whatever the loss weights of each row. The counts are known before the first
     micro-batch: they are the batch's alone.
     """
 
-    def objective(params, batch, counts, keys):
-        outputs = model.apply({"params": params}, batch, deterministic=False, rngs=keys)
+    def objective(params, batch, counts, keys, frozen):
+        outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=False, rngs=keys)
         losses.check_labels(outputs, batch)
         with jax.named_scope("loss"):
             return losses.objective(outputs, batch, counts, **loss_options(train))
 
-    def micro_step(params, batch, counts, keys):
-        values, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys)
+    def micro_step(params, batch, counts, keys, frozen):
+        values, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys, frozen)
         # each micro-batch leaves its gradient in shards: a device never holds, or adds to, the whole of it
         return jax.lax.with_sharding_constraint(gradients, tree_shardings(mesh, gradients)), values
 
-    def compute_gradients(params, batch, keys):
+    def compute_gradients(params, batch, keys, frozen):
         counts = losses.counts(batch)
         if train.accumulate == 1:
-            return micro_step(params, batch, counts, _folded(keys, 0))
+            return micro_step(params, batch, counts, _folded(keys, 0), frozen)
         batches = split(batch, train.accumulate, mesh)
 
         def body(total, xs):
             number, micro_batch = xs
-            gradients, values = micro_step(params, micro_batch, counts, _folded(keys, number))
+            gradients, values = micro_step(params, micro_batch, counts, _folded(keys, number), frozen)
             return jax.tree.map(jnp.add, total, gradients), values
 
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -236,27 +264,28 @@ def _make_gradients(
 
 
 def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: bool = False) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of one batch: `(params, batch) -> {name: (sum, count)}`, without dropout.
+    """Returns the jitted evaluation of one batch: `(params, batch, frozen=None) -> {name: (sum, count)}`, without
+    dropout.
 
     sequences: counts the sequences whose every target is right too.
     """
     options: LossOptions = {**loss_options(train), "sequences": sequences}
 
-    def step(params, batch):
-        outputs = model.apply({"params": params}, batch, deterministic=True)
+    def step(params, batch, frozen=None):
+        outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
 
 
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
-    """Returns the jitted evaluation of a batch of a task: `(params, batch) -> ({name: (sum, count)}, answers)`.
+    """Returns the jitted evaluation of a batch of a task: `(params, batch, frozen=None) -> (sums, answers)`.
 
-    The answers of its head, arrays [B, …], are whole on each device.
+    The sums are those of `make_eval_step`. The answers of its head, arrays [B, …], are whole on each device.
     """
 
-    def step(params, batch):
-        outputs = model.apply({"params": params}, batch, deterministic=True)
+    def step(params, batch, frozen=None):
+        outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         (name,) = outputs.heads  # a model of a task has one
         answers = HEADS[name].answers(outputs.heads[name], batch)
         return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers

@@ -10,7 +10,7 @@ import pytest
 
 from pretrainax.checkpoints import params as params_lib
 from pretrainax.checkpoints.checkpoints import Checkpoints
-from pretrainax.checkpoints.params import load_params, read_params, write_params
+from pretrainax.checkpoints.params import load_steps, read_params, write_params
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, UserError
 from tests.support.checkpoints import abstract, make_state, restore, save_all
@@ -167,6 +167,23 @@ def test_a_checkpoint_renamed_to_another_step_is_not_believed(copy):
     (step, _, _), warnings = restore(copy)
     assert step == 10
     assert warnings == ["checkpoint 30 is not used: it was saved as step 20: name its folder 20 again"]
-    chex.assert_trees_all_equal(load_params(str(copy.parent), abstract(make_state(0).params)), make_state(10).params)
+    chex.assert_trees_all_equal(
+        load_steps((find_checkpoint(str(copy.parent)),), abstract(make_state(0).params)), make_state(10).params
+    )
     with pytest.raises(UserError, match="checkpoint 30 of .* cannot be used: it was saved as step 20"):
         find_checkpoint(str(copy.parent), 30)
+
+
+def test_parameters_of_zeros_are_written_as_others_are(tmp_path):
+    zeros = {"decoder": {"blocks": {"bias": np.zeros((2, 3), np.float32)}, "scale": np.zeros(3, np.float32)}}
+    write_params(
+        str(tmp_path),
+        zeros,
+        lambda path, index: (
+            zeros["decoder"][path.split("/")[1]]["bias"][index] if "bias" in path else zeros["decoder"]["scale"][index]
+        ),
+        {},
+    )
+    chex.assert_trees_all_equal(
+        load_steps((find_checkpoint(str(tmp_path)),), abstract(jax.tree.map(jax.numpy.asarray, zeros))), zeros
+    )

@@ -15,8 +15,19 @@ from tests.support import tiny
 
 # Fields that hold text and name no file of this machine; what datasets and TFDS are given, they look up themselves.
 NO_PATHS = {
-    *("text_field", "target_field", "prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by"),
-    *("prompts", "data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
+    *(
+        "text_field",
+        "target_field",
+        "prefix",
+        "on_error",
+        "language",
+        "special_pieces",
+        "mode",
+        "name",
+        "select_by",
+        "targets",
+    ),
+    *("targets", "prompts", "data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
 }
 
 

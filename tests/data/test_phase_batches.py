@@ -83,7 +83,7 @@ def test_rows_of_another_length_are_in_an_order_of_their_own_and_go_on_when_they
 def test_a_change_of_weights_reads_each_corpus_on():
     corpora = (CountingCorpus(2000), CountingCorpus(5000))
     experiment, prepared = run(Phase(share=0.5), Phase(weights=(1.0, 3.0)), corpora=corpora)
-    first, second = (part.schedule.before(part.last_step * 4) for part in phase_batches(experiment, prepared).phases)
+    first, second = (part.schedule.before(part.stop * 4) for part in phase_batches(experiment, prepared).phases)
     batches = phase_batches(experiment, prepared)
     rows = {0: [], 1: []}
     for step in range(20):

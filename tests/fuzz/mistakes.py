@@ -35,6 +35,8 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
     """Returns the table; the files that it speaks of are written to `folder`."""
     return [
         *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
+        *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
+        *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
         *(Mistake(command, tuple(words), said) for command, words, said in _of_paths()),
         *(Mistake("main", (f"--config={given}",), said) for given, said in _of_config_files(folder)),
@@ -58,7 +60,7 @@ def _of_names():
         ("main", [TINY, "--config.train.steps.x=5"], "config.train.steps has no field 'x'"),
         ("main", [TINY, "--config.=5"], "config has no field ''"),
         ("main", [TINY, "--config.train..steps=5"], "config.train has no field ''"),
-        ("main", [TINY, "--config.data.source[0]=5"], "no field 'source[0]'"),
+        ("main", [TINY, "--config.data.source[0]=5"], "config.data.source[0]: it has no parts"),
         ("main", [TINY, "--config.model.generator.d_model=5"], "config.model.generator is None; give it first"),
         ("main", [TINY, "--noconfig.model.usebias"], "did you mean 'use_bias'"),
         ("main", [TINY, steps], "needs a value"),
@@ -100,6 +102,32 @@ def _of_names():
         ("generate", [TINY, "a"], "--config is not for this command"),
         ("generate", ["--workdir=x", "a"], "--workdir is not for this command"),
         ("generate", ["--from=no/such/run", "a"], "no/such/run"),
+    ]
+
+
+def _of_grids():
+    """What asks for several runs, and is none or too many."""
+    return [
+        (["--seeds=0"], "--seeds"),
+        (["--seeds=many"], "--seeds"),
+        (["--seeds=2", "--sweep=train.seed=1,2"], "is what --seeds does"),
+        (["--sweeps=train.steps=1,2"], "did you mean 'sweep'"),
+        (["--sweep=train.steps"], "give a field and its values"),
+        (["--sweep=steps=1,2"], "did you mean --config.train.steps"),
+        (["--sweep=train.steps=1,0"], "steps=0: config.train.steps is 0, it must be at least 1"),
+        *((["--sweep", f"model.layer_pattern={value}"], "--sweep=model.layer_pattern=") for value in DEEP),
+        *((["--sweep", f"train.steps=1,{value}"], "train.steps") for value in HUGE),
+        *(([f"--seeds={value}"], "--seeds") for value in HUGE),
+    ]
+
+
+def _of_tunings():
+    return [
+        ("Lora", "unknown Tuning 'Lora'"),
+        ("LoRA(ranks=2)", "LoRA has no field 'ranks', did you mean 'rank'"),
+        ("LoRA()", "set config.checkpoint.init_from to"),
+        ("LoRA(targets=('qery',))", "did you mean 'query'"),
+        ("LoRA(rank=99)", "it must be at most 32"),
     ]
 
 
@@ -159,6 +187,7 @@ def _of_paths():
         *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
+        ("huggingface", ["import", "--from=x", "--workdir=x"], "--base"),
         ("huggingface", ["export", "--workdir=x"], "--to"),
         ("tokenizer", ["train", TINY], "--to"),
         ("tokenizer", ["encode"], "--tokenizer"),

@@ -20,9 +20,9 @@ from tests.golden import CASES
 from tests.golden.case import batch, weights
 from tests.golden.electra import tiny
 from tests.golden.make import golden
-from tests.inference.conftest import LOSSES, weights_at
 from tests.support.huggingface_weights import PUBLISHED, assert_same, write_directory, write_run
 from tests.support.loaded import loaded_case
+from tests.support.made_run import LOSSES, weights_at
 
 ONE, SHARDED = make_mesh(MeshConfig(), jax.devices()[:1]), make_mesh(MeshConfig(data=1, fsdp=8))
 

@@ -63,7 +63,7 @@ def test_help_has_every_field_of_a_config_with_its_value():
     experiment = tiny.get_config("bert")
     said = text(experiment, 100)
     flags = re.findall(r"^  --(config\.\S+?)=", said, re.MULTILINE)
-    parts = ("model", "data", "mesh", "train", "evaluate", "checkpoint")
+    parts = ("model", "data", "mesh", "train", "layers", "evaluate", "checkpoint")
     assert sorted(flags) == sorted(set(values(experiment, "config")) - {f"config.{part}" for part in parts})
     assert '--config.objective="MaskedLM()"' in said and "--config.train.steps=40" in said
     assert max(len(line) for line in said.splitlines() if line.startswith("      ")) <= 100

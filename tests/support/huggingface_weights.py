@@ -11,7 +11,8 @@ from tokenizers import decoders, pre_tokenizers
 
 from pretrainax import config as config_lib
 from pretrainax import models
-from pretrainax.checkpoints.params import load_params, write_params
+from pretrainax.checkpoints.params import load_steps, write_params
+from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.interop import directories
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -66,8 +67,9 @@ def stored(directory):
 def params_of(workdir, config):
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     shapes = models.abstract_params(config)
-    return load_params(
-        str(workdir), jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes)
+    return load_steps(
+        (find_checkpoint(str(workdir)),),
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), shapes),
     )
 
 

@@ -6,7 +6,7 @@ import types
 import jax
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import LayersConfig, UserError
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import PythonDocs, SourceMixture, TextFiles
 from pretrainax.sharding.mesh import make_mesh
@@ -48,6 +48,26 @@ def test_deviations_are_one_row_and_none_where_nobody_knows(run):
 
 def warnings(*args, **kwargs) -> list[str]:
     return [value for name, value in rows(*args, **kwargs) if name == "WARNING"]
+
+
+def test_layers_that_stay_as_they_are_drawn_or_never_begin_are_a_warning(run):
+    assert warnings(run, layers=LayersConfig(rate_decay=0.5, unfreeze_every=13)) == []  # 3 · 13 < 40
+    (line,) = warnings(run, layers=LayersConfig(unfreeze_every=14))
+    assert line.startswith("NOT ALL ARE TRAINED: with config.layers.unfreeze_every 14 the lowest layer begins after 42")
+    assert warnings(run, layers=LayersConfig(unfreeze_every=14, frozen_embeddings=True, frozen=1))[1:] == []
+    (line,) = warnings(run, layers=LayersConfig(frozen=1))
+    assert line.startswith("FROZEN AT RANDOM: config.layers has the first block frozen, and config.checkpoint.init_f")
+    assert warnings(run, layers=LayersConfig(frozen=1), checkpoint__init_from="runs/a") == []
+
+
+def test_the_layers_have_a_row_with_the_parameters_that_are_trained(run):
+    assert "layers" not in dict(rows(run))
+    said = dict(rows(run, layers=LayersConfig(rate_decay=0.5, frozen=2, frozen_embeddings=True)))["layers"]
+    norm = 2 * run.experiment.model.d_model  # the last one; the output matrix is the embedding
+    assert said == (
+        "rate · 0.5^(layers above); the embeddings and the first 2 blocks frozen; "
+        f"{norm} of {run.parameters:,} parameters are trained"
+    )
 
 
 def test_it_names_source_tokens_epochs_objective_tokenizer_optimizer_and_schedule(run, text):

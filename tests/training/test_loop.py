@@ -16,7 +16,7 @@ from pretrainax.data.packing import FirstFit, OneEach
 from pretrainax.data.pipeline import Batches, batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
-from pretrainax.inference.origin import find_origin
+from pretrainax.interop.origin import find_origin
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import loop
 from pretrainax.training.loop_state import LoopState
@@ -310,7 +310,8 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
         experiment=experiment,
         mesh=mesh,
         validation_by_part=lambda: (((), batch) for batch in batches),
-        eval_step=lambda params, batch: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
+        frozen=None,
+        eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},
     )
     assert Run.validate(run, None)["loss"] == 1.0
 

@@ -16,8 +16,8 @@ from pretrainax.checkpoints.params import EMA, TRAINED, load_steps, read_params
 from pretrainax.config import LearnedPositions, MeshConfig, ModelConfig, TrainConfig, UserError
 from pretrainax.data.sources import TextFiles
 from pretrainax.inference.load import load
-from pretrainax.inference.origin import find_origin
 from pretrainax.interop.directories import export_workdir
+from pretrainax.interop.origin import find_origin
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.optim import AdamW, WarmupConstant
 from pretrainax.planning import memory

@@ -11,8 +11,9 @@ import pytest
 
 from pretrainax.config import Phase, UserError
 from pretrainax.data.sources import TextFiles
-from pretrainax.inference.load import load
+from pretrainax.inference.load import load, load_origin
 from pretrainax.interop.directories import export_workdir
+from pretrainax.interop.origin import Origin
 from pretrainax.training import loop
 from pretrainax.training.resume_check import LOSSES_AGREE, row_digests
 from pretrainax.zoo.llama import llama
@@ -146,8 +147,9 @@ def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_
         export_workdir(workdir, str(tmp_path / f"{step}"), checkpoints)
         written = json.loads((tmp_path / f"{step}" / "config.json").read_text())
         assert theta in (written.get("rope_theta"), written.get("rope_parameters", {}).get("rope_theta"))
+    both = tuple(f"{workdir}/checkpoints/{step}" for step in (2, 4))
     with pytest.raises(UserError, match="are of phases with other positions .* have no average"):
-        load(f"{workdir}@average")
+        load_origin(Origin(workdir, both, "their mean"))
 
 
 def test_each_checkpoint_that_is_kept_is_evaluated_as_its_phase_was(whole, tmp_path):

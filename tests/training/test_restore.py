@@ -69,7 +69,9 @@ def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
     experiment.model, experiment.objective = dataclasses.replace(tied, tie_embeddings=False), CausalLM()
     experiment.tokenizer = PretrainedTokenizer(path=str(run / "tokenizer"))
     experiment.checkpoint.init_from = str(run)
-    with pytest.raises(UserError, match="params/unembedding/kernel .* is missing"):
+    with pytest.raises(
+        UserError, match="tie_embeddings is False, there True .unembedding/kernel .*fresh_heads=True makes heads anew"
+    ):
         loop.train(experiment, str(tmp_path / "run"))
     experiment.checkpoint.fresh_heads = True
     assert loop.train(experiment, str(tmp_path / "run")) == 0
@@ -86,8 +88,11 @@ def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
         ("bare", "is a model without masked_lm_head/dense.*--config.checkpoint.fresh_heads=True"),
         ("t5", "holds T5ForConditionalGeneration, of family 'encoder_decoder', and config.model.family is 'encoder'"),
         ("google-bert/bert-base-uncased", "hf download google-bert/bert-base-uncased"),
-        ("nothing", "holds no checkpoint, and no config.json of a Hugging Face model"),
-        ("decoder", "is of another model or optimizer"),
+        (
+            "nothing",
+            "is neither a run, .* nor a Hugging Face directory, whose config.json has a model_type; there is: nothing",
+        ),
+        ("decoder", "holds another architecture: config.model.family is 'encoder', there 'decoder'"),
     ],
 )
 def test_a_start_that_does_not_fit_is_told_before_the_text_is_prepared(init_from, message, experiment, tmp_path):

@@ -13,9 +13,8 @@ from pretrainax.data.packing import OneEach
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.layers import multi_head
-from pretrainax.planning.activations import abstract_mesh
 from pretrainax.sharding.axes import AXES
-from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.mesh import abstract_mesh, make_mesh
 from pretrainax.training.setup import Run, build_run, build_steps
 from tests.support import tiny
 from tests.support.tables import example_shapes

@@ -28,7 +28,7 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import SourceMixture, TextFiles
-from pretrainax.inference.origin import find_origin
+from pretrainax.interop.origin import find_origin
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import finish, header, loop

@@ -42,7 +42,7 @@ def measure(batches: Any, rows: int = _ROWS, step: Optional[int] = None) -> Meas
     rows = max(1, min(rows, _ROWS, _TOKENS // max(batches.lengths.raw, 1)))
     by_objective: dict[int, tuple[Objective, list[Example]]] = {}
     made = []
-    first = (batches.first_step if step is None else step) * batches.global_batch_size
+    first = (batches.start if step is None else step) * batches.global_batch_size
     for row in range(first, first + rows):
         objective, examples = batches.examples(row)
         made.append(examples)

@@ -28,7 +28,7 @@ class FakeBatches:
     """Rows of 8 tokens; `rows` lists the loss weights of the examples of each row."""
 
     vocabulary, lengths, global_batch_size = Vocabulary(size=10, pad=0, unk=1), Lengths(8, 8, 8), 4
-    first_step = 0
+    start = 0
 
     def __init__(self, rows, objectives=None):
         self.made, self.objectives = rows, objectives or [Half()]

@@ -15,7 +15,6 @@
 A folder whose own name has an @ is taken by its whole name.
 """
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -23,10 +22,10 @@ from typing import Optional
 
 from absl import logging
 
-from pretrainax.checkpoints.best import best_step
+from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used
+from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used, step_of
 from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
@@ -69,7 +68,7 @@ def find_origin(name: str) -> Origin:
     if kind == AVERAGE:
         return _average(directory, number)
     checkpoint = find_checkpoint(directory, number)
-    return _of_step(directory, checkpoint, f"{directory}, step {int(os.path.basename(checkpoint)):,}", kind)
+    return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", kind)
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -103,16 +102,12 @@ def _check_run(directory: str) -> None:
 
 
 def _best(workdir: str) -> Origin:
-    directory, metrics = os.path.join(workdir, "checkpoints"), {}
-    for step in list_steps(directory):
-        with contextlib.suppress(UserError):  # of no checkpoint, or damaged: its figures are not known
-            metrics[step] = read_run_json(os.path.join(directory, str(step)))["metrics"]
     experiment = load(os.path.join(workdir, "config.json"))
     for figure in (experiment.select_by, "loss"):  # before version 0.5 checkpoints had no other
-        values = {step: of_step.get(figure) for step, of_step in metrics.items()}
-        if (step := best_step(values, figure)) is not None:
-            description = f"{workdir}, step {step:,}, the best by validation {figure}: {values[step]:.4f}"
-            return _of_step(workdir, find_checkpoint(workdir, step), description)
+        if best := best_checkpoint(os.path.join(workdir, "checkpoints"), figure):
+            step, value, _ = best
+            description = f"{workdir}, step {step:,}, the best by validation {figure}: {value:.4f}"
+            return _of_step(workdir, find_checkpoint(workdir, step), description, experiment.evaluate.parameters)
     raise UserError(
         f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
         "newest; config.evaluate.every says how often a run validates"

@@ -10,7 +10,7 @@ import pytest
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import RUN_JSON
 from pretrainax.config import UserError
-from pretrainax.inference.origin import find_origin
+from pretrainax.interop.origin import find_origin
 from tests.support.huggingface_weights import write_directory
 
 

@@ -1,0 +1,22 @@
+"""Trains a few parameters of a model that else stays as it is: low-rank updates, vectors, biases, heads, prompts."""
+
+from pretrainax.adapt.adapted import FROZEN, Adapted, adapted, plain
+from pretrainax.adapt.lora import LoRA
+from pretrainax.adapt.parts import BitFit, HeadAlone
+from pretrainax.adapt.rescaling import IA3
+from pretrainax.adapt.tuning import Tuning
+from pretrainax.adapt.virtual_tokens import PrefixTuning, PromptTuning
+
+__all__ = [
+    "FROZEN",
+    "IA3",
+    "Adapted",
+    "BitFit",
+    "HeadAlone",
+    "LoRA",
+    "PrefixTuning",
+    "PromptTuning",
+    "Tuning",
+    "adapted",
+    "plain",
+]

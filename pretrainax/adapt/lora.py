@@ -1,0 +1,118 @@
+"""LoRA: each matrix that is chosen gets an update of low rank (Hu et al. 2021, arXiv 2106.09685)."""
+
+import dataclasses
+import functools
+import math
+import zlib
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.adapt.matrices import Matrix, chosen, matrices_of, problem_of
+from pretrainax.adapt.tuning import Flat, Tuning, abstract_params, beside, flat
+from pretrainax.config import Experiment
+from pretrainax.layers.linear import Linear, project
+
+
+@dataclasses.dataclass
+class LoRA(Tuning):
+    """Trains W + alpha / rank · A B in the place of a matrix W [in, out], with A [in, rank] and B [rank, out].
+
+    B starts at zero: the model starts as it was. With `dora`, the update is of the direction of each output alone, and
+    its magnitude m is trained beside it (Liu et al. 2024, arXiv 2402.09353, section 4.1):
+
+        m · (W + alpha / rank · A B) / |W + alpha / rank · A B|
+
+    with the norm over the inputs, and no gradient through it (section 4.3). It starts as |W|.
+    """
+
+    rank: int = 8  # of the update
+    alpha: float = 16.0  # the update is scaled by alpha / rank
+    dropout: float = 0.0  # of what the update reads
+    # ends of the paths of the matrices, as regular expressions over whole names: "query", "decoder/.*/value", "mlp/.*"
+    targets: tuple[str, ...] = ("query", "value")
+    dora: bool = False  # magnitudes of the outputs are trained apart from the directions
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def added(self, params, key):
+        kernels, made = flat(params), {}
+        for matrix in chosen(matrices_of(params), self.targets):
+            path, layers = matrix.path, matrix.layers
+            # NOTE The paper says Gaussian; its released code draws from a uniform of this width.
+            bound = 1.0 / math.sqrt(math.prod(matrix.inputs))
+            own = jax.random.fold_in(key, zlib.crc32(path.encode()))
+            a = jax.random.uniform(own, (layers, *matrix.inputs, self.rank), jnp.float32, -bound, bound)
+            made[f"{path}/lora_a"] = a
+            made[f"{path}/lora_b"] = jnp.zeros((layers, self.rank, *matrix.outputs), jnp.float32)
+            if self.dora:
+                norm = jax.vmap(functools.partial(_norm, outputs=len(matrix.outputs)))
+                made[f"{path}/magnitude"] = norm(kernels[f"{path}/kernel"])
+        return made
+
+    def around(self, linear: Linear, call, x, training):
+        y = call(x)
+        if not linear.has_variable("params", "lora_a"):
+            return y
+        a, b = (linear.get_variable("params", name) for name in ("lora_a", "lora_b"))
+        inputs = len(linear.axes) - len(linear.features)
+        if training and self.dropout:
+            keep = jax.random.bernoulli(linear.make_rng("dropout"), 1.0 - self.dropout, x.shape)
+            x = jnp.where(keep, x / (1.0 - self.dropout), jnp.zeros_like(x))
+        update = self.scale * project(project(x, a, inputs), b, 1)
+        if not self.dora:
+            return y + update
+        kernel, magnitude = (linear.get_variable("params", name) for name in ("kernel", "magnitude"))
+        direction = jax.lax.stop_gradient(kernel + self._update(a, b))
+        ratio = beside(magnitude / _norm(direction, len(linear.features)), y)
+        bias = beside(linear.get_variable("params", "bias"), y) if linear.use_bias else jnp.zeros((), y.dtype)
+        return (y - bias + update) * ratio + bias
+
+    def merged(self, params: Flat) -> Flat:
+        params = dict(params)
+        for path in [name.removesuffix("/lora_a") for name in params if name.endswith("/lora_a")]:
+            a, b = (params.pop(f"{path}/{name}") for name in ("lora_a", "lora_b"))
+            magnitude = params.pop(f"{path}/magnitude", None)
+            kernel = params[f"{path}/kernel"] + jax.vmap(self._update)(a, b)
+            if magnitude is not None:
+                scaled = lambda kernel, m: kernel * beside(m / _norm(kernel, m.ndim), kernel)  # noqa: E731
+                kernel = jax.vmap(scaled)(kernel, magnitude)
+            params[f"{path}/kernel"] = kernel
+        return params
+
+    def _update(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """Returns the update of one layer, [in…, rank], [rank, out…] -> [in…, out…]."""
+        return self.scale * jnp.tensordot(a, b, 1, precision=jax.lax.Precision.HIGHEST)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if not self.targets:
+            yield "config.tuning.targets is empty, it must name matrices, as ('query', 'value')"
+        if self.rank < 1:
+            yield f"config.tuning.rank is {self.rank}, it must be at least 1"
+        if not 0 <= self.dropout < 1:
+            yield f"config.tuning.dropout is {self.dropout}, it must be in [0, 1)"
+        if not self.alpha > 0:
+            yield f"config.tuning.alpha is {self.alpha}, it must be above 0"
+        matrices = matrices_of(abstract_params(experiment.model))
+        wrong = {pattern: found for pattern in self.targets if (found := problem_of(pattern, matrices))}
+        for pattern, found in wrong.items():
+            yield f"config.tuning.targets has {pattern!r}, {found}"
+        if not wrong:
+            yield from self._too_large(chosen(matrices, self.targets))
+
+    def _too_large(self, matrices: list[Matrix]) -> Iterator[str]:
+        if small := [matrix for matrix in matrices if matrix.rank < self.rank]:
+            first = min(small, key=lambda matrix: matrix.rank)
+            yield (
+                f"config.tuning.rank is {self.rank}, and {first.path} is a matrix of {math.prod(first.inputs)} × "
+                f"{math.prod(first.outputs)}: it must be at most {first.rank}"
+            )
+
+
+def _norm(kernel: jax.Array, outputs: int) -> jax.Array:
+    """Returns the norm over the inputs, [in…, out…] -> [out…]; outputs: how many axes those are."""
+    return jnp.sqrt(jnp.sum(jnp.square(kernel), axis=tuple(range(kernel.ndim - outputs))))

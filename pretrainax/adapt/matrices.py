@@ -1,0 +1,80 @@
+"""The matrices of a model's blocks, which a tuning changes, and where what it adds to them lies on the mesh."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from pretrainax import models  # noqa: F401  whose parts add their rows to PARTITION_RULES
+from pretrainax.config import nearest
+from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
+from pretrainax.sharding.rules import PARTITION_RULES, add_partition_rules, axes_of_leaves
+
+_KERNEL = "/kernel"
+
+
+class Matrix(NamedTuple):
+    """A linear map of all layers of a stack, [L, inputs…, outputs…]."""
+
+    path: str  # "encoder/blocks/self_attention/query"
+    layers: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """Returns the largest rank that such a matrix can have."""
+        return min(math.prod(self.inputs), math.prod(self.outputs))
+
+
+def matrices_of(params: PyTree) -> list[Matrix]:
+    """Returns the linear maps of the blocks of a model; params: arrays or shapes."""
+    found = []
+    for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
+        if is_stacked(name) and name.endswith(_KERNEL):
+            cut = 1 + _summed(axes[1:])
+            found.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:cut], x.shape[cut:]))
+    return found
+
+
+def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
+    """Returns the matrices whose path ends in one of the patterns, whole names of it: "query", "mlp/(up|down)"."""
+    of_any = [re.compile(rf"(?:^|/)(?:{pattern})$") for pattern in patterns]
+    return [matrix for matrix in matrices if any(pattern.search(matrix.path) for pattern in of_any)]
+
+
+def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
+    """Returns why a pattern chooses no matrix, with the nearest that are there; "" where it does."""
+    try:
+        if chosen(matrices, [pattern]):
+            return ""
+    except re.error as e:
+        return f"which is no regular expression ({e})"
+    names = dict.fromkeys(matrix.path.rpartition("/")[2] for matrix in matrices)
+    if "/" in pattern:
+        names = dict.fromkeys(matrix.path for matrix in matrices)
+    return f"and no matrix of the model's blocks is called so, {nearest(pattern, names)}"
+
+
+def _summed(axes: Sequence[str]) -> int:
+    """Counts the axes of a kernel that are summed over."""
+    return 2 if axes[0] in ("num_heads", "num_kv_heads") else 1
+
+
+def _rows() -> Iterable[tuple[str, str]]:
+    """Yields the partition rules of what is added to a matrix: each axis lies as that of the matrix."""
+    for pattern, names in PARTITION_RULES:
+        if pattern.startswith("blocks/") and pattern.endswith(_KERNEL):
+            layers, *axes = names.split()
+            cut, path = _summed(axes), pattern.removesuffix("kernel")
+            inputs, outputs = " ".join(axes[:cut]), " ".join(axes[cut:])
+            yield f"{path}lora_a", f"{layers} {inputs} rank"
+            yield f"{path}lora_b", f"{layers} rank {outputs}"
+            yield f"{path}magnitude", f"{layers} {outputs}"
+            yield f"{path}ia3", f"{layers} {inputs if path.endswith('down/') else outputs}"
+            yield f"{path}prefix", f"{layers} rows {outputs}"
+
+
+add_partition_rules(list(_rows()))

@@ -1,0 +1,47 @@
+"""IA3: keys, values and the inner activations of feed-forwards are rescaled (Liu et al. 2022, arXiv 2205.05638)."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.adapt.matrices import matrices_of
+from pretrainax.adapt.tuning import Flat, Tuning, beside
+from pretrainax.layers.linear import Linear
+
+_READS = "mlp/down"  # whose inputs are rescaled; of keys and values it is the outputs
+_RESCALED = re.compile(rf"_attention/(key|value)$|{_READS}$")
+
+
+@dataclasses.dataclass
+class IA3(Tuning):
+    """Trains three vectors of each layer, by which its keys, its values and what `down` of its feed-forward reads are
+    multiplied, number by number. They start at one (section 3.3).
+    """
+
+    def added(self, params, key):
+        del key
+        found = [matrix for matrix in matrices_of(params) if _RESCALED.search(matrix.path)]
+        sizes = {m.path: m.inputs if m.path.endswith(_READS) else m.outputs for m in found}
+        layers = {matrix.path: matrix.layers for matrix in found}
+        return {f"{path}/ia3": jnp.ones((layers[path], *size), jnp.float32) for path, size in sizes.items()}
+
+    def around(self, linear: Linear, call, x, training):
+        del training
+        if not linear.has_variable("params", "ia3"):
+            return call(x)
+        vector = linear.get_variable("params", "ia3")
+        return call(x * beside(vector, x)) if linear.name == "down" else (y := call(x)) * beside(vector, y)
+
+    def merged(self, params: Flat) -> Flat:
+        params = dict(params)
+        for path in [name.removesuffix("/ia3") for name in params if name.endswith("/ia3")]:
+            vector, kernel = params.pop(f"{path}/ia3"), params[f"{path}/kernel"]
+            if path.endswith(_READS):
+                params[f"{path}/kernel"] = kernel * vector[:, :, None]  # [L, F, D]
+                continue
+            params[f"{path}/kernel"] = jax.vmap(lambda kernel, vector: kernel * beside(vector, kernel))(kernel, vector)
+            if f"{path}/bias" in params:
+                params[f"{path}/bias"] = params[f"{path}/bias"] * vector
+        return params

@@ -1,0 +1,113 @@
+"""Says what every way of tuning has: which parameters it trains and adds, what a matrix computes with them."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import flax.linen as nn
+import jax
+from flax import traverse_util
+
+from pretrainax import models
+from pretrainax.config import AUTO, Experiment, ModelConfig, kinds
+from pretrainax.data.batch import Batch
+from pretrainax.layers.linear import Linear
+from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.mesh import abstract_mesh
+from pretrainax.sharding.param_paths import PyTree
+
+Flat = dict[str, PyTree]  # parameters by their paths
+Interceptor = Callable[[Callable, tuple, dict, nn.module.InterceptorContext], PyTree]
+
+
+class Tuning(kinds.Tuning):
+    """Base of the ways of tuning: all parameters of the model stay as `config.checkpoint.init_from` has them, but those
+    that it trains, and what it adds beside them.
+
+    Heads are trained too where they are drawn anew (`Experiment.draws_heads`).
+    """
+
+    is_mergeable: ClassVar[bool] = True  # into the parameters of a plain model
+
+    @property
+    def tokens(self) -> int:
+        """Returns how many tokens are read before those of a text."""
+        return 0
+
+    def trains(self, path: str, heads: set[str]) -> bool:
+        """Tells whether a parameter of the model is trained; heads: the first parts of the paths of its heads'."""
+        del path, heads
+        return False
+
+    def added(self, params: PyTree, key: jax.Array) -> Flat:
+        """Returns the parameters beside the model's, as they start; params: of the model."""
+        del params, key
+        return {}
+
+    def expanded(self, params: Flat) -> Flat:
+        """Returns the parameters that the model's calls read, made of those that are trained, and frozen ones."""
+        return params
+
+    def extended(self, batch: Batch, config: ModelConfig) -> Batch:
+        """Returns what the model reads in the place of a batch."""
+        del config
+        return batch
+
+    def interceptor(self, batch: Batch, training: bool) -> Interceptor:
+        """Returns what Flax calls around each method of each module, while the model reads a batch."""
+        del batch
+
+        def around(call, args, kwargs, context):
+            if isinstance(context.module, Linear) and context.method_name == "__call__":
+                return self.around(context.module, call, *args, training=training)
+            return call(*args, **kwargs)
+
+        return around
+
+    def around(self, linear: Linear, call: Callable[[jax.Array], jax.Array], x: jax.Array, training: bool) -> jax.Array:
+        """Returns what a linear map of the model gives for x, with what is added beside its kernel.
+
+        Args:
+          linear: bound, in its scope.
+          call: what the map does without tuning.
+        """
+        del linear, training
+        return call(x)
+
+    def merged(self, params: Flat) -> Flat:
+        """Returns the parameters of a plain model that computes the same; params: of the model, and those added."""
+        return params
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        if not experiment.checkpoint.init_from:
+            yield (
+                f"config.tuning is {self}, which trains a few parameters of a model that is there: set "
+                "config.checkpoint.init_from to the --workdir of a run or a Hugging Face directory"
+            )
+
+
+def abstract_params(config: ModelConfig) -> PyTree:
+    """Returns the shapes of a model's parameters, also before the text is prepared; the vocabulary is then made up."""
+    config = copy.deepcopy(config)
+    if config.vocab_size == AUTO:
+        config.vocab_size = 2
+    if config.position.max_length == AUTO:
+        config.position.max_length = 2
+    # Without a mesh, the trace would ask which devices there are, before the processes of a run have joined.
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "cpu")):
+        return models.abstract_params(config)
+
+
+def flat(params: PyTree) -> Flat:
+    """Returns a nested dict as one of paths."""
+    return traverse_util.flatten_dict(params, sep="/")
+
+
+def nested(params: Flat) -> PyTree:
+    """Returns what `flat` was given."""
+    return traverse_util.unflatten_dict(params, sep="/")
+
+
+def beside(vector: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns a vector over the last axes of y in y's rank and dtype."""
+    return vector.astype(y.dtype).reshape((1,) * (y.ndim - vector.ndim) + vector.shape)

@@ -1,0 +1,217 @@
+"""Ways of tuning that put trained tokens before those of a text: a prompt that is read, a prefix of each layer.
+
+Each row of a batch gets some tokens more at its left, which nobody asks anything about. Prompt tuning writes its
+vectors in the place of their embeddings. Prefix tuning writes its keys and values in the place of theirs in every
+layer: what else becomes of such a token, nothing reads.
+"""
+
+import dataclasses
+import zlib
+from collections.abc import Iterator
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.adapt.matrices import Matrix, matrices_of
+from pretrainax.adapt.tuning import Flat, Tuning
+from pretrainax.config import Experiment, ModelConfig
+from pretrainax.data.packing import OneEach
+from pretrainax.data.row_stream import default_packing
+from pretrainax.layers.linear import Linear
+from pretrainax.models.base import Model
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.rules import add_partition_rules
+
+_STDDEV = 0.02  # of keys and values as they start, and of what makes them
+
+
+class _VirtualTokens(Tuning):
+    """A way of tuning by `length` tokens at the left of each text."""
+
+    is_mergeable: ClassVar[bool] = False
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        return self.length
+
+    def sides(self, config: ModelConfig) -> tuple[str, ...]:
+        """Returns how the names of those arrays of a batch begin that get the tokens: "", or "encoder_"."""
+        raise NotImplementedError
+
+    def extended(self, batch, config):
+        longer = dict(batch)
+        for side in self.sides(config):
+            own = {name: batch[side + name] for name in _FRONT if side + name in batch}
+            fronts = {name: _FRONT[name](own["segment_ids"], self.length).astype(x.dtype) for name, x in own.items()}
+            own["positions"] = own["positions"] + self.length
+            longer |= {side + name: jnp.concatenate([fronts[name], x], axis=1) for name, x in own.items()}
+        return longer
+
+    def interceptor(self, batch, training):
+        of_linears = super().interceptor(batch, training)
+
+        def around(call, args, kwargs, context):
+            if isinstance(context.module, Model) and context.method_name == "answer":
+                x, side, _ = args
+                x = x[:, self.length :] if "" in self.sides(context.module.config) else x
+                return call(x, side, batch, **kwargs)
+            return of_linears(call, args, kwargs, context)
+
+        return around
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        model, length = experiment.model, experiment.data.sequence_length
+        if self.length < 1:
+            yield f"config.tuning.length is {self.length}, it must be at least 1"
+        if model.generator is not None:
+            yield f"config.tuning is {self}, which is not for a config.model with a generator: take LoRA"
+        most = model.position.max_length
+        if isinstance(most, int) and length + self.length > most:
+            yield (
+                f"config.data.sequence_length {length} and config.tuning.length {self.length} are more than the {most} "
+                f"positions of config.model.position: set config.data.sequence_length to at most {most - self.length}"
+            )
+        packings = [experiment.data.packing or default_packing(part) for _, part in experiment.objective.components()]
+        if not all(isinstance(packing, OneEach) for packing in packings):
+            yield f"config.tuning is {self}, for rows of one text each: set config.data.packing to OneEach()"
+        if experiment.mesh.sequence != 1:
+            yield f"config.mesh.sequence is {experiment.mesh.sequence}, with config.tuning {self} it must be 1"
+
+
+# What stands at the left of each array of a batch: (its segment ids [B, T], length P) -> [B, P].
+_FRONT = {
+    "tokens": lambda segments, length: jnp.zeros((len(segments), length), jnp.int32),
+    "token_types": lambda segments, length: jnp.zeros((len(segments), length), jnp.int32),
+    "prefix_mask": lambda segments, length: jnp.ones((len(segments), length), jnp.int32),
+    "segment_ids": lambda segments, length: jnp.broadcast_to(segments[:, :1], (len(segments), length)),
+    "positions": lambda segments, length: jnp.broadcast_to(jnp.arange(length)[None], (len(segments), length)),
+}
+
+
+def _at_the_left(trained: jax.Array, y: jax.Array) -> jax.Array:
+    """Returns y [B, P + T, …] with what is trained [P, …] in the place of its first tokens."""
+    front = jnp.broadcast_to(trained[None].astype(y.dtype), (len(y), *trained.shape))
+    return jnp.concatenate([front, y[:, len(trained) :]], axis=1)
+
+
+@dataclasses.dataclass
+class PromptTuning(_VirtualTokens):
+    """Trains the embeddings of a few tokens before the text (Lester et al. 2021, arXiv 2104.08691).
+
+    Of an encoder-decoder the encoder reads them. They start as embeddings of the vocabulary, drawn at random (section
+    3.2). NOTE Drawn from all of it, where the paper takes the 5,000 most common.
+    """
+
+    length: int = 20  # tokens
+
+    def sides(self, config):
+        return ("encoder_",) if config.family == "encoder_decoder" else ("",)
+
+    def added(self, params, key):
+        table = params["token_embedding"]["embedding"]
+        return {"token_embedding/prompt": jax.random.choice(key, table, (self.length,))}
+
+    def interceptor(self, batch, training):
+        of_heads, has_prompt = super().interceptor(batch, training), False
+
+        def around(call, args, kwargs, context):
+            nonlocal has_prompt
+            if isinstance(context.module, Model) and context.method_name == "embed":
+                has_prompt = not kwargs.get("side")  # and is no decoder of two stacks
+            if context.module.name == "token_embedding" and context.method_name == "__call__" and has_prompt:
+                return _at_the_left(context.module.get_variable("params", "prompt"), call(*args, **kwargs))
+            return of_heads(call, args, kwargs, context)
+
+        return around
+
+
+@dataclasses.dataclass
+class PrefixTuning(_VirtualTokens):
+    """Trains keys and values that all tokens see before those of the text, of each layer its own (Li and Liang 2021,
+    arXiv 2101.00190): of an encoder-decoder in the encoder, the decoder, and where the decoder reads the encoder.
+
+    With `hidden`, they are made of vectors by a tanh layer of that width, which is trained with them and left out
+    afterwards (section 4.3), one for each kind of attention as in the released code.
+
+    NOTE Prefixes are turned as keys at positions 0, 1, … are, where positions turn keys.
+    """
+
+    length: int = 20  # tokens
+    hidden: int = 0  # width of the layer that makes the prefixes; 0: they are trained themselves
+
+    def sides(self, config):
+        return ("encoder_", "") if config.family == "encoder_decoder" else ("",)
+
+    def added(self, params, key):
+        made = {}
+        for attention, (of_keys, of_values) in _keys_and_values(params).items():
+            keys = jax.random.split(jax.random.fold_in(key, zlib.crc32(attention.encode())), 4)
+            sizes = {name: (m.layers, *m.outputs) for name, m in (("key", of_keys), ("value", of_values))}
+            if not self.hidden:
+                for own, (name, (layers, *heads)) in zip(keys, sizes.items(), strict=False):
+                    start = _STDDEV * jax.random.normal(own, (layers, self.length, *heads))
+                    made[f"{attention}/{name}/prefix"] = start
+                continue
+            path, width = f"prefix/{attention.replace('/blocks/', '_')}", of_keys.inputs[0]
+            shapes = {"vectors": (self.length, width), "up": (width, self.hidden)}
+            shapes |= {name: (self.hidden, *size) for name, size in sizes.items()}
+            for own, (name, shape) in zip(keys, shapes.items(), strict=True):
+                made[f"{path}/{name}"] = _STDDEV * jax.random.normal(own, shape)
+            made[f"{path}/up_bias"] = jnp.zeros(self.hidden)
+            made |= {f"{path}/{name}_bias": jnp.zeros(size) for name, size in sizes.items()}
+        return made
+
+    def expanded(self, params: Flat) -> Flat:
+        made = dict(params)
+        for path in [name.removesuffix("/vectors") for name in params if name.endswith("/vectors")]:
+            part = {name: made.pop(f"{path}/{name}") for name in _LAYER}
+            hidden = jnp.tanh(part["vectors"] @ part["up"] + part["up_bias"][None])  # [P, M]
+            stack, _, attention = path.removeprefix("prefix/").partition("coder_")
+            for name in ("key", "value"):
+                prefix = jnp.einsum("PM,MLHK->LPHK", hidden, part[name]) + part[f"{name}_bias"][:, None]
+                made[f"{stack}coder/blocks/{attention}/{name}/prefix"] = prefix
+        return made
+
+    def merged(self, params):
+        return self.expanded(params)
+
+    def around(self, linear: Linear, call, x, training):
+        del training
+        if not linear.has_variable("params", "prefix") or x.ndim != 3:  # disentangled positions have two axes
+            return call(x)
+        return _at_the_left(linear.get_variable("params", "prefix"), call(x))
+
+    def problems(self, experiment):
+        yield from super().problems(experiment)
+        if self.hidden < 0:
+            yield f"config.tuning.hidden is {self.hidden}, it must be at least 0"
+
+
+# What makes the keys and values of one kind of attention, and its axes.
+_LAYER = {
+    "vectors": "rows features",
+    "up": "features rank",
+    "up_bias": "rank",
+    "key": "rank layers num_kv_heads head_dim",
+    "key_bias": "layers num_kv_heads head_dim",
+    "value": "rank layers num_kv_heads head_dim",
+    "value_bias": "layers num_kv_heads head_dim",
+}
+
+
+def _keys_and_values(params: PyTree) -> dict[str, tuple[Matrix, Matrix]]:
+    """Returns the matrices that make keys and values, by the path of their attention."""
+    found = {matrix.path: matrix for matrix in matrices_of(params)}
+    attentions = [path.removesuffix("/key") for path in found if path.endswith("_attention/key")]
+    return {path: (found[f"{path}/key"], found[f"{path}/value"]) for path in attentions}
+
+
+add_partition_rules(
+    [
+        (r"token_embedding/prompt", "rows d_model"),
+        *((rf"prefix/\w+/{name}", axes) for name, axes in _LAYER.items()),
+    ]
+)

@@ -1,0 +1,357 @@
+"""Adapters of the library peft, both ways: what a run under tuning has trained, without the model that it started from.
+
+A directory of peft is adapter_config.json and adapter_model.safetensors. Low-rank updates and DoRA's magnitudes are of
+any family of the zoo; prefixes of decoders with learned positions, as peft gives others to transformers in other places
+than the paper, or turned.
+
+A matrix of theirs that holds several of ours (GPT-2's query | key | value) has an update of the sum of our ranks.
+"""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias, cast
+
+import jax
+import numpy as np
+
+from pretrainax import config, models
+from pretrainax.adapt import LoRA, PrefixTuning
+from pretrainax.adapt.matrices import Matrix, matrices_of
+from pretrainax.adapt.tuning import nested
+from pretrainax.checkpoints.params import EMA, TRAINED, read_params, write_params
+from pretrainax.checkpoints.run_json import read_run_json
+from pretrainax.checkpoints.steps import step_of
+from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.interop.directories import describe_export, evaluation_of
+from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
+from pretrainax.interop.safetensors_files import Reader, Writer
+from pretrainax.interop.start import find_known_start, remember_start
+from pretrainax.interop.weights import DirectoryWeights
+from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.tokenization.base import Tokenizer, load_tokenizer
+from pretrainax.tokenization.huggingface import read_tokenizer
+from pretrainax.zoo.convert import places, rows_of
+from pretrainax.zoo.family import Row
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of the names of all tensors
+_PROMPT = "prompt_embeddings"
+_TASKS = {"decoder": "CAUSAL_LM", "encoder_decoder": "SEQ_2_SEQ_LM", "encoder": None}
+# What an adapter can have besides, and must not: field -> the values that mean nothing.
+_NOTHING: dict[str, tuple] = {
+    "bias": ("none",),
+    "modules_to_save": (None, []),
+    "layers_to_transform": (None, []),
+    "layer_replication": (None, []),
+    "trainable_token_indices": (None, [], {}),
+    "lora_bias": (False, None),
+    "target_parameters": (None, []),
+    "alora_invocation_tokens": (None, []),
+    "prefix_projection": (False, None),
+}
+
+State: TypeAlias = Mapping[str, np.ndarray]
+Adapter: TypeAlias = tuple[JsonObject, dict[str, np.ndarray]]  # adapter_config.json, and its tensors
+
+
+class _Place(NamedTuple):
+    """Says where the update of one layer of a matrix of ours is."""
+
+    path: str
+    layer: int
+    part: int  # of the rows of their module
+    parts: int
+
+
+# --- low-rank updates ------------------------------------------------------------------------------------------------
+
+
+def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]]:
+    """Returns the matrices of ours in each linear map of theirs, by its name."""
+    rows, found = rows_of(table, models.abstract_params(model)), {}
+    for matrix in matrices_of(models.abstract_params(model)):
+        row, shape = rows[f"{matrix.path}/kernel"]
+        for name, layer in places(row, shape):
+            place = _Place(matrix.path, layer or 0, *(row.part or (0, 1)))
+            found.setdefault(name.removesuffix(".weight"), []).append(place)
+    return found
+
+
+def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: ModelConfig) -> Adapter:
+    """Returns the adapter of low-rank updates; trained: by our paths; table: of the family's names of `model`.
+
+    Raises:
+      UserError: DoRA of some of the parts of one matrix of theirs.
+    """
+    tensors, ranks = {}, {}
+    for module, all_places in _modules(table, model).items():
+        there = [place for place in all_places if f"{place.path}/lora_a" in trained]
+        if not there:
+            continue
+        rank = ranks[module] = tuning.rank * len(there)
+        pairs = [(_two(trained, place, "lora_a", -1), _two(trained, place, "lora_b", 0)) for place in there]
+        size = pairs[0][1].shape[1]
+        b = np.zeros((size * there[0].parts, rank), np.float32)
+        for i, (place, (_, own)) in enumerate(zip(there, pairs, strict=True)):
+            b[place.part * size : (place.part + 1) * size, i * tuning.rank : (i + 1) * tuning.rank] = own.T
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = np.concatenate([a.T for a, _ in pairs])
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
+        if tuning.dora:
+            if len(there) < there[0].parts:
+                raise UserError(f"{module} of transformers is several matrices, of which DoRA must change all, or none")
+            magnitudes = [trained[f"{p.path}/magnitude"][p.layer].ravel() for p in sorted(there, key=lambda p: p.part)]
+            tensors[f"{_PREFIX}{module}.lora_magnitude_vector"] = np.concatenate(magnitudes)
+    most = max(set(ranks.values()), key=list(ranks.values()).count)
+    others = {module: rank for module, rank in ranks.items() if rank != most}
+    is_linear = any(row.transposed for row in table if row.path.endswith("_attention/query/kernel"))
+    described = {
+        "peft_type": "LORA",
+        "r": most,
+        "lora_alpha": tuning.scale * most,
+        "lora_dropout": tuning.dropout,
+        "target_modules": list(ranks),
+        "rank_pattern": {re.escape(module): rank for module, rank in others.items()},
+        "alpha_pattern": {re.escape(module): tuning.scale * rank for module, rank in others.items()},
+        "use_dora": tuning.dora,
+        "fan_in_fan_out": not is_linear,
+        "bias": "none",
+    }
+    return described, tensors
+
+
+def _two(trained: State, place: _Place, name: str, rank_axis: int) -> np.ndarray:
+    """Returns one layer of A [in, rank] or B [rank, out], with heads side by side."""
+    x = trained[f"{place.path}/{name}"][place.layer]
+    return x.reshape(-1, x.shape[-1]) if rank_axis else x.reshape(x.shape[0], -1)
+
+
+def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], model: ModelConfig) -> tuple:
+    """Returns the `LoRA` and what it has trained, by our paths, of an adapter.
+
+    Updates of several ranks become ones of the largest, with zeros.
+
+    Raises:
+      UserError: tensors that are not those of the model.
+    """
+    modules, names, wrong = _modules(table, model), {}, []
+    for name in tensors:
+        module, _, kind = name.removeprefix(_PREFIX).partition(".lora_")
+        found = [m for m in modules if m == module or m.endswith(f".{module}") or module.endswith(f".{m}")]
+        if len(found) == 1 and kind in ("A.weight", "B.weight", "magnitude_vector"):
+            names.setdefault(found[0], {})[kind] = name
+        else:
+            wrong.append(name)
+    is_dora = bool(described.get("use_dora"))
+    wanted = {"A.weight", "B.weight"} | ({"magnitude_vector"} if is_dora else set())
+    wrong += [f"no {kind} of {m}" for m, kinds in names.items() for kind in sorted(wanted ^ kinds.keys())]
+    if wrong or not names:
+        raise UserError(f"{WEIGHTS} does not hold updates of this model: {', '.join(wrong) or 'nothing is there'}")
+    ranks = {m: tensors[kinds["A.weight"]].shape[0] for m, kinds in names.items()}
+    rank = max(ranks.values())
+    scales = {m: _alpha(described, m) / (r**0.5 if described.get("use_rslora") else r) for m, r in ranks.items()}
+    scale = next(iter(scales.values()))
+    shapes = {matrix.path: matrix for matrix in matrices_of(models.abstract_params(model))}
+    paths = dict.fromkeys(place.path for module in names for place in modules[module])
+    tuning = LoRA(rank, scale * rank, float(described.get("lora_dropout", 0.0)), tuple(paths), is_dora)
+    trained = {name: np.zeros(shape, np.float32) for path in paths for name, shape in _sizes(shapes[path], tuning)}
+    for module, kinds in names.items():
+        a, b = (np.asarray(tensors[kinds[kind]], np.float32) for kind in ("A.weight", "B.weight"))
+        for place in modules[module]:
+            own, size = shapes[place.path], b.shape[0] // place.parts
+            rows = slice(place.part * size, (place.part + 1) * size)
+            if a.shape[1] * size != np.prod(own.inputs) * np.prod(own.outputs):
+                raise UserError(
+                    f"the update of {module} in {WEIGHTS} is of {b.shape[0]} × {a.shape[1]}, not the model's"
+                )
+            x = trained[f"{place.path}/lora_a"][place.layer]
+            x[..., : len(a)] = a.T.reshape(*own.inputs, -1)
+            x = trained[f"{place.path}/lora_b"][place.layer]
+            x[: len(a)] = (b[rows].T * (scales[module] / scale)).reshape(-1, *own.outputs)
+            if is_dora:
+                magnitude = np.asarray(tensors[kinds["magnitude_vector"]], np.float32)[rows]
+                trained[f"{place.path}/magnitude"][place.layer] = magnitude.reshape(own.outputs)
+    missing = {m for m, of in modules.items() if m not in names and any(place.path in paths for place in of)}
+    if missing:
+        raise UserError(f"{WEIGHTS} changes some layers and not others, which is not read: not {', '.join(missing)}")
+    return tuning, trained
+
+
+def _sizes(matrix: Matrix, tuning: LoRA) -> list[tuple[str, tuple[int, ...]]]:
+    magnitude = [(f"{matrix.path}/magnitude", (matrix.layers, *matrix.outputs))] if tuning.dora else []
+    return [
+        (f"{matrix.path}/lora_a", (matrix.layers, *matrix.inputs, tuning.rank)),
+        (f"{matrix.path}/lora_b", (matrix.layers, tuning.rank, *matrix.outputs)),
+        *magnitude,
+    ]
+
+
+def _alpha(described: JsonObject, module: str) -> float:
+    patterns = cast(dict[str, float], described.get("alpha_pattern") or {})
+    own = [alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)]
+    return float(own[0] if own else described["lora_alpha"])
+
+
+# --- prefixes --------------------------------------------------------------------------------------------------------
+
+
+def prefix_to_peft(tuning: PrefixTuning, trained: State, model: ModelConfig) -> Adapter:
+    """Returns the adapter of a prefix; trained: as `lora_to_peft` has it."""
+    _check_prefix(model)
+    params = tuning.expanded(dict(trained))
+    both = [np.asarray(params[f"decoder/blocks/self_attention/{name}/prefix"]) for name in ("key", "value")]
+    # 2 × [L, P, H, K] -> [P, L, 2, H, K] -> [P, L · 2 · H · K]
+    vectors = np.stack(both, axis=2).transpose(1, 0, 2, 3, 4).reshape(tuning.length, -1)
+    described = {
+        "peft_type": "PREFIX_TUNING",
+        "num_virtual_tokens": tuning.length,
+        "token_dim": model.num_heads * model.dim_per_head,
+        "num_layers": model.num_layers,
+        "num_attention_heads": model.num_heads,
+        "num_transformer_submodules": 1,
+        "encoder_hidden_size": model.d_model,
+        "prefix_projection": False,
+    }
+    return described, {_PROMPT: np.ascontiguousarray(vectors)}
+
+
+def prefix_from_peft(described: JsonObject, tensors: State, model: ModelConfig) -> tuple:
+    """Returns the `PrefixTuning` and what it has trained, by our paths, of an adapter."""
+    _check_prefix(model)
+    length, heads = described.get("num_virtual_tokens"), (model.num_heads, model.dim_per_head)
+    shape = (length, model.num_layers * 2 * heads[0] * heads[1])
+    if set(tensors) != {_PROMPT} or tensors[_PROMPT].shape != shape:
+        found = {name: list(x.shape) for name, x in tensors.items()}
+        raise UserError(f"{WEIGHTS} holds {found}, and the prefix of this model is {_PROMPT} {list(shape)}")
+    vectors = np.asarray(tensors[_PROMPT], np.float32).reshape(length, model.num_layers, 2, *heads)
+    path = "decoder/blocks/self_attention"
+    trained = {f"{path}/{name}/prefix": vectors[:, :, i].swapaxes(0, 1) for i, name in enumerate(("key", "value"))}
+    return PrefixTuning(cast(int, length)), trained
+
+
+def _check_prefix(model: ModelConfig) -> None:
+    fits = model.family == "decoder" and isinstance(model.position, LearnedPositions)
+    if not fits or model.kv_heads != model.num_heads or "local" in model.layer_pattern:
+        raise UserError(
+            "prefixes go to and from peft for decoders with learned positions, as GPT-2: others have them elsewhere"
+        )
+
+
+# --- directories -----------------------------------------------------------------------------------------------------
+
+
+def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> str:
+    """Writes what a run under tuning has trained as a directory of peft; returns a line about it.
+
+    Args:
+      step: folder of the checkpoint.
+      folder: of its parameters: TRAINED or EMA.
+    """
+    experiment = config.load(os.path.join(workdir, "config.json"))
+    tuning, model = experiment.tuning, experiment.model
+    if not isinstance(tuning, (LoRA, PrefixTuning)) or model.generator is not None:
+        raise UserError(f"{workdir} is of config.tuning {tuning}: peft's format is written of LoRA and PrefixTuning")
+    if os.path.isdir(to) and os.listdir(to):
+        raise UserError(f"--to={to} is not empty: take another directory")
+    trained = _read(step, folder)
+    known = re.compile(r"/(lora_a|lora_b|magnitude|prefix)$|^prefix/")
+    if beside := [path for path in trained if not known.search(path)]:
+        raise UserError(
+            f"{workdir} has trained {', '.join(beside)} beside its {type(tuning).__name__}, which is not written in "
+            "peft's format: leave out --adapter, to export the whole model"
+        )
+    tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
+    family, _, _ = describe_export(experiment, tokenizer.vocabulary)
+    if isinstance(tuning, LoRA):
+        described, tensors = lora_to_peft(tuning, trained, family.names(model), model)
+    else:
+        described, tensors = prefix_to_peft(tuning, trained, model)
+    start = find_known_start(workdir)
+    described |= {"task_type": _TASKS[model.family], "inference_mode": True}
+    described["base_model_name_or_path"] = None if start.steps else start.directory
+    staging = f"{os.path.abspath(to)}.exporting"
+    shutil.rmtree(staging, ignore_errors=True)
+    os.makedirs(staging)
+    files = Writer(staging, {name: (x.dtype, x.shape) for name, x in tensors.items()}, 1 << 62, WEIGHTS)
+    for name, x in tensors.items():
+        files[name][...] = x
+    write_atomically(os.path.join(staging, CONFIG), json.dumps(described, indent=2, sort_keys=True) + "\n")
+    if os.path.isdir(to):
+        os.rmdir(to)
+    os.rename(staging, to)
+    base = start.description
+    if len(start.steps) == 1:
+        which = f"{start.directory}@{AS_TRAINED if start.folder == TRAINED else EMA}{step_of(start.steps[0])}"
+        base = f"what python -m pretrainax.huggingface export --workdir={which} --to=DIR writes"
+    return f"{len(tensors):,} tensors exported to {to} for peft; the model that they are for: {base}"
+
+
+def _read(step: str, folder: str) -> dict[str, np.ndarray]:
+    arrays = {name.removeprefix(f"{folder}/"): text for name, text in read_run_json(step)["arrays"].items()}
+    blocks: dict[str, list[np.ndarray]] = {}
+    for path, _, block in read_params(step, folder=folder):
+        blocks.setdefault(path, []).append(block)
+    return {path: np.concatenate(found) for path, found in blocks.items() if path in arrays}
+
+
+def is_adapter(directory: str) -> bool:
+    """Tells whether a folder is one of peft's."""
+    return os.path.exists(os.path.join(directory, CONFIG))
+
+
+def import_adapter(directory: str, base: str | None, workdir: str) -> str:
+    """Makes a workdir of a directory of peft, as a run under tuning has it; returns a line about it.
+
+    Args:
+      base: a run or a Hugging Face directory that the adapter is for; None: the one that it names.
+    """
+    described = read_object(os.path.join(directory, CONFIG))
+    named = cast("str | None", described.get("base_model_name_or_path"))
+    if base is None and not (named and os.path.isdir(named)):
+        raise UserError(
+            f"{directory} is an adapter of {named or 'a model that it does not name'}: give it as --base=DIR"
+        )
+    origin = find_origin(os.path.expanduser(cast(str, base or named)))
+    for field, nothing in _NOTHING.items():
+        if described.get(field, nothing[0]) not in nothing:
+            raise UserError(f"{directory}: {CONFIG} has {field} {described[field]!r}, which is not read")
+    with WorkdirLock(workdir):
+        if os.path.exists(os.path.join(workdir, "config.json")):
+            raise UserError(f"--workdir={workdir} holds a run already: take another one")
+        experiment, tokenizer = _base(origin, workdir)
+        tensors = Reader(directory, WEIGHTS)
+        state = {name: tensors[name] for name in tensors.shapes}
+        kind = described.get("peft_type")
+        if kind == "LORA":
+            family, _, _ = describe_export(experiment, tokenizer.vocabulary)
+            table = family.names(experiment.model)
+            experiment.tuning, trained = lora_from_peft(described, state, table, experiment.model)
+        elif kind == "PREFIX_TUNING":
+            experiment.tuning, trained = prefix_from_peft(described, state, experiment.model)
+        else:
+            raise UserError(f"{directory}: {CONFIG} has peft_type {kind!r}, read are 'LORA' and 'PREFIX_TUNING'")
+        experiment.checkpoint.init_from = os.path.abspath(cast(str, base or named))
+        abstract = nested({path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in trained.items()})
+        tokenizer.save(os.path.join(workdir, "tokenizer"))
+        extra = {"tokenizer": tokenizer.fingerprint}
+        write_params(workdir, abstract, lambda path, index: trained[path][index], extra)
+        remember_start(workdir, origin)
+        write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))
+    count = sum(x.size for x in trained.values())
+    return f"{count:,} parameters of {experiment.tuning} imported to {workdir}, for {origin.description}"
+
+
+def _base(origin: Origin, workdir: str) -> tuple[Experiment, Tokenizer]:
+    """Returns what the run of an adapter says beside its tuning, and the tokenizer, of the model that it is for."""
+    base = origin.directory
+    if origin.steps:
+        experiment = config.load(os.path.join(base, "config.json"))
+        experiment = config.trained_as(experiment, list(map(step_of, origin.steps)))
+        return experiment, load_tokenizer(os.path.join(base, "tokenizer"))
+    tokenizer = read_tokenizer(base)
+    path = os.path.abspath(os.path.join(workdir, "tokenizer"))
+    return evaluation_of(DirectoryWeights(base).config, tokenizer.vocabulary, path), tokenizer

@@ -1,0 +1,241 @@
+"""The parameters that a run starts from: those of another run, of one under tuning too, or a Hugging Face directory.
+
+A run under tuning stores what it trains. What it does not train is read from its start whenever it is used, so
+`start.json` in its folder says what that was: which checkpoints, and a digest of them.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import NamedTuple, Optional, cast
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax import adapt, config, models
+from pretrainax.adapt.tuning import flat
+from pretrainax.checkpoints.manifest import MANIFEST
+from pretrainax.checkpoints.params import TRAINED, Fresh, Params, load_steps
+from pretrainax.checkpoints.steps import find_checkpoint, step_of
+from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, trained_as
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.json_files import read_object
+from pretrainax.interop import weights
+from pretrainax.interop.architectures import describe_model, described_model, read_config_json
+from pretrainax.interop.origin import Origin, find_origin
+from pretrainax.layers.compute import Compute
+from pretrainax.models import electra
+from pretrainax.models.heads.base import head_modules
+from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.sharding.rules import tree_shardings, with_shardings
+from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.tokenization.choices import TokenizerConfig
+from pretrainax.zoo.family import differences, without_heads
+
+_START = "start.json"
+
+
+# --- what a config begins with ---------------------------------------------------------------------------------------
+
+
+class Beginning(NamedTuple):
+    """A trained model as a config of another run takes it up."""
+
+    model: ModelConfig  # without the heads of its pretraining
+    tokenizer: TokenizerConfig
+    head: Optional[HeadConfig]  # that of a whole row, as transformers' class of the family has it; None: it has none
+
+
+def beginning_of(name: str) -> Beginning:
+    """Returns what `name`, a run or a Hugging Face directory as `interop.origin` takes it, is to begin with.
+
+    Raises:
+      UserError: nothing is there, or nothing that can be used.
+    """
+    origin = find_origin(name)
+    if origin.steps:
+        model, folder = _single(_experiment(origin).model), os.path.join(origin.directory, "tokenizer")
+        try:
+            family = describe_model(model, None)[0]
+        except UserError:  # transformers has none like it
+            family = None
+    else:
+        (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
+    head = None if family is None or family.classifier is None else dataclasses.replace(family.classifier.head)
+    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), head)
+
+
+def _experiment(origin: Origin) -> Experiment:
+    experiment = config.load(os.path.join(origin.directory, "config.json"))
+    return trained_as(experiment, list(map(step_of, origin.steps)))
+
+
+def _single(model: ModelConfig) -> ModelConfig:
+    """Returns the model that goes on to other tasks: of ELECTRA's two encoders the discriminator."""
+    return model if model.generator is None else electra.discriminator_config(model)
+
+
+# --- how it fits -----------------------------------------------------------------------------------------------------
+
+
+class Fit(NamedTuple):
+    """Says which parameters of a start become those of a model, by their paths."""
+
+    taken: dict[str, str]  # our path -> the path there
+    lacking: list[str]  # of our heads: drawn anew
+    left_out: list[str]  # of heads there
+    changed: list[str]  # fields of config.model that compute something else, with all shapes as they were
+
+
+def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
+    """Returns how a model takes the parameters of a start; no number of them is read.
+
+    Args:
+      fresh_heads: heads may be left out, and others drawn anew.
+
+    Raises:
+      UserError: the start is of another model.
+    """
+    ours, changed = models.abstract_params(model), []
+    if origin.steps:
+        experiment = _experiment(origin)
+        _check_plain(origin, experiment)
+        their_model = experiment.model if model.generator is not None else _single(experiment.model)
+        changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
+        lacking = None
+    else:
+        source = weights.open_start(origin.directory, model, fresh_heads)
+        their_model, lacking = source.config, source.lacking
+    theirs = models.abstract_params(their_model)
+    there = {path: x.shape for path, x in flat(theirs).items()}
+    named = {path: path if path in there else _of_pair(path, model) for path in parameter_names(ours)}
+    if lacking is None:
+        heads = head_modules(model) if fresh_heads else set()
+        lacking = [path for path, name in named.items() if name not in there and path.partition("/")[0] in heads]
+    taken = {path: name for path, name in named.items() if path not in lacking}
+    left_out = [path for path in there if path not in taken.values()]
+    if origin.steps:
+        shapes = {path: x.shape for path, x in flat(ours).items()}
+        wrong = [path for path, name in taken.items() if there.get(name) != shapes[path]]
+        wrong += [
+            path for path in left_out if not (fresh_heads and path.partition("/")[0] in head_modules(their_model))
+        ]
+        if wrong:
+            names = differences(their_model, model)
+            raise weights.other_architecture(origin.directory, their_model, model, names, wrong)
+    return Fit(taken, lacking, left_out, changed)
+
+
+def _check_plain(origin: Origin, experiment: Experiment) -> None:
+    if experiment.tuning is not None and not cast(adapt.Tuning, experiment.tuning).is_mergeable:
+        raise UserError(
+            f"{origin.directory} is a run with {experiment.tuning}, of which there is no plain model: start from "
+            f"{experiment.checkpoint.init_from}"
+        )
+
+
+def _of_pair(path: str, model: ModelConfig) -> str:
+    """Returns the path of the pair head's layer that stands for one of a head: BERT's pooler is trained with it."""
+    is_pooler = isinstance(model.head, Classify) and (model.head.hidden, model.head.pooling) == ("tanh", "cls")
+    return path.replace("classifier/dense/", "pair_head/dense/") if is_pooler else path
+
+
+# --- its numbers -----------------------------------------------------------------------------------------------------
+
+
+def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Optional[Fresh] = None) -> Params:
+    """Reads the parameters of a plain model that a run starts from, each device its own shards.
+
+    Args:
+      abstract: jax.ShapeDtypeStructs with shardings.
+      fresh: gives the parameters of heads that the start lacks; None: it must have them all, and no others.
+
+    Raises:
+      UserError: as `fit_of` does, or the numbers are damaged.
+    """
+    if not origin.steps:
+        return weights.load_params(origin.directory, model, abstract, fresh)
+    fit, experiment = fit_of(origin, model, fresh is not None), _experiment(origin)
+    mesh = jax.tree.leaves(abstract)[0].sharding.mesh
+    params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    if experiment.model.generator is not None and model.generator is None:
+        _, params = electra.discriminator(experiment.model, params)
+    there, drawn = flat(params), fresh(fit.lacking) if fresh and fit.lacking else {}
+    leaves = [drawn[path] if path in drawn else there[fit.taken[path]] for path in parameter_names(abstract)]
+    return jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+
+
+def load_run(
+    workdir: str, experiment: Experiment, steps: Sequence[str], mesh: jax.sharding.Mesh, folder: str = TRAINED
+) -> Params:
+    """Returns the parameters of a run; of one under tuning those that it trained, merged into those of its start.
+
+    Where they cannot be merged, those that were added are beside the others.
+
+    Args:
+      experiment: the run's, without phases.
+      steps, folder: as `checkpoints.params.load_steps` has them.
+    """
+    whole = _placed(models.abstract_params(experiment.model), mesh)
+    if experiment.tuning is None:
+        return load_steps(steps, whole, folder)
+    model = cast(adapt.Adapted, adapt.adapted(models.build(experiment.model, Compute()), experiment))
+    trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), whole)
+    trained = load_steps(steps, _placed(trained, mesh), folder)
+    places = {path: x.sharding for path, x in flat(whole).items()}
+    nothing = lambda paths: {p: jnp.zeros(flat(whole)[p].shape, device=places[p]) for p in paths}  # noqa: E731
+    fresh = nothing if experiment.draws_heads else None  # heads are trained then
+    frozen = model.frozen(load_start(find_known_start(workdir), experiment.model, whole, fresh))
+    return model.merged(trained, frozen)[1]
+
+
+def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+    return with_shardings(params, tree_shardings(mesh, params))
+
+
+# --- the start of a run under tuning ---------------------------------------------------------------------------------
+
+
+def remember_start(workdir: str, start: Origin) -> None:
+    """Writes what a run has started from into its folder, with a digest of it."""
+    start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
+    steps = list(map(step_of, start.steps))
+    content = {"directory": start.directory, "steps": steps, "folder": start.folder, "sha256": _digest(start)}
+    write_atomically(os.path.join(workdir, _START), json.dumps(content, indent=1) + "\n")
+
+
+def find_known_start(workdir: str) -> Origin:
+    """Returns what a run under tuning has started from; UserError where that is not there any more, or not the same."""
+    path = os.path.join(workdir, _START)
+    known = read_object(path) if os.path.exists(path) else {}
+    directory, steps, folder = (known.get(name) for name in ("directory", "steps", "folder"))
+    if not (isinstance(directory, str) and isinstance(steps, list) and isinstance(folder, str)):
+        raise UserError(f"{workdir} is a run under config.tuning, and no {_START} there says what it has started from")
+    description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
+    needed = f"{workdir} stores what its tuning has trained, and needs the rest from {description}"
+    try:
+        found = tuple(find_checkpoint(directory, step) for step in steps)
+        start = Origin(directory, found, description, folder)
+        digest = _digest(start)
+    except (UserError, OSError) as e:
+        raise UserError(f"{needed}, which cannot be read: put it back ({e})") from e
+    if digest != known.get("sha256"):
+        raise UserError(f"{needed}, which is not what it was when the run started: put that back")
+    return start
+
+
+def _digest(start: Origin) -> str:
+    """Returns the SHA-256 of the files of a start: of a checkpoint, which is compared with it, its manifest."""
+    digest = hashlib.sha256()
+    names = [os.path.join(step, MANIFEST) for step in start.steps]
+    if not start.steps:
+        found = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
+        names = [os.path.join(start.directory, name) for name in ("config.json", *found)]
+    elif _experiment(start).tuning is not None:
+        digest.update(_digest(find_known_start(start.directory)).encode())
+    for name in names:
+        with open(name, "rb") as f:
+            digest.update(hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()

@@ -1,0 +1,186 @@
+"""A model under tuning: what it starts as, what it merges to, how it trains, in every family."""
+
+import dataclasses
+import functools
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.adapt import IA3, Adapted, LoRA, PrefixTuning, PromptTuning
+from pretrainax.adapt.tuning import flat, nested
+from pretrainax.config import MeshConfig, TrainConfig
+from pretrainax.layers.compute import Compute, for_this_machine
+from pretrainax.layers.stack import layer_by_layer
+from pretrainax.optim import AdamW
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.rules import tree_shardings
+from pretrainax.training import train_step
+from tests.golden import CASES, electra
+from tests.golden.case import batch, weights
+
+ALL = (".*",)  # matrices
+
+
+def noisy(tree):
+    """Parameters away from where they start."""
+    keys = {path: jax.random.key(zlib.crc32(path.encode())) for path in flat(tree)}
+    return nested({path: x + 0.1 * jax.random.normal(keys[path], x.shape) for path, x in flat(tree).items()})
+
+
+def logits_of(model, arrays):
+    """The function of parameters that gives the logits of the real tokens of a batch; compiled."""
+    real = arrays["segment_ids"] > 0
+
+    def logits(variables):
+        return model.apply(variables, arrays, deterministic=True).heads["lm"].logits()[real]
+
+    return jax.jit(logits)
+
+
+def adapted(name, tuning, **compute):
+    """The model of a case under a tuning, its parameters as it starts, and those that stay."""
+    model = Adapted(models.build(CASES[name].config, Compute(**compute)), tuning, train_heads=False)
+    params = weights(CASES[name].config)
+    return model, model.start(params, jax.random.key(0)), model.frozen(params)
+
+
+# ALBERT shares its layers, T5 has cross-attention and a gated feed-forward without biases, LLaMA groups of keys;
+# DeBERTa's mask decoder runs its last layer twice, and its maps of queries and keys read its positions too.
+MERGED = {
+    "bert_masked_lm": IA3(),
+    "albert": LoRA(rank=3, targets=ALL),
+    "t5_1_1": LoRA(rank=3, targets=ALL, dora=True),
+    "llama3": IA3(),
+    "deberta_v2": LoRA(rank=3, targets=ALL, dora=True),
+}
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
+    model, start, frozen = adapted(name, MERGED[name])
+    arrays = batch(CASES[name])
+    tuned, plain = logits_of(model, arrays), logits_of(model.model, arrays)
+    before = plain({"params": weights(CASES[name].config)})
+    # the same products, and of DoRA a division by what was multiplied
+    np.testing.assert_allclose(tuned({"params": start, "frozen": frozen}), before, atol=1e-4, rtol=0)
+    trained = noisy(start)
+    after = tuned({"params": trained, "frozen": frozen})
+    assert np.abs(after - before).max() > 0.1
+    merged_model, merged = model.merged(trained, frozen)
+    assert merged_model is model.model
+    np.testing.assert_allclose(plain({"params": merged}), after, atol=1e-4, rtol=0)
+
+
+def test_both_encoders_of_electra_have_their_updates():
+    config, (_, arrays) = electra.joint(), electra.masked_batch()
+    model = Adapted(models.build(config, Compute()), LoRA(rank=2), train_heads=False)
+    params = weights(config)
+    start, frozen = model.start(params, jax.random.key(0)), model.frozen(params)
+    assert {path.startswith("generator/") for path in flat(start)} == {True, False}
+    trained, run = noisy(start), jax.jit(functools.partial(model.apply, batch=arrays, deterministic=True))
+    plain = jax.jit(functools.partial(model.model.apply, batch=arrays, deterministic=True))
+    got, before = run({"params": trained, "frozen": frozen}).heads, plain({"params": params}).heads
+    wanted = plain({"params": model.merged(trained, frozen)[1]}).heads
+    for name, logits in (("lm", lambda head: head.logits()), ("replaced", lambda head: head.logits)):
+        np.testing.assert_allclose(logits(got[name]), logits(wanted[name]), atol=1e-4, rtol=0)
+        assert np.abs(logits(got[name]) - logits(before[name])).max() > 0.1
+
+
+def test_layers_that_lie_one_by_one_have_their_updates():
+    model, start, frozen = adapted("gpt2", LoRA(rank=3, targets=ALL))
+    logits, params = logits_of(model, batch(CASES["gpt2"])), {**flat(noisy(start)), **flat(frozen)}
+    wanted, params = logits({"params": nested(params)}), nested(params)
+    params["decoder"]["blocks"] = layer_by_layer(params["decoder"]["blocks"])
+    np.testing.assert_allclose(logits({"params": params}), wanted, atol=1e-5, rtol=0)
+
+
+# --- virtual tokens --------------------------------------------------------------------------------------------------
+
+
+def in_front(ids, arrays, side):
+    """A batch whose rows begin with these tokens, as ones of their text; those are not asked for."""
+    rows, count = len(arrays[f"{side}tokens"]), len(ids)
+    front = {"tokens": np.tile(ids, (rows, 1)), "segment_ids": np.ones((rows, count))}
+    front["positions"] = np.tile(np.arange(count), (rows, 1))
+    longer = dict(arrays, **{f"{side}positions": arrays[f"{side}positions"] + count})
+    for name, x in front.items():
+        longer[f"{side}{name}"] = np.concatenate([x, longer[f"{side}{name}"]], axis=1).astype(np.int32)
+    return longer
+
+
+IDS = np.array([7, 40, 11])
+
+
+@pytest.mark.parametrize(("name", "side"), (("gpt2", ""), ("t5_1_1", "encoder_")))
+def test_a_prompt_of_embeddings_is_read_as_their_tokens_are(name, side):
+    model, _, frozen = adapted(name, PromptTuning(len(IDS)))
+    arrays, params = batch(CASES[name]), weights(CASES[name].config)
+    prompt = {"token_embedding": {"prompt": jnp.asarray(params["token_embedding"]["embedding"][IDS])}}
+    got = logits_of(model, arrays)({"params": prompt, "frozen": frozen})
+    longer = in_front(IDS, arrays, side)
+    real = np.pad(arrays["segment_ids"] > 0, ((0, 0), (longer["tokens"].shape[1] - arrays["tokens"].shape[1], 0)))
+    wanted = models.build(CASES[name].config, Compute()).apply({"params": params}, longer, deterministic=True)
+    np.testing.assert_allclose(got, wanted.heads["lm"].logits()[real], atol=1e-4, rtol=0)
+
+
+def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
+    """Of a causal model, whose first tokens see none of the others; keys are turned by their positions."""
+    model, start, frozen = adapted("llama3", PrefixTuning(len(IDS)))
+    arrays, params = batch(CASES["llama3"]), weights(CASES["llama3"].config)
+    longer, plain = in_front(IDS, arrays, ""), model.model
+    chosen = lambda module, method: module.name in ("key", "value") and method == "__call__"  # noqa: E731
+    run = jax.jit(lambda p: plain.apply({"params": p}, longer, deterministic=True, capture_intermediates=chosen))
+    outputs, kept = run(params)
+    made = kept["intermediates"]["decoder"]["blocks"]["self_attention"]
+    path = "decoder/blocks/self_attention"
+    prefix = {f"{path}/{name}/prefix": made[name]["__call__"][0][:, 0, : len(IDS)] for name in ("key", "value")}
+    assert {name: x.shape for name, x in prefix.items()} == {name: x.shape for name, x in flat(start).items()}
+    got = logits_of(model, arrays)({"params": nested(prefix), "frozen": frozen})
+    wanted = outputs.heads["lm"].logits()[:, len(IDS) :][arrays["segment_ids"] > 0]
+    np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
+
+
+def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions():
+    model, start, frozen = adapted("t5_1_1", PrefixTuning(3, hidden=4))
+    kinds = {path.split("/")[1] for path in flat(start)}
+    assert kinds == {"encoder_self_attention", "decoder_self_attention", "decoder_cross_attention"}
+    logits = logits_of(model, batch(CASES["t5_1_1"]))
+    trained = noisy(start)
+    gradients = jax.jit(jax.grad(lambda p: jnp.square(logits({"params": p, "frozen": frozen})).sum()))(trained)
+    assert all(float(jnp.abs(g).max()) > 0 for g in flat(gradients).values())
+    left, parts = model.merged(trained, frozen)
+    assert left is model and not [path for path in flat(parts) if path.startswith("prefix/")]
+    before = logits({"params": trained, "frozen": frozen})
+    np.testing.assert_allclose(logits({"params": parts}), before, atol=1e-5, rtol=0)
+
+
+# --- training --------------------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_the_same_on_one_device_and_on_eight():
+    """In micro-batches, with blocks made again for the backward, on a mesh that splits the matrices."""
+    case, updated = CASES["bert_masked_lm"], []
+    rows = {name: np.concatenate([x, x, x[:2]]) for name, x in batch(case).items()}
+    config = dataclasses.replace(case.config, vocab_size=100, dropout_rate=0.0, attention_dropout_rate=0.0)
+    for devices, sizes in ((1, {}), (8, {"data": 2, "fsdp": 2, "tensor": 2})):
+        mesh = make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
+        model = Adapted(models.build(config, Compute(remat="block")), LoRA(rank=2, targets=ALL), train_heads=False)
+        train = for_this_machine(TrainConfig(global_batch_size=8, accumulate=2 if devices == 1 else 1))
+        with jax.set_mesh(mesh):
+            whole = weights(config)
+            whole = jax.device_put(whole, tree_shardings(mesh, whole))
+            params, frozen = noisy(model.start(whole, jax.random.key(0))), {"frozen": model.frozen(whole)}
+            optimizer = AdamW(epsilon=1e-3).build(lambda step: jnp.float32(0.1), params)
+            state = train_step.state_from(params, optimizer, mesh)
+            step = train_step.make_train_step(model, optimizer, lambda step: jnp.float32(0.1), train, mesh)
+            state, metrics = step(state, put_batch(rows, mesh), frozen)
+        assert metrics["finite"]
+        assert all(path.rpartition("/")[2] in ("lora_a", "lora_b") for path in flat(state.params))
+        updated.append(jax.device_get(flat(state.params)))
+    for path, x in updated[0].items():
+        np.testing.assert_allclose(updated[1][path], x, atol=1e-4, rtol=0, err_msg=path)

@@ -1,0 +1,133 @@
+"""The ways of tuning: what each trains, how that is split and decays, and what a user can get wrong."""
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax import zoo
+from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
+from pretrainax.adapt.matrices import matrices_of
+from pretrainax.adapt.tuning import flat
+from pretrainax.config import MeshConfig, UserError, kinds
+from pretrainax.config.validation import validate
+from pretrainax.data.packing import OneEach
+from pretrainax.layers.compute import Compute
+from pretrainax.models import build
+from pretrainax.optim.decay import decay_mask
+from pretrainax.sharding.rules import param_specs
+from tests.golden import CASES
+from tests.golden.case import weights
+from tests.support import tables, tiny
+
+
+def trained(preset, tuning, train_heads=False):
+    """The shapes of what is trained of a preset."""
+    model = Adapted(build(zoo.preset(preset), Compute()), tuning, train_heads)
+    return jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), tables.params(preset))
+
+
+# --- what is trained -------------------------------------------------------------------------------------------------
+
+
+def test_low_rank_updates_are_of_the_matrices_that_are_named():
+    paths = {path.rpartition("/")[0] for path in flat(trained("t5_base", LoRA(targets=("decoder/.*/query", "down"))))}
+    attentions = {f"decoder/blocks/{kind}_attention/query" for kind in ("self", "cross")}
+    assert paths == attentions | {"encoder/blocks/mlp/down", "decoder/blocks/mlp/down"}
+
+
+def test_biases_alone():
+    assert {path.rpartition("/")[2] for path in flat(trained("bert_base", BitFit()))} == {"bias"}
+    biases = [path for path in flat(tables.params("bert_base")) if path.endswith("/bias")]
+    assert sorted(flat(trained("bert_base", BitFit()))) == sorted(biases)
+
+
+def test_heads_alone_and_beside_what_is_tuned():
+    heads = {"masked_lm_head", "unembedding", "pair_head"}
+    assert {path.split("/")[0] for path in flat(trained("bert_base", HeadAlone()))} == heads
+    assert {path.split("/")[0] for path in flat(trained("bert_base", IA3(), True))} == heads | {"encoder"}
+
+
+# --- where it lies ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ("bert_base", "t5_base", "llama3_8b"))
+def test_what_is_added_lies_as_the_matrix_that_it_is_added_to(preset):
+    specs = flat(param_specs(tables.params(preset)))
+    added = flat(param_specs(trained(preset, LoRA(rank=4, targets=(".*",), dora=True))))
+    for matrix in matrices_of(tables.params(preset)):
+        layers, *axes = specs[f"{matrix.path}/kernel"]
+        cut = len(matrix.inputs)
+        assert tuple(added[f"{matrix.path}/lora_a"]) == (layers, *axes[:cut], None)
+        assert tuple(added[f"{matrix.path}/lora_b"]) == (layers, None, *axes[cut:])
+        assert tuple(added[f"{matrix.path}/magnitude"]) == (layers, *axes[cut:])
+
+
+def test_only_the_matrices_of_an_update_decay():
+    decays = flat(decay_mask(trained("t5_base", LoRA(dora=True))))
+    assert {path.rpartition("/")[2] for path, x in decays.items() if x} == {"lora_a", "lora_b"}
+    for tuning in (IA3(), PromptTuning(), PrefixTuning(), PrefixTuning(hidden=8)):
+        params = trained("t5_base", tuning)
+        assert not any(flat(decay_mask(params)).values()) and len(flat(param_specs(params))) == len(flat(params))
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+MISTAKES = {
+    "no start": ("bert", LoRA(), {}, "config.tuning is LoRA.* set config.checkpoint.init_from"),
+    "no such matrix": ("bert", LoRA(targets=("querry",)), {}, "'querry', .* the nearest is 'query'|'querry'.*'query'"),
+    "no expression": ("bert", LoRA(targets=("(",)), {}, r"'\(', which is no regular expression"),
+    "no matrix": ("bert", LoRA(targets=()), {}, "config.tuning.targets is empty"),
+    "rank too large": ("bert", LoRA(rank=33), {}, "rank is 33, and .* is a matrix of 32 × 32: it must be at most 32"),
+    "rank too small": ("bert", LoRA(rank=0), {}, "rank is 0, it must be at least 1"),
+    "dropout": ("bert", LoRA(dropout=1.0), {}, r"dropout is 1.0, it must be in \[0, 1\)"),
+    "alpha": ("bert", LoRA(alpha=0.0), {}, "alpha is 0.0, it must be above 0"),
+    "no biases": ("t5", BitFit(), {}, r"config.tuning is BitFit\(\), and this config.model has none"),
+    "no head": ("gpt", HeadAlone(), {}, "has none of the parameters that it trains"),
+    "no room": ("bert", PromptTuning(40), {}, "are more than the 64 positions .* to at most 24"),
+    "no length": ("bert", PrefixTuning(0), {}, "config.tuning.length is 0, it must be at least 1"),
+    "packed": ("gpt", PromptTuning(4), {"packing": None}, r"set config.data.packing to OneEach\(\)"),
+    "a split length": ("t5", PrefixTuning(4), {"sequence": 2}, "config.mesh.sequence is 2, .* it must be 1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(mistake):
+    family, tuning, fields, line = MISTAKES[mistake]
+    experiment = tiny.get_config(family)
+    experiment.tuning, experiment.data.packing = tuning, fields.get("packing", OneEach())
+    experiment.mesh = MeshConfig(sequence=fields.get("sequence", 1))
+    experiment.checkpoint.init_from = None if mistake == "no start" else "runs/base"
+    with pytest.raises(UserError, match=line) as caught:
+        validate(experiment, files=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_of_it_is_written_as_a_flag_and_read_back():
+
+    for tuning in (
+        LoRA(3, 1.5, 0.1, ("mlp/.*",), True),
+        IA3(),
+        BitFit(),
+        HeadAlone(),
+        PromptTuning(3),
+        PrefixTuning(3, 4),
+    ):
+        assert kinds.Tuning.parse(str(tuning)) == tuning
+
+
+def test_an_update_starts_at_zero_with_directions_of_its_own():
+    params = weights(CASES["bert_masked_lm"].config)
+    made = LoRA(rank=2, targets=("query", "key")).added(params, jax.random.key(0))
+    query, key = (np.asarray(made[f"encoder/blocks/self_attention/{name}/lora_a"]) for name in ("query", "key"))
+    assert not np.array_equal(query, key) and not np.array_equal(query[0], query[1])
+    bound = 1 / np.sqrt(query.shape[1])
+    assert 0.8 * bound < np.abs(query).max() <= bound
+    assert not any(np.asarray(x).any() for path, x in made.items() if path.endswith("lora_b"))
+
+
+def test_a_config_is_checked_before_the_devices_are_asked_for(monkeypatch):
+    """Processes that are to join may not have looked at theirs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: pytest.fail("asked for devices"))
+    experiment = tiny.get_config("bert")
+    experiment.tuning, experiment.checkpoint.init_from = LoRA(rank=2), "runs/base"
+    validate(experiment, files=False)

@@ -1,0 +1,95 @@
+"""The runs of a grid: which there are, how they are called, and what is no grid."""
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.config.grid import grid_of, what_differs
+from pretrainax.config.overrides import set_field
+from tests.support import tiny
+
+RATES = "optimizer.learning_rate=1e-5,3e-5"
+
+
+@pytest.fixture
+def experiment(text):
+    experiment = tiny.get_config("bert")
+    experiment.data.source.path = str(text)
+    return experiment
+
+
+def test_seeds_begin_at_that_of_the_config_and_the_config_is_left_as_it_is(experiment):
+    experiment.train.seed = 7
+    runs = grid_of(experiment, 3, [])
+    assert [(run.name, run.seed, run.experiment.train.seed) for run in runs] == [
+        (f"seed-{seed}", seed, seed) for seed in (7, 8, 9)
+    ]
+    assert runs[1].flags == ["--config.train.seed=8"] and experiment.train.seed == 7
+
+
+def test_a_grid_has_every_pair_and_all_values_of_a_seed_come_first(experiment):
+    runs = grid_of(experiment, 2, [f"--config.{RATES}", "train.global_batch_size=8, 16"])
+    assert [run.name for run in runs[:5]] == [
+        "learning_rate=1e-5,global_batch_size=8,seed-0",
+        "learning_rate=1e-5,global_batch_size=16,seed-0",
+        "learning_rate=3e-5,global_batch_size=8,seed-0",
+        "learning_rate=3e-5,global_batch_size=16,seed-0",
+        "learning_rate=1e-5,global_batch_size=8,seed-1",
+    ]
+    assert len({run.name for run in runs}) == len(runs) == 8
+    last = runs[-1]
+    assert last.values == {"optimizer.learning_rate": "3e-5", "train.global_batch_size": "16"}
+    assert last.flags[-1] == "--config.train.seed=1" and len(last.flags) == 3
+    assert (last.experiment.optimizer.learning_rate, last.experiment.train.global_batch_size) == (3e-5, 16)
+
+
+def test_a_sweep_alone_keeps_the_seed_and_its_flags_make_its_config(experiment):
+    for run in grid_of(experiment, None, ["schedule=WarmupLinear(warmup_steps=2, final_fraction=0.5), WarmupCosine()"]):
+        assert run.seed is None
+        assert run.name.startswith("schedule=Warmup") and "/" not in run.name and " " not in run.name
+        for flag in run.flags:
+            set_field(experiment, *flag.removeprefix("--").split("=", 1))
+        assert run.experiment == experiment
+
+
+def test_values_that_a_folder_cannot_be_called_stay_apart(experiment):
+    runs = grid_of(experiment, None, ["evaluate.prompts=('a/b',),('a:b',),()"])
+    assert len({run.name for run in runs}) == 3 and all("/" not in run.name for run in runs)
+
+
+def test_what_a_seed_decides_is_said_and_what_is_set_apart_stays(experiment):
+    assert what_differs(experiment) == (
+        "each seed is config.train.seed, which decides fresh parameters, the order of the data, dropout, masks"
+    )
+    experiment.train.order_seed = 3
+    assert what_differs(experiment).endswith("fresh parameters, dropout, masks; config.train.order_seed stays 3")
+
+
+@pytest.mark.parametrize(
+    "seeds, sweeps, said",
+    [
+        (None, ["learning_rate"], '--sweep=learning_rate: give a field and its values, as --sweep="optimizer.lear'),
+        (None, ["=1,2"], "--sweep==1,2: give a field and its values"),
+        (None, ["train.steps=1,,2"], "--sweep=train.steps=1,,2: give a field and its values"),
+        (None, ["optimizer.lerning_rate=1,2"], "did you mean 'learning_rate'"),
+        (None, ["learning_rate=1,2"], "did you mean --config.optimizer.learning_rate"),
+        (None, ["train.steps=10,many"], "--config.train.steps=many: it must be of type int"),
+        (None, ["train.steps=10,1e1"], "10 and 1e1 are one value"),
+        (None, ["optimizer=1,2"], "cannot read"),
+        (None, [RATES, RATES], "--sweep has a field twice"),
+        (None, ["layers.rate_decay=0.9,1.1"], "rate_decay=1.1: config.layers.rate_decay is 1.1, it must be in (0, 1]"),
+        (None, ["evaluate.select_by=loss,accuracy"], "select by accuracy and loss, which cannot be compared"),
+        (10**9, ["train.steps=10,20"], "--seeds and --sweep make 2,000,000,000 runs, and a grid has at most 1,000"),
+        (2, ["train.seed=1,2"], "--sweep of train.seed is what --seeds does"),
+    ],
+)
+def test_what_is_no_grid_is_one_line(experiment, seeds, sweeps, said):
+    with pytest.raises(UserError) as error:
+        grid_of(experiment, seeds, sweeps)
+    assert said in str(error.value)
+
+
+def test_seeds_that_decide_nothing_are_refused(experiment):
+    for use in ("init", "order", "dropout", "mask"):
+        setattr(experiment.train, f"{use}_seed", 1)
+    with pytest.raises(UserError, match="--seeds would make the same run again and again: config.train.init_seed, "):
+        grid_of(experiment, 2, [])

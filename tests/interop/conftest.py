@@ -1,0 +1,1 @@
+from tests.support.made_run import made_run, run  # noqa: F401
