@@ -18,6 +18,9 @@ Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of y
 :samsum`. The model keeps its head over the vocabulary; without `init_from` it is a T5. For decoders `:instructions` of
 your own conversations, and `:alpaca :dolly`; without `init_from` a GPT-2.
 
+Vectors by which passages are found, of encoders and decoders: `:retrieval` of your own records, with
+`--config.objective="Retrieval(query_field='question', passage_field='answer')"`, `:natural_questions` and `:msmarco`.
+
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
 """
@@ -29,7 +32,7 @@ from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
 from pretrainax.interop.start import Beginning, beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, Instructions, Regression, Task, TextGeneration
+from pretrainax.tasks import Classification, Instructions, Regression, Retrieval, Task, TextGeneration, TextTask
 from pretrainax.tasks.glue import TASKS, NamedTask
 from pretrainax.tasks.texts import TEXTS
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
@@ -46,6 +49,7 @@ OWN = {
         ("regression", Regression()),
         ("text_to_text", TextGeneration()),
         ("instructions", Instructions()),
+        ("retrieval", Retrieval()),
     )
 }
 
@@ -65,7 +69,8 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]
     model, tokenizer, head = beginning_of(init_from) if init_from is not None else _fresh(named.task)
-    model.head = head if named.task.has_head else None
+    if named.task.has_head:
+        model.head = head if isinstance(named.task, TextTask) else named.task.head(model)
     steps = EPOCHS * named.examples // BATCH
     longest = 128 if named.task.has_head else 512
     length = min(longest, model.position.max_length or longest)

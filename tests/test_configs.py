@@ -25,6 +25,7 @@ VARIANTS = {
     "electra_small": ("small",),
     "finetune": (
         "cola sst2 mrpc stsb qqp mnli qnli rte wnli text_to_text xsum cnn_dailymail samsum instructions alpaca dolly "
+        "retrieval natural_questions msmarco "
         "regression classification"
     ).split(),
     "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),

@@ -20,7 +20,7 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
-from pretrainax.config.heads import Classify, HeadConfig
+from pretrainax.config.heads import Classify, Embed, HeadConfig
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -41,6 +41,7 @@ __all__ = [
     "CheckpointConfig",
     "Choice",
     "Classify",
+    "Embed",
     "DataConfig",
     "DisentangledPositions",
     "EvaluateConfig",

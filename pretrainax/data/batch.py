@@ -65,6 +65,7 @@ FIELDS = (
     Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
     Field("labels", "B", _ALL, "the class of a row, from 0", optional=True, below="classes"),
     Field("label_values", "BL", _ALL, "of each label 1 or 0, or the numbers to tell", np.float32, optional=True),
+    Field("texts", "B", _ALL, "texts of the row, of a retriever: a query, its passage, hard negatives", optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
@@ -119,6 +120,11 @@ def has_labels(batch: Collection[str]) -> bool:
     return "labels" in batch or "label_values" in batch
 
 
+def has_texts(batch: Collection[str]) -> bool:
+    """Returns whether a row is a query and its passages, each of which becomes a vector."""
+    return "texts" in batch
+
+
 def tokens_read(batch: Mapping[str, Any]) -> int:
     """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
@@ -169,7 +175,7 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    absent = ("targets", "loss_weights") if has_labels(batch) else ()
+    absent = ("targets", "loss_weights") if has_labels(batch) or has_texts(batch) else ()
     fields = [
         f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
     ]

@@ -27,8 +27,9 @@ class Frame(NamedTuple):
 
 def frame_of(loaded: LoadedModel) -> Frame:
     """Returns what stands around a text that `loaded` reads: [CLS] and [SEP], or what stands around its prompts."""
-    if loaded.experiment.model.family == "encoder":
-        frame = frame_of_texts("encoder", loaded.tokenizer.vocabulary)
+    model = loaded.experiment.model
+    if model.family == "encoder" or model.head is not None:  # with the head of a task, of whatever family
+        frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary)
         return Frame(frame.before, frame.after)
     prompt = framed_prompt(np.array([_TEXT], np.int32), loaded.experiment, loaded.tokenizer)
     row = prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"].tolist()

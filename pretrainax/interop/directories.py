@@ -299,7 +299,7 @@ def _ids_of(config_json: ConfigJson) -> ConfigJson:
 
 def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
     """Raises a UserError where the ids are not only said but change what is computed: RoBERTa's positions."""
-    if differences(family.read_config(config_json), model):
+    if differences(family.read_as(config_json, model), model):
         (architecture,) = config_json["architectures"]
         raise UserError(
             f"the tokenizer's padding is id {config_json['pad_token_id']}, and {architecture} of transformers counts "

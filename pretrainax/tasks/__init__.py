@@ -7,7 +7,17 @@ from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.instructions import Instructions
 from pretrainax.tasks.regression import Regression
+from pretrainax.tasks.retrieval import Retrieval
 from pretrainax.tasks.text_generation import TextGeneration
 from pretrainax.tasks.writing import WritingTask
 
-__all__ = ["Classification", "Instructions", "Regression", "Task", "TextGeneration", "TextTask", "WritingTask"]
+__all__ = [
+    "Classification",
+    "Instructions",
+    "Regression",
+    "Retrieval",
+    "Task",
+    "TextGeneration",
+    "TextTask",
+    "WritingTask",
+]

@@ -3,6 +3,7 @@
 from pretrainax.data.sources import HuggingFace
 from pretrainax.tasks.glue import NamedTask
 from pretrainax.tasks.instructions import Instructions
+from pretrainax.tasks.retrieval import Retrieval
 from pretrainax.tasks.text_generation import TextGeneration
 
 
@@ -26,4 +27,14 @@ TEXTS = {
     "alpaca": _instructions("tatsu-lab/alpaca", "instruction input output", 52_002),
     "dolly": _instructions("databricks/databricks-dolly-15k", "instruction context response", 15_011),
     "samsum": _summaries("knkarthick/samsum", "dialogue summary", 14_732),  # Gliwa et al. 2019, arXiv 1911.12237
+    # Kwiatkowski et al. 2019, and Nguyen et al. 2016 (arXiv 1611.09268) with a negative of BM25 each
+    "natural_questions": NamedTask(
+        Retrieval(passage_field="answer"), HuggingFace(path="sentence-transformers/natural-questions"), 100_231, ""
+    ),
+    "msmarco": NamedTask(
+        Retrieval(passage_field="positive", negatives_field="negative", negatives=1),
+        HuggingFace(path="sentence-transformers/msmarco-bm25", name="triplet"),
+        502_939,
+        "",
+    ),
 }

@@ -3,10 +3,11 @@
 import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional, TypeAlias
 
-from pretrainax.config import Classify, ModelConfig, UserError
+from pretrainax.config import Classify, Embed, ModelConfig, UserError
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
@@ -113,7 +114,7 @@ class HuggingFace:
             return self.table(config)
         rows = [row for row in self.table(config) if row.path.partition("/")[0] not in _OF_PRETRAINING]
         rows = [row._replace(name=self.classifier.prefix + row.name) for row in rows]
-        return rows + self.classifier.rows(_classify(config))
+        return rows if isinstance(config.head, Embed) else rows + self.classifier.rows(_classify(config))
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
@@ -131,12 +132,19 @@ class HuggingFace:
         self.read(json, config)
         return config
 
+    def read_as(self, json: ConfigJson, config: ModelConfig) -> ModelConfig:
+        """Returns what `read_config` does of the config.json of `config`: with its head, where that has no parameters,
+        and transformers' class is the one without any head."""
+        read = self.read_config(json)
+        return dataclasses.replace(without_heads(read), head=config.head) if isinstance(config.head, Embed) else read
+
     def class_of(self, config: ModelConfig) -> str:
         """Returns the class of transformers whose logits are those of `config`."""
         if config.head is not None:
             if self.classifier is None:
                 raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
-            return self.classifier.architecture
+            bare = re.sub("For[A-Z][A-Za-z]+$", "Model", self.classifier.architecture)
+            return bare if isinstance(config.head, Embed) else self.classifier.architecture
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
@@ -150,9 +158,9 @@ class HuggingFace:
             value = _field(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
-        if config.head is not None:
+        if config.head is not None and not isinstance(config.head, Embed):
             json |= _write_head(_classify(config))
-        theirs = self.read_config(json)
+        theirs = self.read_as(json, config)
         more = zip(biases(theirs), biases(config), strict=True)
         fillable = _BIASES if all(mine <= their for their, mine in more) else ()
         different = [name for name in differences(theirs, config) if name not in fillable]

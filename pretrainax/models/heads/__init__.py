@@ -3,7 +3,17 @@
 A new head is a file here with one class (`base.Head`), and its name in the line below.
 """
 
-from pretrainax.models.heads import classify, language_model, pairs, replaced_tokens
+from pretrainax.models.heads import classify, embed, language_model, pairs, replaced_tokens
 from pretrainax.models.heads.base import HEADS, Head, heads_of, register_head
 
-__all__ = ["HEADS", "Head", "classify", "heads_of", "language_model", "pairs", "register_head", "replaced_tokens"]
+__all__ = [
+    "HEADS",
+    "Head",
+    "classify",
+    "embed",
+    "heads_of",
+    "language_model",
+    "pairs",
+    "register_head",
+    "replaced_tokens",
+]
