@@ -22,6 +22,7 @@ from pretrainax.config import (
     CheckpointConfig,
     Classify,
     DataConfig,
+    Embed,
     EvaluateConfig,
     Experiment,
     ModelConfig,
@@ -43,6 +44,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
+from pretrainax.interop.sentence_transformers import write_modules
 from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
@@ -150,6 +152,8 @@ def export_workdir(
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
+        if isinstance(model.head, Embed) and model.family == "encoder":  # of a decoder it reads no end of a text
+            write_modules(staging, model, model.head)
         manifest.seal(staging)
         if os.path.isdir(to):
             os.rmdir(to)

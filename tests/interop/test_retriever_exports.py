@@ -11,6 +11,8 @@ from pretrainax.config import Embed
 from pretrainax.inference.framing import framed_rows
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
+from pretrainax.interop.origin import find_origin
+from pretrainax.interop.start import beginning_of, fit_of
 from pretrainax.tasks import Retrieval
 from pretrainax.zoo.family import without_heads
 from tests.golden import CASES
@@ -48,3 +50,25 @@ def test_transformers_gives_the_same_vectors(name, tmp_path):
             (states,) = model(torch.from_numpy(row[None].astype(np.int64))).last_hidden_state.numpy()
         wanted = states[-1] if pooling == "last" else states.mean(0)
         np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=2e-4, rtol=0)
+
+
+def test_sentence_transformers_finds_the_pooling_of_an_encoder(tmp_path):
+    write_retriever(tmp_path / "run", "bert", "cls")
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
+    read = lambda name: json.loads((tmp_path / "there" / name).read_text())  # noqa: E731
+    assert [(module["type"].rpartition(".")[2], module["path"]) for module in read("modules.json")] == [
+        *(("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
+    ]
+    pooling = read("1_Pooling/config.json")
+    assert pooling.pop("word_embedding_dimension") == 16
+    assert [name for name, value in pooling.items() if value] == ["pooling_mode_cls_token"]
+    assert read("sentence_bert_config.json")["max_seq_length"] == CASES["bert"].config.position.max_length
+
+
+def test_an_export_is_the_beginning_of_another_run(tmp_path):
+    write_retriever(tmp_path / "run", "bert", "mean")
+    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
+    begun = beginning_of(str(tmp_path / "there")).model
+    begun.head = Embed(2)
+    fit = fit_of(find_origin(str(tmp_path / "there")), begun, fresh_heads=True)
+    assert not fit.lacking and not fit.changed
