@@ -84,7 +84,7 @@ class Fit(NamedTuple):
     """Says which parameters of a start become those of a model, by their paths."""
 
     taken: dict[str, str]  # our path -> the path there
-    lacking: list[str]  # of our heads: drawn anew
+    lacking: list[str]  # of our heads, not there or of another shape: drawn anew
     left_out: list[str]  # of heads there
     changed: list[str]  # fields of config.model that compute something else, with all shapes as they were
 
@@ -109,15 +109,15 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
         source = weights.open_start(origin.directory, model, fresh_heads)
         their_model, lacking = source.config, source.lacking
     theirs = models.abstract_params(their_model)
-    there = {path: x.shape for path, x in flat(theirs).items()}
+    there, shapes = ({path: x.shape for path, x in flat(tree).items()} for tree in (theirs, ours))
     named = {path: path if path in there else _of_pair(path, model) for path in parameter_names(ours)}
     if lacking is None:
         heads = head_modules(model) if fresh_heads else set()
-        lacking = [path for path, name in named.items() if name not in there and path.partition("/")[0] in heads]
+        other = [path for path, name in named.items() if there.get(name) != shapes[path]]
+        lacking = [path for path in other if path.partition("/")[0] in heads]
     taken = {path: name for path, name in named.items() if path not in lacking}
     left_out = [path for path in there if path not in taken.values()]
     if origin.steps:
-        shapes = {path: x.shape for path, x in flat(ours).items()}
         wrong = [path for path, name in taken.items() if there.get(name) != shapes[path]]
         wrong += [
             path for path in left_out if not (fresh_heads and path.partition("/")[0] in head_modules(their_model))

@@ -165,7 +165,7 @@ class DirectoryWeights:
         for path, row in self._rows.items():
             if path.partition("/")[0] in heads:
                 maps.setdefault(path.rpartition("/")[0], {})[path] = row
-        absent = {name: rows for name, rows in maps.items() if not _names(rows) & found.keys()}
+        absent = {name: rows for name, rows in maps.items() if self._is_absent(rows, found)}
         self.lacking = [path for rows in absent.values() for path in rows]
         there = {path: row for path, row in self._rows.items() if path not in self.lacking}
         problems = shape_problems(there, found, unknown)
@@ -184,6 +184,12 @@ class DirectoryWeights:
                 f"transformers import {self._family.class_of(config)} as M; M.from_pretrained('{self.directory}')"
                 ".save_pretrained('with_heads')\", and copy its tokenizer's files there"
             )
+
+    def _is_absent(self, rows: Rows, found: Mapping[str, tuple[int, ...]]) -> bool:
+        """Tells a map of a head that is not there, or which may be drawn anew and is that of another task."""
+        names = _names(rows)
+        of_another = self._fresh_heads and names <= found.keys() and shape_problems(rows, found)
+        return not names & found.keys() or bool(of_another)
 
     def verify(self) -> None:
         """Compares the copies of tied tensors, which a name and a shape do not tell; UserError where they differ."""

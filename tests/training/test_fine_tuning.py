@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.config import Classify, Experiment, MeshConfig, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.objectives import NextSentencePrediction
@@ -24,7 +25,7 @@ from pretrainax.training import loop, restore
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
-from tests.support.runs import arrays, lines
+from tests.support.runs import arrays, lines, run_json
 
 TRAIN, VALID = 40, 21  # records; a batch has 8
 
@@ -152,6 +153,41 @@ def test_it_goes_to_transformers_and_back(tuned, tmp_path):
     assert again.experiment.objective == Classification(labels=("0", "1"))
     theirs = flat(again.params)
     assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
+
+
+@pytest.mark.parametrize("tuning", [LoRA(rank=2), PrefixTuning(length=2)])
+def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, records, cache, tmp_path):
+    experiment = fine_tuning(pretrained, records, cache)
+    experiment.tuning, experiment.optimizer.learning_rate = tuning, 0.1
+    experiment.checkpoint.keep_at = ()
+    if isinstance(tuning, PrefixTuning):
+        experiment.data.packing = OneEach()
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    stored = {name.split("/", 1)[1] for name in run_json(tmp_path / "run")["arrays"] if name.startswith("params/")}
+    heads = {path for path in stored if path.startswith("classifier/")}
+    assert {path.rpartition("/")[0] for path in heads} == {"classifier/dense", "classifier/output"}
+    assert all("lora" in path or "prefix" in path for path in stored - heads)
+    loaded = load(str(tmp_path / "run"))
+    assert loaded.config.head == experiment.model.head and loaded.parameters.keys() >= heads
+    if tuning.is_mergeable:
+        line = directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "merged"))
+        assert "merged" in line
+
+
+def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp_path):
+    experiment = fine_tuning(f"{tuned}@2", records, cache, Regression(text_field="a", label_field="score"))
+    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    # two labels are two numbers, and a score is one: the last map has another shape
+    assert said == f"from {tuned}, step 2; fresh: classifier/output; left out: classifier/output"
+    directories.export_workdir(str(tuned), str(tmp_path / "there"))
+    experiment.checkpoint.init_from = str(tmp_path / "there")
+    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    assert said == f"from {tmp_path / 'there'}; fresh: classifier/output; left out: classifier/output"
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    before, after = flat(load(f"{tuned}@4").params), flat(load(f"{tmp_path / 'run'}@0").params)
+    assert {path for path in after if not np.array_equal(before[path], after[path])} == {
+        *("classifier/output/bias", "classifier/output/kernel")
+    }
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
