@@ -414,7 +414,7 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
 
     Of one in phases it returns the first. Phases that differ in their text alone share their steps.
     """
-    _check_answers(experiment)
+    check_answers(experiment)
     processes = jax.process_index(), jax.process_count()
     valid_batches = batches_of(experiment, prepared, "valid", *processes)
     made: list[tuple[tuple, Steps]] = []
@@ -450,7 +450,7 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
     return runs[0]
 
 
-def _check_answers(experiment: Experiment) -> None:
+def check_answers(experiment: Experiment) -> None:
     """Raises UserError where a validation is to write answers and cannot."""
     asked, tuning = experiment.validation_objective, experiment.tuning
     if not isinstance(asked, WritingTask) or asked.answers == 0:

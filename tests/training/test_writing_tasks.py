@@ -3,11 +3,13 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from pretrainax import evaluate
-from pretrainax.config import Experiment
+from pretrainax.adapt import PrefixTuning
+from pretrainax.config import Experiment, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.load import load
@@ -16,7 +18,7 @@ from pretrainax.tasks import Instructions, TextGeneration
 from pretrainax.tokenization.chat import PLAIN, read_template
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
-from pretrainax.training.setup import open_run
+from pretrainax.training.setup import check_answers, open_run
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support import tiny
@@ -115,3 +117,20 @@ def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, t
     assert json.loads((tmp_path / "there" / "tokenizer_config.json").read_text())["chat_template"] == PLAIN
     directories.import_directory(str(tmp_path / "there"), str(tmp_path / "back"))
     assert read_template(str(tmp_path / "back" / "tokenizer")) == PLAIN
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda e, patch: setattr(e, "tuning", PrefixTuning()), "and a model with PrefixTuning.* writes no text"),
+        (lambda e, patch: patch.setattr(jax, "process_count", lambda: 2), "and one process writes answers: set it to 0"),
+    ],
+)
+def test_answers_that_cannot_be_written_are_refused_before_the_first_step(change, said, monkeypatch):
+    experiment = tiny.get_config("gpt")
+    experiment.objective = Instructions(answers=3)
+    change(experiment, monkeypatch)
+    with pytest.raises(UserError, match=f"config.objective.answers is 3, {said}"):
+        check_answers(experiment)
+    experiment.objective.answers = 0
+    check_answers(experiment)
