@@ -22,7 +22,6 @@ from pretrainax.config import (
     CheckpointConfig,
     Classify,
     DataConfig,
-    Embed,
     EvaluateConfig,
     Experiment,
     ModelConfig,
@@ -152,8 +151,7 @@ def export_workdir(
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
             _write_json(os.path.join(staging, GENERATION), generation)
         write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
-        if isinstance(model.head, Embed) and model.family == "encoder":  # of a decoder it reads no end of a text
-            write_modules(staging, model, model.head)
+        write_modules(staging, model)
         manifest.seal(staging)
         if os.path.isdir(to):
             os.rmdir(to)

@@ -10,8 +10,14 @@ _MODES = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens", "last"
 _UNUSED = ("mean_sqrt_len_tokens", "weightedmean_tokens")
 
 
-def write_modules(directory: str, model: ModelConfig, head: Embed) -> None:
-    """Writes modules.json and the configs that it names: the model, its pooling, and the length 1 where it has that."""
+def write_modules(directory: str, model: ModelConfig) -> None:
+    """Writes modules.json and the configs that it names: the model, its pooling, and the length 1 where it has that.
+
+    Of what is no retriever nothing is written, nor of a decoder: its tokenizer there puts no end behind a text.
+    """
+    head = model.head
+    if not isinstance(head, Embed) or model.family != "encoder":
+        return
     kinds = {"Transformer": "", "Pooling": "1_Pooling", **({"Normalize": "2_Normalize"} if head.normalize else {})}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

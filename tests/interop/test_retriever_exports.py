@@ -52,7 +52,7 @@ def test_transformers_gives_the_same_vectors(name, tmp_path):
         np.testing.assert_allclose(vector, wanted / np.linalg.norm(wanted), atol=2e-4, rtol=0)
 
 
-def test_sentence_transformers_finds_the_pooling_of_an_encoder(tmp_path):
+def test_sentence_transformers_finds_the_pooling_and_another_run_the_parameters(tmp_path):
     write_retriever(tmp_path / "run", "bert", "cls")
     directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
     read = lambda name: json.loads((tmp_path / "there" / name).read_text())  # noqa: E731
@@ -63,11 +63,6 @@ def test_sentence_transformers_finds_the_pooling_of_an_encoder(tmp_path):
     assert pooling.pop("word_embedding_dimension") == 16
     assert [name for name, value in pooling.items() if value] == ["pooling_mode_cls_token"]
     assert read("sentence_bert_config.json")["max_seq_length"] == CASES["bert"].config.position.max_length
-
-
-def test_an_export_is_the_beginning_of_another_run(tmp_path):
-    write_retriever(tmp_path / "run", "bert", "mean")
-    directories.export_workdir(str(tmp_path / "run"), str(tmp_path / "there"))
     begun = beginning_of(str(tmp_path / "there")).model
     begun.head = Embed(2)
     fit = fit_of(find_origin(str(tmp_path / "there")), begun, fresh_heads=True)

@@ -123,7 +123,10 @@ def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, t
     "change, said",
     [
         (lambda e, patch: setattr(e, "tuning", PrefixTuning()), "and a model with PrefixTuning.* writes no text"),
-        (lambda e, patch: patch.setattr(jax, "process_count", lambda: 2), "and one process writes answers: set it to 0"),
+        (
+            lambda e, patch: patch.setattr(jax, "process_count", lambda: 2),
+            "and one process writes answers: set it to 0",
+        ),
     ],
 )
 def test_answers_that_cannot_be_written_are_refused_before_the_first_step(change, said, monkeypatch):
