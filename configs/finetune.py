@@ -27,12 +27,21 @@ the validation split; here it is one of them. A model as small as a trial's lear
 
 from typing import Optional
 
-from pretrainax.config import CheckpointConfig, Classify, DataConfig, EvaluateConfig, Experiment, TrainConfig, UserError
+from pretrainax.config import (
+    CheckpointConfig,
+    Classify,
+    DataConfig,
+    Embed,
+    EvaluateConfig,
+    Experiment,
+    TrainConfig,
+    UserError,
+)
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
 from pretrainax.interop.start import Beginning, beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, Instructions, Regression, Retrieval, Task, TextGeneration, TextTask
+from pretrainax.tasks import Classification, Instructions, Regression, Retrieval, Task, TextGeneration
 from pretrainax.tasks.glue import TASKS, NamedTask
 from pretrainax.tasks.texts import TEXTS
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
@@ -70,7 +79,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     named = known[variant or "sst2"]
     model, tokenizer, head = beginning_of(init_from) if init_from is not None else _fresh(named.task)
     if named.task.has_head:
-        model.head = head if isinstance(named.task, TextTask) else named.task.head(model)
+        model.head = Embed.usual(model) if isinstance(named.task, Retrieval) else head
     steps = EPOCHS * named.examples // BATCH
     longest = 128 if named.task.has_head else 512
     length = min(longest, model.position.max_length or longest)

@@ -75,7 +75,7 @@ class Embed(HeadConfig):
     dimensions: tuple[int, ...] = ()
 
     @classmethod
-    def usual(cls, model: "ModelConfig", num_texts: int) -> "Embed":
+    def usual(cls, model: "ModelConfig", num_texts: Size = AUTO) -> "Embed":  # pyright: ignore[reportArgumentType]
         """Returns the head that a model of this architecture has where nobody says more."""
         return cls(num_texts, pooling="last" if model.family == "decoder" else "mean")
 
