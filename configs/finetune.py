@@ -5,13 +5,27 @@
 `init_from` is a run (RUN@best, RUN@2000 too), an export or a Hugging Face directory: architecture and tokenizer are
 its own, its heads are left out, and that of the task is drawn anew. Without it a BERT-base begins with random numbers.
 
-Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`. The same from TFDS:
+Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle
+:race_high :swag`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :copa :multirc
+:superglue_rte :wic :wsc`. The same from TFDS:
 `--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or two each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
     --config.objective="Classification(text_field='text', label_field='label', labels=('bad', 'good'))"
 
-or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`.
+or `--config=finetune:regression` with `--config.objective="Regression(pair_field='other')"`, `--config=finetune:choice`
+with `--config.objective="MultipleChoice(context_fields=('passage',), choices=5)"`, or `--config=finetune:answers` with
+`--config.objective="ExtractiveQA(no_answer=True)"`.
+
+A tag for each word: `:conll2003` (names of persons and places), `:conll2000` (chunks), or your own, as files of CoNLL
+or records with lists of words and of tags (`TokenClassification(words_field=..., tags_field=...)`):
+
+    --config=finetune:token_classification --config.data.source="ConllFiles(path='train.conll', valid_path='dev.conll')"
+    --config.objective="TokenClassification(labels=('O', 'B-LOC', 'I-LOC'))"
+
+All tags of a sentence as a whole: `--config.model.head.kind=crf`, and `--config.model.head.follows=auto` for none that
+begins no span. From TFDS: `--config.data.source="TFDS(name='conll2003', valid_split='dev')"
+--config.objective.tags_field=ner`.
 
 Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of your own records, with
 `--config.objective="TextGeneration(input='summarize: {text}', target_field='summary')"`, and `:xsum :cnn_dailymail
@@ -34,6 +48,8 @@ from pretrainax.config import (
     Embed,
     EvaluateConfig,
     Experiment,
+    Extract,
+    Tag,
     TrainConfig,
     UserError,
 )
@@ -41,9 +57,23 @@ from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
 from pretrainax.interop.start import Beginning, beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
-from pretrainax.tasks import Classification, Instructions, Regression, Retrieval, Task, TextGeneration
-from pretrainax.tasks.glue import TASKS, NamedTask
-from pretrainax.tasks.texts import TEXTS
+from pretrainax.tasks import (
+    Classification,
+    ExtractiveQA,
+    Instructions,
+    MultipleChoice,
+    Regression,
+    Retrieval,
+    Task,
+    TextGeneration,
+    TokenClassification,
+    conll,
+    glue,
+    questions,
+    superglue,
+    texts,
+)
+from pretrainax.tasks.glue import NamedTask
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.family import without_heads
@@ -52,13 +82,16 @@ from pretrainax.zoo.t5 import t5
 
 BATCH, EPOCHS, OWN_EXAMPLES = 32, 3, 10_000
 OWN = {
-    kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "")
-    for kind, task in (
-        ("classification", Classification(labels=("0", "1"))),
-        ("regression", Regression()),
-        ("text_to_text", TextGeneration()),
-        ("instructions", Instructions()),
-        ("retrieval", Retrieval()),
+    kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "", length=length)
+    for kind, length, task in (
+        ("classification", 128, Classification(labels=("0", "1"))),
+        ("regression", 128, Regression()),
+        ("choice", 128, MultipleChoice()),
+        ("answers", 384, ExtractiveQA()),
+        ("token_classification", 128, TokenClassification(labels=("O", "B-X", "I-X"))),
+        ("text_to_text", 512, TextGeneration()),
+        ("instructions", 512, Instructions()),
+        ("retrieval", 128, Retrieval()),
     )
 }
 
@@ -66,23 +99,24 @@ OWN = {
 def _fresh(task: Task) -> Beginning:
     """Returns a model that begins with random numbers: a BERT, or for a task that writes a T5 or a GPT-2."""
     if "encoder" in task.families:
-        return Beginning(without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True), Classify())
+        tokenizer = WordPiece(vocab_size=30_522, lowercase=True)
+        return Beginning(without_heads(bert("base")), tokenizer, (Classify(), Tag(), Extract()))
     if "encoder_decoder" in task.families:
-        return Beginning(t5("v1_0_base"), Unigram(vocab_size=32_000), None)
-    return Beginning(gpt2("124m"), ByteBPE(vocab_size=50_257), None)
+        return Beginning(t5("v1_0_base"), Unigram(vocab_size=32_000), ())
+    return Beginning(gpt2("124m"), ByteBPE(vocab_size=50_257), ())
 
 
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
-    known = TASKS | TEXTS | OWN
+    known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | texts.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]
-    model, tokenizer, head = beginning_of(init_from) if init_from is not None else _fresh(named.task)
+    model, tokenizer, heads = beginning_of(init_from) if init_from is not None else _fresh(named.task)
     if named.task.has_head:
-        model.head = Embed.usual(model) if isinstance(named.task, Retrieval) else head
+        wanted, known_heads = type(named.task.head(model)), (*heads, Embed.usual(model))
+        model.head = next((head for head in known_heads if type(head) is wanted), None)
     steps = EPOCHS * named.examples // BATCH
-    longest = 128 if named.task.has_head else 512
-    length = min(longest, model.position.max_length or longest)
+    length = min(named.length, model.position.max_length or named.length)
     return Experiment(
         model=model,
         tokenizer=tokenizer,

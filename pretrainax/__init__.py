@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from pretrainax.inference.load import load
 
 __all__ = ["load"]
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 
 def __getattr__(name: str) -> object:

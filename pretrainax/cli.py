@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 from absl import app, flags, logging
@@ -176,6 +176,20 @@ def complain(error: Exception) -> int:
     signal.signal(signal.SIGALRM, lambda *_: os._exit(code))
     signal.alarm(_LAST)
     return code
+
+
+def check_overrides(count: Sequence[str], where: str) -> None:
+    """Raises UserError for a flag that sets a field of the config which changes nothing.
+
+    Args:
+      count: the fields that do, or whole parts of the config: "data.source", "mesh".
+      where: they do so: "in a validation".
+    """
+    ignored = [path for path in overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
+    if ignored:
+        raise UserError(
+            f"--config.{ignored[0]} changes nothing {where}: leave it out. These do: config.{', config.'.join(count)}"
+        )
 
 
 def one_line(error: Exception) -> str:

@@ -14,6 +14,11 @@ refused.
 documents. A decoder reads from left to right, through windows that overlap; an encoder is asked for each token from all
 others (figures that begin with pseudo_), an encoder-decoder for the targets of its objective (target_).
 
+Of a model with the head of a task, a Hugging Face directory too, `--source` gives the task's figures on the records
+there: `--source="Tsv(path='dev.tsv')" --split=all`. Flags say how to read them: `--config.objective.text_field=review`;
+`--config.objective.labels=bad,good`, names of labels in the order of the head's numbers;
+`--config.objective.numbered=good,bad`, what the records mean by 0 and 1 where that is another order.
+
 `--source=… --bytes-of-spans` asks for spans of the text instead, chosen by their bytes: the same ones of every model,
 in bits per byte, by which encoders, encoder-decoders and decoders compare (docs/use.md says how). `--beside=OTHER`
 gives the difference to another model on these spans.
@@ -50,7 +55,8 @@ from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
-from pretrainax.inference.load import load_origin
+from pretrainax.inference.answers import task_in
+from pretrainax.inference.load import experiment_of, load_origin
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.interop.origin import AS_TRAINED, NAMES, Origin, find_origin, parted
 from pretrainax.reporting.tables import text_table
@@ -60,6 +66,7 @@ from pretrainax.runtime.cluster import is_one_of_many
 from pretrainax.scoring import picture
 from pretrainax.scoring.corpus_scores import SPLITS, read_source, score_source
 from pretrainax.scoring.questions import Scoring
+from pretrainax.scoring.record_scores import score_records
 from pretrainax.scoring.results import Result, results_table, table_over_steps, write_results
 from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import results_beside, score_spans, texts_of
@@ -79,6 +86,11 @@ COUNT = (
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )
 COUNT_BESIDE_TEXT = ("mesh", "train.dtype")  # and those that a score of other text follows from
+COUNT_BESIDE_RECORDS = (
+    *COUNT_BESIDE_TEXT,
+    "objective",
+    "data.sequence_length",
+)  # and of other records, a task's figures
 _GIVE_TEXT = "give a text, as --source=\"TextFiles(path='my/folder')\""
 
 
@@ -112,7 +124,7 @@ class Evaluation:
 
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._asked = asked
-        self.directory, self.origins = "", []
+        self.directory, self.origins, self.of_task = "", [], False
 
     def __getitem__(self, flag: str):
         return self._asked[flag].value
@@ -131,11 +143,9 @@ class Evaluation:
             self.origins = _every_origin(self.directory, which)
         else:
             self.origins = [find_origin(name)]
-        if not self.origins[0].steps:
-            return None
-        experiment = config_lib.load(os.path.join(self.directory, "config.json"))
-        experiment.tokenizer.path = os.path.join(os.path.abspath(self.directory), "tokenizer")
-        return experiment
+        experiment = experiment_of(self.origins[0])
+        self.of_task = isinstance(experiment.objective, Task) and experiment.objective.has_head
+        return experiment if self.origins[0].steps or self.of_task else None
 
     @property
     def of_text(self) -> bool:
@@ -160,18 +170,22 @@ class Evaluation:
             in_validation = tuple(path for path in COUNT if path != "objective")  # another one is asked here
         count, what = in_validation, "in a validation"
         if self.of_text:
-            count, what = COUNT_BESIDE_TEXT, "beside --source and --tasks"
-        ignored = [path for path in cli.overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
-        if ignored:
-            raise UserError(
-                f"--config.{ignored[0]} changes nothing {what}: leave it out. "
-                f"These do: config.{', config.'.join(count)}"
-            )
+            count = COUNT_BESIDE_RECORDS if self.of_task else COUNT_BESIDE_TEXT
+            what = "beside --source and --tasks"
+        cli.check_overrides(count, what)
         of_spans, of_tokens = ("span-share", "span-bytes", "span-context", "beside"), ("context", "stride", "by-word")
         for name in of_tokens if self["bytes-of-spans"] else of_spans:
             if self._asked[name].present:
                 changes = "changes nothing beside" if self["bytes-of-spans"] else "changes nothing without"
                 raise UserError(f"--{name} {changes} --bytes-of-spans: leave it out")
+        if self.of_task:
+            of_texts = ("seed", "bytes-of-spans", "tasks", *of_tokens, *of_spans)
+            if of_texts := [name for name in of_texts if self._asked[name].present]:
+                raise UserError(
+                    f"--{of_texts[0]} is of texts, and {self.directory} has the head of a task: leave it out"
+                )
+            if self.of_text:
+                task_in(cli.CONFIG.value, self.directory)
         of_source = ("split", "documents", "seed", "bytes-of-spans", *of_tokens, *of_spans)
         given = [name for name in of_source if self._asked[name].present]
         if given and not self.of_text:
@@ -211,6 +225,10 @@ class Evaluation:
     def _scores(self, loaded: LoadedModel) -> list[Result]:
         """Returns all that the flags ask of a model."""
         results = []
+        if self.of_task:
+            experiment = cli.CONFIG.value
+            source = read_source(self["source"], experiment)
+            return score_records(loaded, experiment, source, self["split"], self["documents"], _watched)
         if self["bytes-of-spans"]:
             results += self._of_spans(loaded)
         elif self["source"] is not None:
@@ -237,7 +255,7 @@ class Evaluation:
 
     def _validations(self) -> Iterator[tuple[Origin, list[Result]]]:
         """Yields the figures of each checkpoint; prints them, and samples, where there is one."""
-        if cli.CONFIG.value is None:
+        if not self.origins[0].steps:
             raise UserError(f"{self.directory} is a Hugging Face directory, without validation text: {_GIVE_TEXT}")
         if isinstance(cli.CONFIG.value.data.source, NoSource):
             raise UserError(f"{self.directory}: an imported model comes without text; {_GIVE_TEXT}")

@@ -23,11 +23,13 @@ VARIANTS = {
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
-    "finetune": (
-        "cola sst2 mrpc stsb qqp mnli qnli rte wnli text_to_text xsum cnn_dailymail samsum instructions alpaca dolly "
-        "retrieval natural_questions msmarco "
-        "regression classification"
-    ).split(),
+    "finetune": [
+        *"cola sst2 mrpc stsb qqp mnli qnli rte wnli conll2000 conll2003".split(),
+        *"squad squad_v2 race race_middle race_high swag boolq cb copa multirc superglue_rte wic wsc".split(),
+        *"xsum cnn_dailymail samsum alpaca dolly natural_questions msmarco".split(),
+        *("answers", "choice", "token_classification", "text_to_text", "instructions", "retrieval"),
+        *("regression", "classification"),
+    ],
     "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),
     "gpt2": ("124m", "355m", "774m", "1558m"),
     "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),

@@ -1,5 +1,6 @@
 """Every command of the README runs, with small sizes."""
 
+import json
 import os
 import pathlib
 import re
@@ -54,7 +55,7 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    (train, more), (evaluate,), (generate,), (prepare,), (give, take) = (
+    (train, _, more), (evaluate,), (generate,), (prepare,), (give, take) = (
         commands(f"python -m pretrainax.{x} ") for x in ("main", "evaluate", "generate", "prepare", "huggingface")
     )
     cached = f"--config.data.cache_dir={cache}"
@@ -69,6 +70,23 @@ def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     source = [word for word in train if word.startswith("--config.data.source")]
     assert "unigram baseline" in run([*more, *source, *SMALL.split(), cached], tmp_path)
     assert "documents" in run([*prepare, "--config.tokenizer.vocab_size=400", cached], tmp_path)
+
+
+def test_a_model_learns_a_task_and_labels_records(tmp_path, text, cache):
+    cached, started = f"--config.data.cache_dir={cache}", [sys.executable, "-m", "pretrainax.main"]
+    source = f"--config.data.source=TextFiles(path='{text}')"
+    run([*started, "--config=bert_base:tiny", "--workdir=runs/bert", source, *SMALL.split(), cached], tmp_path)
+    records = [{"sentence": word, "label": i % 2, "idx": i} for i, word in enumerate(["good", "bad"] * 20)]
+    (tmp_path / "reviews.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (_, tune, _), (predict,) = (commands(f"python -m pretrainax.{x} ") for x in ("main", "predict"))
+    small = ["--config.data.source=JsonLines(path='reviews.jsonl', valid_fraction=0.2)", "--config.train.steps=2"]
+    said = run([*tune, *small, "--config.train.global_batch_size=8", "--seeds=2", cached], tmp_path)
+    assert "seed-1" in said and "median" in said
+    run(predict, tmp_path)
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [answer["idx"] for answer in answers] == [*range(40)] and set(answers[0]["probabilities"]) == {
+        *("negative", "positive")
+    }
 
 
 def test_rows_are_shown_and_tokenizers_compared(tmp_path, text, cache):

@@ -27,7 +27,8 @@ PACKAGES = (
     "inference scoring training planning scaling"
 ).split()
 COMMANDS = (
-    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan evaluate generate verify_resume huggingface"
+    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan evaluate generate predict verify_resume "
+    "huggingface"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.

@@ -9,9 +9,10 @@ import re
 
 import pytest
 
-from pretrainax.config import LearnedPositions
+from pretrainax.config import Classify, LearnedPositions
 from tests.golden import CASES
-from tests.support.huggingface_weights import write_run
+from tests.support.classifiers import named_labels, with_head
+from tests.support.huggingface_weights import write_directory, write_run
 from tests.support.runs import ROOT, command, run
 
 PAGE = (ROOT / "docs" / "use.md").read_text()
@@ -28,6 +29,12 @@ def folder(tmp_path_factory, text, cache) -> pathlib.Path:
     (root / "printed.txt").write_text(done.stderr)
     bert = dataclasses.replace(CASES["bert_masked_lm"].config, position=LearnedPositions(64))
     write_run(root / "runs" / "bert", bert)
+    (root / "exports").mkdir()
+    named_labels(
+        write_directory(root / "exports" / "sst2", with_head("bert", Classify(num_labels=2, kind="single"))),
+        "negative",
+        "positive",
+    )
     write_run(root / "runs" / "t5", CASES["t5_1_1"].config, sentinels=4)
     return root
 
@@ -81,8 +88,15 @@ def test_what_is_counted_of_a_text_is_what_the_page_says(printed):
     assert said_by("stride=8", printed) == ["left to right, in windows of 24 tokens every 8"]
 
 
+def test_records_are_labelled_as_the_page_says(printed):
+    (said,) = said_by("sst2.predict", printed)
+    assert re.fullmatch(
+        r"\{'prediction': '(nega|posi)tive', 'probabilities': \{'negative': .*, 'positive': .*\}\}", said
+    )
+
+
 def test_the_table_of_names_is_what_load_takes():
-    from pretrainax.inference import origin
+    from pretrainax.interop import origin
 
     written = re.findall(r"^\| `(\S+)` \|", PAGE.split("## What a model holds")[0], re.MULTILINE)
     documented = re.findall(r"^    (\S+)  ", origin.__doc__, re.MULTILINE)

@@ -20,7 +20,7 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
-from pretrainax.config.heads import Classify, Embed, HeadConfig
+from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -46,6 +46,7 @@ __all__ = [
     "DisentangledPositions",
     "EvaluateConfig",
     "Experiment",
+    "Extract",
     "Generator",
     "HeadConfig",
     "LayersConfig",
@@ -62,6 +63,7 @@ __all__ = [
     "RunFailed",
     "RunPhase",
     "SinusoidalPositions",
+    "Tag",
     "TrainConfig",
     "UserError",
     "differences",

@@ -38,5 +38,5 @@ def resolve_auto(experiment: "Experiment", ids: Optional[int]) -> None:
         asked = [
             (objective, e.data.sequence_length) for e in rows for objective in (e.objective, e.validation_objective)
         ]
-        longest = max(max(objective.lengths(length)[1:]) for objective, length in asked)
+        longest = max(objective.places(length) for objective, length in asked)
         model.position = dataclasses.replace(model.position, max_length=longest)

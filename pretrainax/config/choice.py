@@ -129,7 +129,7 @@ class Choice:
             raise UserError(f"cannot read {shortened(text)!r}; write (Name(field=value, ...), ...)") from None
 
     @classmethod
-    def reading(cls, path: str) -> Optional[str]:
+    def reader_of(cls, path: str) -> Optional[str]:
         """Returns the name of the choice that reads files of such a name, or those in such a folder.
 
         The class of one says so by its `endings`; None: none does.
@@ -144,7 +144,7 @@ class Choice:
     def taking_path(cls, path: str) -> list[str]:
         """Returns the names of the choices that could be meant where a field of this class is given a path alone."""
         if found := cls._siblings("path"):
-            reader = cls.reading(os.path.expanduser(path))
+            reader = cls.reader_of(os.path.expanduser(path))
             return [reader] if reader in found else ["TextFiles"] if "TextFiles" in found else found
         return []
 
@@ -161,7 +161,8 @@ class Choice:
         own = cls.__dataclass_fields__
         line = f"{path} is {cls.__name__}, which has no field {field!r}"
         if others := cls._siblings(field):
-            return f'{line}; give one that has, as --{path}="{others[-1]}({field}=...)" ({", ".join(others)})'
+            plain = "TextFiles" if "TextFiles" in others else others[-1]
+            return f'{line}; give one that has, as --{path}="{plain}({field}=...)" ({", ".join(others)})'
         return f"{line}, {nearest(field, own)}"
 
     @classmethod

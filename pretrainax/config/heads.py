@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Optional
 
 from pretrainax.config.auto import AUTO, Size
 from pretrainax.config.choice import Choice
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pretrainax.config.model import ModelConfig
 
 Pooling = Literal["cls", "mean", "max", "last"]
-Kind = Literal["auto", "single", "multi", "regression"]
+Kind = Literal["auto", "single", "multi", "regression", "choice"]
 
 
 class HeadConfig(Choice):
@@ -26,15 +26,17 @@ class HeadConfig(Choice):
 
 @dataclasses.dataclass
 class Classify(HeadConfig):
-    """Says of a whole row which class it is of, which labels it has, or a number.
+    """Says of a whole row which class it is of, which labels it has, a number, or which of its texts is the right one.
 
     The last hidden states become one by `pooling`; then comes a hidden layer, unless there is none, and a linear map.
     What is usual differs from family to family, and is that of its published class.
     """
 
-    # what is told of a row: classes, labels, or numbers; auto: by the task
+    # what is told of a row: classes, labels, or numbers, or its texts to choose from; auto: by the task
     num_labels: Size = AUTO  # pyright: ignore[reportAssignmentType]
-    kind: Kind = "auto"  # one class of several | any of the labels, each by itself | numbers; auto: by the task
+    # one class of several | any of the labels, each by itself | numbers | the right one of the texts of a row, each of
+    # which has a number; auto: by the task
+    kind: Kind = "auto"
     pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
     hidden: Literal["none", "tanh", "gelu", "relu"] = "tanh"  # activation of a hidden layer as wide as the model
     hidden_bias: bool = True  # of the hidden layer
@@ -58,6 +60,58 @@ class Classify(HeadConfig):
             yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
         if self.pooling == "cls" and experiment.model.family == "decoder":
             yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"
+
+
+@dataclasses.dataclass
+class Tag(HeadConfig):
+    """Says of each word which tag it has: a linear map of its hidden state, each word by itself or all as a chain."""
+
+    num_labels: Size = AUTO  # tags; auto: by the task  # pyright: ignore[reportAssignmentType]
+    # each word by itself (softmax), or all words of a row as a linear-chain CRF (Lafferty et al. 2001)
+    kind: Literal["softmax", "crf"] = "softmax"
+    # of each tag those after one of which alone a CRF says it, none: after any; (): any after any; auto: by the scheme
+    # of the task, so that no span begins where it should not
+    follows: Annotated[tuple[tuple[int, ...], ...], AUTO] = ()
+    hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
+    hidden_bias: bool = True  # of the hidden layer
+    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
+    output_bias: bool = True  # of the last map
+    dropout_rate: Optional[float] = None  # before each map; None: config.model.dropout_rate
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        if AUTO in (self.num_labels, self.follows):
+            yield "config.model.head has fields that are 'auto', which a task of config.objective says: it is none"
+            return
+        if self.num_labels < 1:
+            yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
+        if self.follows and self.kind != "crf":
+            yield "config.model.head.follows is of a CRF: set config.model.head.kind to 'crf', or follows to ()"
+        if self.follows and (
+            len(self.follows) != self.num_labels or any(not 0 <= i < self.num_labels for x in self.follows for i in x)
+        ):
+            yield (
+                f"config.model.head.follows is {self.follows}, it must have for each of the {self.num_labels} tags the "
+                "numbers of others"
+            )
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+
+
+@dataclasses.dataclass
+class Extract(HeadConfig):
+    """Says where in a row an answer begins and where it ends: two numbers of each token, by a linear map."""
+
+    hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
+    hidden_bias: bool = True  # of the hidden layer
+    hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
+    output_bias: bool = True  # of the last map
+    dropout_rate: Optional[float] = 0.0  # before each map (BERT: none); None: config.model.dropout_rate
+
+    num_labels: ClassVar[int] = 2  # the begin and the end
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
+            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
 
 
 @dataclasses.dataclass

@@ -65,6 +65,16 @@ FIELDS = (
     Field("prefix_mask", "BT", _DECODER, "1 where a token is seen by those before it too", optional=True),
     Field("labels", "B", _ALL, "the class of a row, from 0", optional=True, below="classes"),
     Field("label_values", "BL", _ALL, "of each label 1 or 0, or the numbers to tell", np.float32, optional=True),
+    Field("words", "BT", _ALL, "which word of the row a token tells of, from 1; 0: of none", optional=True),
+    Field(
+        "word_labels",
+        "BT",
+        _ALL,
+        "the class of each of these words, in their order",
+        optional=True,
+        below="classes",
+    ),
+    Field("span", "BL", _ALL, "where the answer to a question begins and ends in a row", optional=True, below="T"),
     Field("texts", "B", _ALL, "texts of the row, of a retriever: a query, its passage, hard negatives", optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
@@ -118,6 +128,16 @@ def predicts_tokens(batch: Collection[str]) -> bool:
 def has_labels(batch: Collection[str]) -> bool:
     """Returns whether rows have labels of a task."""
     return "labels" in batch or "label_values" in batch
+
+
+def has_span(batch: Collection[str]) -> bool:
+    """Returns whether rows have an answer to find."""
+    return "span" in batch
+
+
+def has_word_labels(batch: Collection[str]) -> bool:
+    """Returns whether the words of rows have labels of a task."""
+    return "word_labels" in batch
 
 
 def has_texts(batch: Collection[str]) -> bool:
@@ -175,7 +195,8 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    absent = ("targets", "loss_weights") if has_labels(batch) or has_texts(batch) else ()
+    has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
+    absent = ("targets", "loss_weights") if has_answers else ()
     fields = [
         f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
     ]

@@ -13,7 +13,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union, cast
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from pretrainax.config.regular_files import check_regular
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
+STANDARD_INPUT = "-"  # as a path, where one is read from its begin to its end
 MAX_RECORD_BYTES = 1 << 29  # of one record, where a source does not say
 _CHUNK = 1 << 22  # bytes read at a time
 
@@ -83,7 +84,7 @@ def _other_reader(source: Any, path: str) -> Optional[str]:
     """Names the source that a file is for, by its name or its first line, where that is another one."""
     if not os.path.isfile(path):
         return None
-    own, by_name = type(source).__name__, Choice.reading(path)
+    own, by_name = type(source).__name__, Choice.reader_of(path)
     if own == "TextFiles" and by_name is None and _begins_with_json(path):
         return "JsonLines"
     if own == "JsonLines" and by_name == "TextFiles":  # whose content may be lines of JSON all the same
@@ -171,6 +172,8 @@ def opened(path: str) -> Iterator[Stream]:
 
 
 def _open(path: str) -> Stream:
+    if path == STANDARD_INPUT:
+        return cast(io.BufferedReader, sys.stdin.buffer)
     check_regular(path)
     if path.endswith(".gz"):
         return gzip.open(path, "rb")

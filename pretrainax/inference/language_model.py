@@ -1,14 +1,16 @@
 """The face of a loaded model in Python: `LanguageModel`, which `pretrainax.load` returns."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 import jax
 import numpy as np
 
 from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import HostBatch
+from pretrainax.inference.answers import predict, task_of
 from pretrainax.inference.decoding import Generated, OnText, generate
 from pretrainax.inference.embed import Pooling, embed
 from pretrainax.inference.fill import Filled, Order, fill
@@ -90,6 +92,23 @@ class LanguageModel(LoadedModel):
     def embed(self, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False) -> np.ndarray:
         """Returns a vector of each text, [n, d_model] float32; see `inference.embed.embed`."""
         return embed(self, texts, pooling, truncate)
+
+    def predict(self, records: Sequence[Union[str, Mapping]], batch_size: int = 32) -> list[JsonObject]:
+        """Returns what a model with the head of a task says of each record, as {"prediction": …, "probabilities": …}.
+
+        Args:
+          records: with the fields that the task reads, without a label; of a task of one text, texts.
+          batch_size: rows that the model reads at a time.
+
+        Raises:
+          UserError: a model without such a head; a record that lacks a field.
+        """
+        task = task_of(self)
+        fields = ({task.fields[0]: record} if isinstance(record, str) else record for record in records)
+        try:
+            return list(predict(self, task, fields, batch_size))
+        except ValueError as e:
+            raise UserError(f"a record cannot be read: {e}") from e
 
     def score(
         self,

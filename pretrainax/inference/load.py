@@ -73,6 +73,20 @@ def load_origin(
     return model(*electra.discriminator(experiment.model, params), generator)
 
 
+def experiment_of(origin: Origin) -> Experiment:
+    """Returns the config of what a directory was found to stand for, whose parameters are not read.
+
+    Raises:
+      UserError: a Hugging Face directory that cannot be used.
+    """
+    if origin.steps:
+        experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
+        experiment.tokenizer.path = os.path.join(os.path.abspath(origin.directory), "tokenizer")
+        return experiment
+    source, folder = DirectoryWeights(origin.directory), os.path.abspath(origin.directory)
+    return evaluation_of(source.config, read_tokenizer(origin.directory).vocabulary, folder, source.labels)
+
+
 def _of_run(
     origin: Origin, mesh: Optional[jax.sharding.Mesh]
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:

@@ -24,8 +24,10 @@ from pretrainax.config import (
     DataConfig,
     EvaluateConfig,
     Experiment,
+    Extract,
     ModelConfig,
     RunFailed,
+    Tag,
     TrainConfig,
     UserError,
 )
@@ -51,7 +53,7 @@ from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.tasks import Classification, Regression
+from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.chat import read_template, write_template
@@ -258,14 +260,19 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
     labels: what a model with a head of a whole row says; names of its own where nobody knows them.
     """
     objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
-    if model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
+    if isinstance(model.head, Classify):
+        names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
+        of_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}
+        of_labels = Classification(labels=names, multi_label=model.head.kind == "multi")
+        objective = of_kind.get(model.head.kind, of_labels)
+    elif isinstance(model.head, Tag):
+        objective = TokenClassification(labels=tuple(labels) or tuple(map(str, range(int(model.head.num_labels)))))
+    elif isinstance(model.head, Extract):
+        objective = ExtractiveQA()
+    elif model.family == "encoder_decoder" and vocabulary.mask is not None and not vocabulary.sentinels:  # BART
         objective = Denoising()
     elif model.replaced_token_head:
         objective = ReplacedTokenDetection()
-    elif isinstance(model.head, Classify):
-        names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
-        is_number = model.head.kind == "regression"
-        objective = Regression() if is_number else Classification(labels=names, multi_label=model.head.kind == "multi")
     elif model.pair_head:  # ALBERT's, which shares its layers, says whether sentences are in order
         objective = SentenceOrderPrediction() if model.share_layers else NextSentencePrediction()
     return Experiment(

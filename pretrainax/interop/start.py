@@ -45,7 +45,7 @@ class Beginning(NamedTuple):
 
     model: ModelConfig  # without the heads of its pretraining
     tokenizer: TokenizerConfig
-    head: Optional[HeadConfig]  # that of a whole row, as transformers' class of the family has it; None: it has none
+    heads: tuple[HeadConfig, ...]  # of tasks, as transformers' classes of the family have them
 
 
 def beginning_of(name: str) -> Beginning:
@@ -63,8 +63,8 @@ def beginning_of(name: str) -> Beginning:
             family = None
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
-    head = None if family is None or family.classifier is None else dataclasses.replace(family.classifier.head)
-    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), head)
+    heads = () if family is None else tuple(dataclasses.replace(found.head) for found in family.classifiers)
+    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), heads)
 
 
 def _experiment(origin: Origin) -> Experiment:
@@ -119,8 +119,11 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     left_out = [path for path in there if path not in taken.values()]
     if origin.steps:
         wrong = [path for path, name in taken.items() if there.get(name) != shapes[path]]
+        heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
         wrong += [
-            path for path in left_out if not (fresh_heads and path.partition("/")[0] in head_modules(their_model))
+            path
+            for path in left_out
+            if not (fresh_heads and (path.partition("/")[0] in heads or (no_decoder and path.startswith("decoder"))))
         ]
         if wrong:
             names = differences(their_model, model)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax import models
+from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import Fresh, Index
 from pretrainax.config import ModelConfig, UserError
@@ -52,7 +53,7 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
     """
     source = DirectoryWeights(directory, fresh_heads)
     given = f"config.checkpoint.init_from={directory} holds"
-    if source.config.family != model.family:
+    if source.config.family != model.family and not takes_encoder(source.config, model):
         raise UserError(
             f"{given} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
             f"{model.family!r}: take a --config of that model, or a directory of this one"
@@ -61,11 +62,17 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
         name
         for name in differences(source.config, model)
         if not (is_head(name) and (fresh_heads or not getattr(model, name)))
+        and not (name == "family" and takes_encoder(source.config, model))
     ]
     if names:
         raise other_architecture(directory, source.config, model, names)
     source.bind(model)
     return source
+
+
+def takes_encoder(theirs: ModelConfig, ours: ModelConfig) -> bool:
+    """Tells whether a model starts from an encoder-decoder's encoder alone, as T5ForTokenClassification does."""
+    return (theirs.family, ours.family) == ("encoder_decoder", "encoder")
 
 
 def other_architecture(
@@ -136,9 +143,13 @@ class DirectoryWeights:
 
     def bind(self, config: ModelConfig) -> None:
         """Finds each parameter of `config` among the tensors; UserError names all that are missing or unknown."""
-        self.abstract = models.abstract_params(config)
+        self.abstract, table = models.abstract_params(config), self._family.names(config)
+        shapes, named, heads = flat(self.abstract), {row.path for row in table}, head_modules(config)
+        # of a head, or a part of it, that no class of the family has, all is drawn
+        unnamed = [path for path in shapes if path not in named and path.partition("/")[0] in heads]
+        self._drawn = unnamed if self._fresh_heads else []
         try:
-            self._rows = rows_of(self._family.names(config), self.abstract)
+            self._rows = rows_of(table, {path: x for path, x in shapes.items() if path not in self._drawn})
         except ValueError as e:
             raise UserError(f"{self.directory}: no {self._family.model_type} is as its config.json says: {e}") from e
         self._tied, self._zeros = self._family.tied(config), self._family.zeros(config)
@@ -166,7 +177,7 @@ class DirectoryWeights:
             if path.partition("/")[0] in heads:
                 maps.setdefault(path.rpartition("/")[0], {})[path] = row
         absent = {name: rows for name, rows in maps.items() if self._is_absent(rows, found)}
-        self.lacking = [path for rows in absent.values() for path in rows]
+        self.lacking = [path for rows in absent.values() for path in rows] + self._drawn
         there = {path: row for path, row in self._rows.items() if path not in self.lacking}
         problems = shape_problems(there, found, unknown)
         if problems and not self._fresh_heads:

@@ -11,7 +11,7 @@ import numpy as np
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Example
 from pretrainax.data.sources import Source
-from pretrainax.data.sources.base import Document
+from pretrainax.data.sources.base import Document, has_text
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.scoring.likelihood import answers
 from pretrainax.scoring.questions import AS_IN_TRAINING, Method, Scoring, method_of
@@ -118,11 +118,10 @@ def documents_of(source: Source, split: str, skipped: collections.Counter) -> It
     for name in ("train", "valid") if split == "all" else (split,):
         for shard in source.shards(name):
             for document in source.read(shard, skipped):
-                sides = document if isinstance(document, tuple) else (document,)
-                if any(not side or side.isspace() for side in sides):
-                    skipped["empty documents"] += 1
-                else:
+                if has_text(document):
                     yield document
+                else:
+                    skipped["empty documents"] += 1
 
 
 def _together(parts: Sequence[_Counted]) -> _Counted:

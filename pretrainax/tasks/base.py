@@ -5,17 +5,20 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Optional, Union
+from typing import TYPE_CHECKING, ClassVar, Optional
 
 import numpy as np
 
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
+from pretrainax.config.heads import Kind
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
-from pretrainax.data.objectives import Objective
+from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import text_of
+from pretrainax.tasks.chunks import LOST, Chunks
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
@@ -32,6 +35,8 @@ class Task(Objective):
     head       the architecture of a model -> the head that it needs in the place of those of its pretraining, unless it
                writes: see `writing.WritingTask`
     metrics    what that head answers to each record of a split, and their notes -> the task's figures
+    ask        a record that says no label -> its texts, and a note: for `python -m pretrainax.predict`
+    prediction what the head answers to one record -> what is written of it
 
     A corpus of records is shared by all models with one tokenizer. So texts are cut to the length of a row in
     `example`, unless `encode` does it (windows): then `prepared_by` has to say so.
@@ -91,9 +96,32 @@ class Task(Objective):
         """
         raise NotImplementedError
 
+    def ask(self, record: Mapping) -> Record:
+        """Returns what `read` does of a record whose label is not known, or not looked at; raises as that does.
+
+        `encode` and `example` take such a record too: it gives the arrays of a batch without those of labels.
+        """
+        raise UserError(
+            f"{type(self).__name__} reads no records without labels: python -m pretrainax.evaluate does more"
+        )
+
+    def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
+        """Returns what the model says of one record, which `ask` has read: fields that are written beside its own.
+
+        Args:
+          answers: of the head to each document that `encode` made of it, NumPy arrays [d, …], as for `metrics`.
+          notes: of each, d.
+        """
+        raise NotImplementedError
+
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         """Yields what is likely no one's intention in the notes of all that is trained on."""
         yield from ()
+
+    @property
+    def most_texts(self) -> int:
+        """Returns how many texts a document of the task has at most."""
+        return 2
 
     def sample_note(self) -> Note:
         """Returns a note as some record has it: what a run takes is planned without any record."""
@@ -149,13 +177,30 @@ class Task(Objective):
     def prompt(self, tokens: np.ndarray, vocabulary: "Vocabulary") -> Example:
         raise UserError(f"the model was trained for {type(self).__name__}, and writes no text")
 
+    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
+        """Parts the tokens of a document into those of its texts."""
+        return np.split(tokens, ends[:-1])
+
+    @property
+    def longest(self) -> int:
+        """Returns how many tokens a row has at most."""
+        return self.lengths(self._length).inputs
+
+    def room(self, texts: int) -> int:
+        """Counts the tokens of text that a row of so many texts has room for."""
+        return self._length - self._frame.count(texts)
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        """Tells whether a document loses tokens where it is framed."""
+        return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
+
     def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary") -> Example:
         """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row.
 
         A decoder and an encoder read the row. Of an encoder-decoder both stacks do, the decoder one token later, as in
         BART (Lewis et al. 2019, section 3.1): its last token has seen everything.
         """
-        kept = longest_first([len(ids) for ids in texts], self._length - self._frame.count(len(texts)))
+        kept = longest_first([len(ids) for ids in texts], self.room(len(texts)))
         row, numbers = self._frame.around([ids[:n] for ids, n in zip(texts, kept, strict=True)])
         ones, places = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": places}
@@ -200,6 +245,7 @@ class TextTask(Task):
     text_field: str = "text"  # the field of a record that holds its text
     pair_field: Optional[str] = None  # the field of the second text of a pair; None: there is one text
     label_field: str = "label"  # the field of what is to be said of it
+    chunks: Optional[Chunks] = None  # a text that is longer than a row is read in windows; None: it loses its end
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -208,17 +254,59 @@ class TextTask(Task):
     def read_texts(self, record: Mapping) -> tuple[str, ...]:
         """Returns the text of a record, or its pair of texts; ValueError where a field is missing or no text."""
         named = (("text_field", self.text_field), ("pair_field", self.pair_field))
-        texts = (text_of(record, name, f"config.objective.{field}") for field, name in named if name is not None)
-        return tuple(map(string_of, texts))
+        return tuple(text_in(record, name, field) for field, name in named if name is not None)
 
-    def texts(self, tokens: np.ndarray, ends: np.ndarray) -> list[np.ndarray]:
-        """Parts the tokens of a document into those of its texts."""
-        return np.split(tokens, ends[:-1])
+    @property
+    def kind(self) -> Kind:
+        """Returns what the head of the task is asked: `Classify.kind`."""
+        raise NotImplementedError
 
+    def read_label(self, record: Mapping) -> Note:
+        """Returns the note of a record that says its label; raises as `read` does."""
+        raise NotImplementedError
 
-def string_of(text: Union[str, bytearray]) -> str:
-    """Returns a text that a very long line of JSON has as its UTF-8."""
-    return text if isinstance(text, str) else text.decode()
+    def label(self, note: Note) -> Example:
+        """Returns the arrays of a batch that a note of `read_label` becomes."""
+        raise NotImplementedError
+
+    def read(self, record: Mapping) -> Record:
+        return Record(self.read_texts(record), self.read_label(record))
+
+    def ask(self, record: Mapping) -> Record:
+        return Record(self.read_texts(record), {})
+
+    def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
+        (whole,) = super().encode(record, tokenizer)
+        if self.chunks is None:
+            yield whole
+        else:
+            room = self.bind(tokenizer).room(len(whole.parts))
+            yield from self.chunks.windows(whole, room)
+
+    def example(self, text: Text, rng: np.random.Generator, vocabulary: "Vocabulary") -> Example:
+        assert text.parts is not None and text.note is not None  # a record's
+        example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
+        return example | (self.label(text.note) if self.sample_note().keys() <= text.note.keys() else {})
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        return LOST in encoded.note or super().is_cut(encoded)
+
+    def by_record(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
+        """Returns answers [records, L] and notes of records, of those [n, L] of their windows."""
+        return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
+
+    def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
+        if count := sum(LOST in note for note in notes):
+            yield f"{count:,} RECORDS LOSE THEIR END: more than the windows of config.objective.chunks hold"
+
+    def prepared_by(self) -> object:
+        own = super().prepared_by()
+        return own if self.chunks is None else [own, self._length, self._model.family]  # which windows follow from
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.chunks is not None:
+            yield from self.chunks.problems(experiment)
 
 
 def score_of(value: object, field: str) -> float:
@@ -232,24 +320,41 @@ def score_of(value: object, field: str) -> float:
     return score
 
 
-def class_number(value: object, field: str, labels: Sequence[str]) -> int:
-    """Returns the number of the label that a field of a record names or, where no name is a number, is the number of.
+def text_in(record: Mapping, name: str, field: str) -> str:
+    """Returns the text that a field of a record holds, which is named by a field of config.objective; ValueError where
+    it holds none."""
+    text = text_of(record, name, f"config.objective.{field}")
+    return text if isinstance(text, str) else text.decode()
 
-    Raises:
-      ValueError: it is none of `labels`.
+
+def rounded(number: np.floating) -> float:
+    """Returns a number with the six digits of it that are worth writing."""
+    return float(f"{number:.6g}")
+
+
+def label_number(value: object, field: str, labels: Sequence[str], meant: Sequence[str] = ()) -> int:
+    """Returns the number of a label that a field holds: of its name or, unless names are numbers, of its number from 0;
+    ValueError where it is none of those of the task.
+
+    meant: the labels that are meant by 0, 1, …; (): in the order of `labels`.
     """
-    value = value.decode() if isinstance(value, bytes) else value
+    value, meant = value.decode() if isinstance(value, bytes) else value, meant or labels
     if str(value) in labels and not isinstance(value, bool):
         return labels.index(str(value))
     is_number = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    is_number |= isinstance(value, str) and value.isdecimal()  # in the columns of a table all is text
     is_number &= not any(name.isdecimal() for name in labels)  # where numbers are names, they are no places
-    if is_number and 0 <= int(value) < len(labels):  # pyright: ignore[reportArgumentType]
-        return int(value)  # pyright: ignore[reportArgumentType]
-    raise no_label(value, field, labels)
-
-
-def no_label(value: object, field: str, labels: Sequence[str]) -> ValueError:
-    """Returns the error of a label that is none of those of the task."""
-    return ValueError(
+    if is_number and 0 <= int(value) < len(meant):  # pyright: ignore[reportArgumentType]
+        return labels.index(meant[int(value)])  # pyright: ignore[reportArgumentType]
+    raise ValueError(
         f"field {field!r} holds the label {value!r}, {nearest(str(value), labels)} (config.objective.labels)"
     )
+
+
+def never_seen(counts: Mapping[int, int], labels: Sequence[str]) -> Iterator[str]:
+    """Yields a warning about the labels that no example has; counts: of each number."""
+    if never := [name for i, name in enumerate(labels) if not counts.get(i)]:
+        yield (
+            f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
+            "name in config.objective.labels as in the records?"
+        )

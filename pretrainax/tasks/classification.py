@@ -6,11 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from pretrainax.config import Classify, HeadConfig
-from pretrainax.data.sources.base import Note, Record
+from pretrainax.config import Classify, HeadConfig, nearest
+from pretrainax.config.heads import Kind
+from pretrainax.config.json_files import JsonObject
+from pretrainax.data.batch import Example
+from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import TextTask, class_number
+from pretrainax.tasks.base import TextTask, label_number, never_seen, rounded
+from pretrainax.tasks.chunks import sigmoid, softmax
 
 
 @dataclasses.dataclass
@@ -28,11 +32,13 @@ class Classification(TextTask):
     longer text loses its end first.
 
     A record has the name of a label or, unless names are numbers, its number from 0; with `multi_label` a list of them,
-    which may be empty.
+    which may be empty. `numbered` says which labels are meant by the numbers of records that count them in another
+    order, as a data set may beside a model of others.
     """
 
     labels: tuple[str, ...] = ()  # names of the classes, in the order of their numbers
     multi_label: bool = False  # a text has any number of labels
+    numbered: tuple[str, ...] = ()  # the labels that records mean by 0, 1, …; (): in the order of `labels`
 
     select_by = "accuracy"
 
@@ -40,58 +46,71 @@ class Classification(TextTask):
     def figures(self) -> tuple[str, ...]:
         if self.multi_label:
             return figures.OF_LABELS
-        return figures.OF_TWO_CLASSES if len(self.labels) == 2 else figures.OF_CLASSES
+        return figures.OF_CLASSES
 
-    def read(self, record: Mapping) -> Record:
-        texts = self.read_texts(record)
+    @property
+    def kind(self) -> Kind:
+        return "multi" if self.multi_label else "single"
+
+    def read_label(self, record: Mapping) -> Note:
         value = value_of(record, self.label_field, "config.objective.label_field")
         if not self.multi_label:
-            return Record(texts, {"label": self._number(value)})
+            return {"label": self._number(value)}
         if not isinstance(value, (list, tuple, np.ndarray)):
             raise ValueError(
                 f"field {self.label_field!r} holds {value!r}, with config.objective.multi_label it is a list"
             )
-        return Record(texts, {"labels": sorted({self._number(each) for each in value})})
+        return {"labels": sorted({self._number(each) for each in value})}
 
     def _number(self, value: object) -> int:
-        return class_number(value, self.label_field, self.labels)
+        return label_number(value, self.label_field, self.labels, self.numbered)
 
-    def example(self, text, rng, vocabulary):
-        example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
+    def label(self, note: Note) -> Example:
         if not self.multi_label:
-            return {**example, "labels": np.array(text.note["label"], np.int32)}
+            return {"labels": np.array(note["label"], np.int32)}
         values = np.zeros(len(self.labels), np.float32)
-        values[text.note["labels"]] = 1.0
-        return {**example, "label_values": values}
+        values[note["labels"]] = 1.0
+        return {"label_values": values}
 
     def sample_note(self):
         return {"labels": []} if self.multi_label else {"label": 0}
 
     def head(self, model):
-        return Classify.usual(model, len(self.labels), "multi" if self.multi_label else "single")
+        return Classify.usual(model, len(self.labels), self.kind)
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        wanted = "multi" if self.multi_label else "single"
-        if not isinstance(head, Classify) or (head.kind, head.num_labels) != (wanted, len(self.labels)):
+        if not isinstance(head, Classify) or (head.kind, head.num_labels) != (self.kind, len(self.labels)):
             yield (
                 f"config.model.head is {head}, Classification of {len(self.labels)} labels needs "
-                f"Classify(num_labels={len(self.labels)}, kind={wanted!r})"
+                f"Classify(num_labels={len(self.labels)}, kind={self.kind!r})"
             )
 
     def field_problems(self):
         if len(self.labels) < (1 if self.multi_label else 2) or len(set(self.labels)) < len(self.labels):
             yield f"config.objective.labels is {self.labels}, it must name all classes, as ('negative', 'positive')"
+        for name in self.numbered:
+            if name not in self.labels:
+                yield f"config.objective.numbered has {name!r}, {nearest(name, self.labels)} (config.objective.labels)"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
+        answers, notes = self.by_record(answers, notes)
         if self.multi_label:
             truth = np.array([[i in note["labels"] for i in range(len(self.labels))] for note in notes])
             return figures.of_labels(answers > 0, truth)
         return figures.of_classes(answers.argmax(-1), np.array([note["label"] for note in notes]), len(self.labels))
 
+    def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
+        """Returns the label that is likeliest, or all with a probability above 0.5, and the probability of each."""
+        (logits,), _ = self.by_record(answers, notes)
+        probabilities = (sigmoid if self.multi_label else softmax)(logits)
+        likely = [name for name, logit in zip(self.labels, logits, strict=True) if logit > 0]
+        return {
+            "prediction": likely if self.multi_label else self.labels[int(logits.argmax())],
+            "probabilities": dict(zip(self.labels, map(rounded, probabilities), strict=True)),
+        }
+
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
+        notes = list(notes)
+        yield from super().warnings(notes)
         counts = collections.Counter(i for note in notes for i in note.get("labels", [note.get("label")]))
-        if never := [name for i, name in enumerate(self.labels) if not counts[i]]:
-            yield (
-                f"NO EXAMPLE OF {', '.join(map(repr, never))} in training: the model will not learn to say it; is the "
-                "name in config.objective.labels as in the records?"
-            )
+        yield from never_seen(counts, self.labels)

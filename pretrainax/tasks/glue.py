@@ -14,12 +14,9 @@ class NamedTask(NamedTuple):
     task: Task
     source: HuggingFace
     examples: int  # to train on
-    select_by: str  # the figure that GLUE ranks by
-
-    @property
-    def tfds(self) -> str:
-        """Returns the name of the same data set among those of TFDS, with the same fields and labels."""
-        return f"glue/{self.source.name}"
+    select_by: str  # the figure that it is ranked by
+    tfds: str = ""  # the name of the same data set among those of TFDS, with the same fields and labels
+    length: int = 128  # tokens of a row
 
 
 def _glue(name: str, fields: str, labels: str, examples: int, select_by: str, valid: str = "validation") -> NamedTask:
@@ -27,7 +24,8 @@ def _glue(name: str, fields: str, labels: str, examples: int, select_by: str, va
     first, *second = fields.split()
     texts = {"text_field": first, "pair_field": second[0] if second else None}
     task = Classification(**texts, labels=tuple(labels.split())) if labels else Regression(**texts, low=0.0, high=5.0)
-    return NamedTask(task, HuggingFace(path="nyu-mll/glue", name=name, valid_split=valid), examples, select_by)
+    source = HuggingFace(path="nyu-mll/glue", name=name, valid_split=valid)
+    return NamedTask(task, source, examples, select_by, tfds=f"glue/{name}")
 
 
 TASKS = {

@@ -12,8 +12,8 @@ from pretrainax.config import UserError, nearest
 from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
-from pretrainax.data.sources.records import text_of, value_of
-from pretrainax.tasks.base import string_of
+from pretrainax.data.sources.records import value_of
+from pretrainax.tasks.base import text_in
 from pretrainax.tasks.writing import WritingTask, predicting, reading
 from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, parsed, read_template
 
@@ -75,10 +75,10 @@ class Instructions(WritingTask):
         return Record(tuple(message["content"] for message in messages), note)
 
     def _alpaca(self, record: Mapping) -> list[Message]:
-        asked = string_of(text_of(record, self.instruction_field, "config.objective.instruction_field"))
+        asked = text_in(record, self.instruction_field, "instruction_field")
         if self.input_field is not None and record.get(self.input_field):
-            asked += "\n\n" + string_of(text_of(record, self.input_field, "config.objective.input_field"))
-        answer = string_of(text_of(record, self.output_field, "config.objective.output_field"))
+            asked += "\n\n" + text_in(record, self.input_field, "input_field")
+        answer = text_in(record, self.output_field, "output_field")
         return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
 
     def _messages(self, record: Mapping, field: str) -> list[Message]:

@@ -7,10 +7,13 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import Classify, HeadConfig
-from pretrainax.data.sources.base import Note, Record
+from pretrainax.config.heads import Kind
+from pretrainax.config.json_files import JsonObject
+from pretrainax.data.batch import Example
+from pretrainax.data.sources.base import Note
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import TextTask, score_of
+from pretrainax.tasks.base import TextTask, rounded, score_of
 
 
 @dataclasses.dataclass
@@ -27,28 +30,37 @@ class Regression(TextTask):
     select_by = "pearson"
     figures = figures.OF_NUMBERS  # pyright: ignore[reportAssignmentType]
 
-    def read(self, record: Mapping) -> Record:
+    @property
+    def kind(self) -> Kind:
+        return "regression"
+
+    def read_label(self, record: Mapping) -> Note:
         score = score_of(value_of(record, self.label_field, "config.objective.label_field"), self.label_field)
         if (self.low is not None and score < self.low) or (self.high is not None and score > self.high):
             raise ValueError(
                 f"field {self.label_field!r} holds {score:g}, and config.objective.low and high are {self.low} and "
                 f"{self.high}"
             )
-        return Record(self.read_texts(record), {"score": score})
+        return {"score": score}
 
-    def example(self, text, rng, vocabulary):
-        example = self.framed(self.texts(text.tokens, text.parts), vocabulary)
-        return {**example, "label_values": np.array([text.note["score"]], np.float32)}
+    def label(self, note: Note) -> Example:
+        return {"label_values": np.array([note["score"]], np.float32)}
 
     def sample_note(self):
         return {"score": 0.0}
 
     def head(self, model):
-        return Classify.usual(model, 1, "regression")
+        return Classify.usual(model, 1, self.kind)
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        if not isinstance(head, Classify) or (head.kind, head.num_labels) != ("regression", 1):
+        if not isinstance(head, Classify) or (head.kind, head.num_labels) != (self.kind, 1):
             yield f"config.model.head is {head}, Regression needs Classify(num_labels=1, kind='regression')"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
+        answers, notes = self.by_record(answers, notes)
         return figures.of_numbers(answers[:, 0], np.array([note["score"] for note in notes]))
+
+    def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
+        """Returns the number."""
+        ((number,),), _ = self.by_record(answers, notes)
+        return {"prediction": rounded(number)}

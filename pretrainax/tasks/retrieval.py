@@ -7,11 +7,12 @@ from typing import ClassVar, Optional
 
 import numpy as np
 
-from pretrainax.config import Embed, Experiment, HeadConfig
+from pretrainax.config import Embed, Experiment, HeadConfig, UserError
 from pretrainax.data.batch import Lengths
+from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
-from pretrainax.data.sources.records import text_of, value_of
-from pretrainax.tasks.base import Task, string_of
+from pretrainax.data.sources.records import value_of
+from pretrainax.tasks.base import Task, text_in
 
 _AT = (1, 10, 100)
 _QUERIES = 256  # whose scores are in memory at a time
@@ -52,12 +53,18 @@ class Retrieval(Task):
 
     def read(self, record: Mapping) -> Record:
         named = (("query_field", self.query_field), ("passage_field", self.passage_field))
-        texts = [string_of(text_of(record, name, f"config.objective.{field}")) for field, name in named]
+        texts = [text_in(record, name, field) for field, name in named]
         texts += self._negatives(record)
         if empty := next((name for (_, name), text in zip(named, texts, strict=False) if not text.strip()), None):
             raise ValueError(f"field {empty!r} is empty")
         query, *passages = map(_digest, texts)
         return Record(tuple(texts), {"query": query, "passages": passages})
+
+    def ask(self, record: Mapping) -> Record:
+        raise UserError(
+            "a retriever makes vectors, and says nothing of records: pretrainax.load(DIR).embed(texts) gives those, "
+            "python -m pretrainax.evaluate ranks the passages of records"
+        )
 
     def _negatives(self, record: Mapping) -> list[str]:
         if not self.negatives or self.negatives_field is None:
@@ -74,13 +81,11 @@ class Retrieval(Task):
         return list(given[: self.negatives])
 
     def example(self, text, rng, vocabulary):
-        special, example = self._frame.count(1), {"texts": np.array(len(text.parts), np.int32)}
-        rows = []
-        for i, ids in enumerate(np.split(text.tokens, text.parts[:-1])):
-            room = (self._length if i else self.query_length) - special
-            rows.append(self._frame.around([ids[:room]])[0])
+        parts = enumerate(self.texts(text.tokens, text.parts))
+        rows = [self._frame.around([ids[: self._room(i)]])[0] for i, ids in parts]
         sizes = [len(row) for row in rows]
-        example |= {
+        example = {
+            "texts": np.array(len(rows), np.int32),
             "tokens": np.concatenate(rows),
             "segment_ids": np.repeat(np.arange(1, len(rows) + 1, dtype=np.int32), sizes),
             "positions": np.concatenate([np.arange(n, dtype=np.int32) for n in sizes]),
@@ -89,6 +94,17 @@ class Retrieval(Task):
             example["token_types"] = np.zeros(sum(sizes), np.int32)
         return example
 
+    def _room(self, number: int) -> int:
+        """Returns how many tokens of a text of a row are kept: of the query, number 0, or of a passage."""
+        return (self._length if number else self.query_length) - self._frame.count(1)
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        return any(len(ids) > self._room(i) for i, ids in enumerate(encoded.parts))
+
+    @property
+    def most_texts(self) -> int:
+        return 2 + self.negatives
+
     def sample_note(self):
         return {"query": "", "passages": [""]}
 
@@ -96,21 +112,21 @@ class Retrieval(Task):
         row = self.query_length + (1 + self.negatives) * sequence_length
         return Lengths(row, row, row)
 
-    def reach(self, sequence_length: int) -> int:
+    def places(self, sequence_length: int) -> int:
         return max(self.query_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        row = min(raw + (2 + self.negatives) * self._frame.count(1), self.lengths(self._length).inputs)
+        row = min(raw + self.most_texts * self._frame.count(1), self.lengths(self._length).inputs)
         return Lengths(raw, row, row)
 
     # --- the head and its figures -------------------------------------------------------------------------------------
 
     def head(self, model):
-        return Embed.usual(model, 2 + self.negatives)
+        return Embed.usual(model, self.most_texts)
 
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
-        if not isinstance(head, Embed) or head.num_texts != 2 + self.negatives:
-            yield f"config.model.head is {head}, Retrieval needs Embed(num_texts={2 + self.negatives})"
+        if not isinstance(head, Embed) or head.num_texts != self.most_texts:
+            yield f"config.model.head is {head}, Retrieval needs Embed(num_texts={self.most_texts})"
 
     def field_problems(self):
         if self.negatives < 0 or (self.negatives > 0) != (self.negatives_field is not None):

@@ -11,9 +11,9 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.spans import encoder_decoder_example, encoder_decoder_prompt
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
-from pretrainax.data.sources.records import text_of, value_of
+from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import text_figures
-from pretrainax.tasks.base import class_number, string_of
+from pretrainax.tasks.base import label_number, text_in
 from pretrainax.tasks.writing import WritingTask, predicting, reading
 
 
@@ -65,13 +65,13 @@ class TextGeneration(WritingTask):
         for literal, name, _, _ in string.Formatter().parse(self.input):
             pieces.append(literal)
             if name is not None:
-                pieces.append(string_of(text_of(record, name, "config.objective.input")))
+                pieces.append(text_in(record, name, "input"))
                 last = len(pieces)
         if self.labels:
             value = value_of(record, self.target_field, "config.objective.target_field")
-            target = self.labels[class_number(value, self.target_field, self.labels)]
+            target = self.labels[label_number(value, self.target_field, self.labels)]
         else:
-            target = string_of(text_of(record, self.target_field, "config.objective.target_field"))
+            target = text_in(record, self.target_field, "target_field")
         if not target.strip():
             raise ValueError(f"field {self.target_field!r} is empty: there is nothing to write")
         return Record(("".join(pieces[:last]), "".join(pieces[last:]), target), {"answer": target})

@@ -11,16 +11,18 @@ def _summaries(path: str, fields: str, examples: int, name: str = "") -> NamedTa
     """fields: of a text and its summary."""
     text, summary = fields.split()
     task = TextGeneration(input=f"summarize: {{{text}}}", target_field=summary, target_length=128, scores=("rouge",))
-    return NamedTask(task, HuggingFace(path=path, name=name or None, valid_split="validation"), examples, "")
+    return NamedTask(
+        task, HuggingFace(path=path, name=name or None, valid_split="validation"), examples, "", length=512
+    )
 
 
 def _instructions(path: str, fields: str, examples: int) -> NamedTask:
     """fields: of what is asked, of what it is asked, and of the answer."""
     names = dict(zip(("instruction_field", "input_field", "output_field"), fields.split(), strict=True))
-    return NamedTask(Instructions(messages_field=None, **names), HuggingFace(path=path), examples, "")
+    return NamedTask(Instructions(messages_field=None, **names), HuggingFace(path=path), examples, "", length=512)
 
 
-TEXTS = {
+TASKS = {
     "xsum": _summaries("EdinburghNLP/xsum", "document summary", 204_045),  # Narayan et al. 2018, arXiv 1808.08745
     "cnn_dailymail": _summaries("abisee/cnn_dailymail", "article highlights", 287_113, "3.0.0"),  # See et al. 2017
     # Taori et al. 2023, and Conover et al. 2023: neither has a split for validation

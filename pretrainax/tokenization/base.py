@@ -100,13 +100,30 @@ class Tokenizer:
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         raise NotImplementedError
 
+    def locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the ids of `encode`, int32 [tokens], and which characters of the text each stands for, from start to
+        end, int32 [tokens, 2].
+
+        The places are in the text as it is given, whatever the tokenizer makes of case, accents or spaces. A token that
+        has a space before its word begins with that; those of the bytes of one character have the same place; what a
+        tokenizer adds is empty.
+        """
+        ids, places = self._locate(text)
+        parts = self._parts(ids)
+        return _joined(parts), np.repeat(places, [len(part) for part in parts], axis=0)
+
+    def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
     def _spelled(self, ids: np.ndarray) -> np.ndarray:
         """Returns the ids of a text in which a special piece was taken for one: that piece in two parts.
 
         The unigram models of tokenizers and of mT5 have their special pieces among the ordinary ones.
         """
-        parts = [self._in_two(self.special_pieces[i]) if self._is_special[i] else [i] for i in ids.tolist()]
-        return np.array(list(itertools.chain.from_iterable(parts)), np.int32)
+        return _joined(self._parts(ids))
+
+    def _parts(self, ids: np.ndarray) -> list[list[int]]:
+        return [self._in_two(self.special_pieces[i]) if self._is_special[i] else [i] for i in ids.tolist()]
 
     def _in_two(self, piece: str) -> list[int]:
         for place in range(1, len(piece)):
@@ -171,6 +188,10 @@ class Tokenizer:
     def _describe(self) -> str:
         description = {"kind": type(self).__name__, "vocabulary": dataclasses.asdict(self.vocabulary)}
         return json.dumps(description | {"special_pieces": self.special_pieces}, indent=2) + "\n"
+
+
+def _joined(parts: list[list[int]]) -> np.ndarray:
+    return np.array(list(itertools.chain.from_iterable(parts)), np.int32)
 
 
 def _edges(spelling: bytes) -> tuple[bool, bool]:

@@ -30,6 +30,10 @@ class CharacterTokenizer(Tokenizer):
     def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [self._encode(text) for text in texts]
 
+    def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        starts = np.arange(len(text), dtype=np.int32)
+        return self._encode(text), np.stack([starts, starts + 1], axis=1)
+
     def _encode(self, text: str) -> np.ndarray:
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
         places = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)

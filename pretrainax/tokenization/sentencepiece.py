@@ -58,6 +58,21 @@ class SentencePieceTokenizer(Tokenizer):
             ids += part + self._mark_ids
         return ids[: -len(self._mark_ids)]
 
+    def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        ids, places, start = [], [], 0
+        for part in text.split(SPACE_MARK) if self._mark_ids else [text]:
+            found = self._processor.encode(part, return_type="offset_mapping")
+            offsets = found["offsets"]
+            for i in reversed(range(len(offsets) - 1)):  # of the bytes of a character only the last one has its place
+                if self._processor.is_byte(found["ids"][i]) and offsets[i][0] == offsets[i][1]:
+                    offsets[i] = offsets[i + 1]
+            ids += found["ids"] + self._mark_ids
+            places += [(start + begin, start + end) for begin, end in offsets]
+            start += len(part) + 1
+            places += [(start - 1, start)] * len(self._mark_ids)
+        count = len(ids) - len(self._mark_ids)  # there is none after the last part
+        return np.array(ids[:count], np.int32), np.array(places[:count], np.int32).reshape(-1, 2)
+
     def _ids_of_mark(self) -> list[int]:
         """Returns U+2581 as three byte pieces, where the model has them and leaves the start of a text alone."""
         processor = self._processor

@@ -39,6 +39,11 @@ class SubwordTokenizer(Tokenizer):
             encoded = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in encoded]
 
+    def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        with _explained_panics():
+            encoded = self._tokenizer.encode(text, add_special_tokens=False)
+        return np.array(encoded.ids, np.int32), np.array(encoded.offsets, np.int32).reshape(-1, 2)
+
     def _encode_part(self, part: str) -> list[int]:
         return [token.id for token in self._tokenizer.model.tokenize(part)]
 

@@ -210,7 +210,7 @@ _FORMS = {  # of a validation, what people are shown first: the label and the fo
     "text_accuracy": ("accuracy of text", ".2%"),
     "sequence_accuracy": ("sequence accuracy", ".2%"),
     "loss_tokens": ("target tokens", ",.0f"),
-    "labels": ("rows with labels", ",.0f"),
+    "labels": ("labels", ",.0f"),
     "total_loss": ("total loss", ".4f"),
     "pair_loss": ("pair loss", ".4f"),
     "replaced_loss": ("replaced loss", ".4f"),
@@ -224,7 +224,7 @@ _BASELINE = "knows how often each token occurs, and how targets are built: which
 def _form(name: str) -> tuple[str, str]:
     """Returns the label and the format of a figure; of a part, "validation loss of source=wiki"."""
     name, _, part = name.partition("/")
-    is_share = name.endswith(("accuracy", "precision", "recall", "fraction"))
+    is_share = name.endswith(("accuracy", "precision", "recall", "fraction", "unread"))
     label, form = _FORMS.get(name, (name.replace("_", " "), ".2%" if is_share else ".4f"))
     return (f"{label} of {part}" if part else label), form
 

@@ -2,7 +2,17 @@
 
 from pretrainax.config import Classify, LearnedPositions, ModelConfig
 from pretrainax.zoo.bert import FIELDS, read_pair_head
-from pretrainax.zoo.family import Classifier, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    layer_norm,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, dropout, activation); the feed-forward is 4 x the width, embeddings are 128 wide
@@ -94,6 +104,9 @@ FAMILIES = (
             fields=FIELDS | {"embedding_size": "embedding_dim"},
             table=huggingface_names,
             classifier=Classifier("AlbertForSequenceClassification", Classify(), "classifier", "albert.pooler"),
+            chooser=Classifier("AlbertForMultipleChoice", Classify(kind="choice"), "classifier", "albert.pooler"),
+            token_classifier=token_classifier("AlbertForMaskedLM"),
+            extractor=extractor("AlbertForMaskedLM"),
             constants={
                 "num_hidden_groups": 1,
                 "inner_group_num": 1,

@@ -3,7 +3,17 @@
 import dataclasses
 
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    layer_norm,
+    linear,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, heads); the feed-forward is 4 x the width
@@ -143,6 +153,7 @@ FAMILIES = (
                 "classification_head.out_proj",
                 "classification_head.dense",
             ),
+            extractor=extractor("BartForConditionalGeneration"),
             constants=CONSTANTS | {"normalize_embedding": True, "static_position_embeddings": False},
             read=read_decoder,
             write=write_decoder,

@@ -4,7 +4,18 @@
 from collections.abc import Callable
 
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    layer_norm,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, vocabulary); the feed-forward is 4 x the width, a head 64 wide
@@ -172,6 +183,9 @@ HUGGINGFACE = HuggingFace(
     fields=FIELDS,
     table=huggingface_names,
     classifier=Classifier("BertForSequenceClassification", Classify(), "classifier", "bert.pooler.dense"),
+    chooser=Classifier("BertForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler.dense"),
+    token_classifier=token_classifier("BertForMaskedLM"),
+    extractor=extractor("BertForMaskedLM"),
     constants=CONSTANTS,
     read=read_pair_head("BertForPreTraining", "BertForMaskedLM", "BertModel"),
     tied=lambda config: {
@@ -202,6 +216,11 @@ DISTILBERT_HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "DistilBertForSequenceClassification", Classify(hidden="relu"), "classifier", "pre_classifier"
     ),
+    chooser=Classifier(
+        "DistilBertForMultipleChoice", Classify(hidden="relu", kind="choice"), "classifier", "pre_classifier"
+    ),
+    token_classifier=token_classifier("DistilBertForMaskedLM"),
+    extractor=extractor("DistilBertForMaskedLM"),
     constants={"sinusoidal_pos_embds": False, "tie_word_embeddings": True},
     tied=lambda config: {"vocab_projector.weight": "distilbert.embeddings.word_embeddings.weight"},
     ignored=(r"distilbert\.embeddings\.(position|token_type)_ids",),

@@ -22,9 +22,11 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    extractor,
     layer_norm,
     linear,
     refuse_untied,
+    token_classifier,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -219,6 +221,15 @@ HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "DebertaV2ForSequenceClassification", Classify(hidden="gelu"), "classifier", "pooler.dense", prefix="deberta."
     ),
+    chooser=Classifier(
+        "DebertaV2ForMultipleChoice",
+        Classify(hidden="gelu", kind="choice"),
+        "classifier",
+        "pooler.dense",
+        prefix="deberta.",
+    ),
+    token_classifier=token_classifier("DebertaV2ForMaskedLM", prefix="deberta."),
+    extractor=extractor("DebertaV2ForMaskedLM", prefix="deberta."),
     constants={"type_vocab_size": 0, "legacy": True},
     read=_read,
     write=_write,

@@ -18,9 +18,11 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    extractor,
     layer_norm,
     linear,
     refuse_untied,
+    token_classifier,
     trained_by,
 )
 from pretrainax.zoo.variants import pick
@@ -112,6 +114,11 @@ HUGGINGFACE = HuggingFace(
     classifier=Classifier(
         "ElectraForSequenceClassification", Classify(hidden="gelu"), "classifier.out_proj", "classifier.dense"
     ),
+    chooser=Classifier(
+        "ElectraForMultipleChoice", Classify(hidden="gelu", kind="choice"), "classifier", "sequence_summary.summary"
+    ),
+    token_classifier=token_classifier("ElectraForPreTraining"),
+    extractor=extractor("ElectraForPreTraining"),
     constants={
         "is_decoder": False,
         "add_cross_attention": False,

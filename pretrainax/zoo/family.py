@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional, TypeAlias
 
-from pretrainax.config import Classify, Embed, ModelConfig, UserError
+from pretrainax.config import Classify, Embed, Extract, HeadConfig, ModelConfig, Tag, UserError
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
@@ -45,21 +45,43 @@ def layer_norm(path: str, name: str) -> list[Row]:
     return [Row(f"{path}/scale", f"{name}.weight"), Row(f"{path}/bias", f"{name}.bias")]
 
 
+TaskHead: TypeAlias = Classify | Tag | Extract
+_MODULES = {Classify: "classifier", Tag: "tagger", Extract: "extractor"}
+
+
 class Classifier(NamedTuple):
-    """Says how transformers' class for a family writes down a head of a whole row."""
+    """Says how transformers' class for a family writes down a head of a whole row, of its words, or of its tokens."""
 
     architecture: str  # "BertForSequenceClassification"
-    head: Classify  # as that class has it
+    head: TaskHead  # as that class has it
     output: str = "score"  # their name of the last map; of decoders this one
     dense: str = ""  # of the hidden layer
     norm: str = ""  # of its norm
     prefix: str = ""  # before the names of all that is no head
+    base: str = ""  # how those begin, up to a point, where it is with another word than in the class of pretraining
+    family: str = ""  # of the model that has it, where that is a part of the one that is pretrained: "encoder"
 
-    def rows(self, head: Classify) -> list[Row]:
+    def rows(self, head: TaskHead) -> list[Row]:
         """Returns the rows of the head."""
-        rows = linear("classifier/output", self.output, head.output_bias)
-        rows += linear("classifier/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
-        return rows + ([Row("classifier/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
+        module = _MODULES[type(head)]
+        rows = linear(f"{module}/output", self.output, head.output_bias)
+        rows += linear(f"{module}/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
+        return rows + ([Row(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
+
+    def name_of(self, row: Row) -> Row:
+        """Returns the row of a parameter that is of no head."""
+        rest = row.name.partition(".")[2]
+        return row._replace(name=f"{self.base}.{rest}" if self.base else self.prefix + row.name)
+
+
+def extractor(architecture: str, **names) -> Classifier:
+    """Returns the same of the class for question answering beside another of the same model."""
+    return Classifier(f"{architecture.partition('For')[0]}ForQuestionAnswering", Extract(), "qa_outputs", **names)
+
+
+def token_classifier(architecture: str, output: str = "classifier", **names) -> Classifier:
+    """Returns how the class for token classification beside another of the same model writes down its head."""
+    return Classifier(f"{architecture.partition('For')[0]}ForTokenClassification", Tag(), output, **names)
 
 
 LAST = Classify(pooling="last", hidden="none", output_bias=False)  # of every decoder
@@ -107,21 +129,46 @@ class HuggingFace:
     ignored: tuple[str, ...] = ()  # expressions for tensors that hold no weights (masks, frequencies), or unused heads
 
     classifier: Optional[Classifier] = None  # the class of transformers with a head of a whole row
+    token_classifier: Optional[Classifier] = None  # that with a head of each word
+    chooser: Optional[Classifier] = None  # the one that gives each of several rows a number
+    extractor: Optional[Classifier] = None  # the one that finds an answer in a row
+
+    @property
+    def classifiers(self) -> list[Classifier]:
+        """Returns the classes of transformers that have heads of tasks."""
+        classes = (self.classifier, self.token_classifier, self.chooser, self.extractor)
+        return [found for found in classes if found is not None]
+
+    def classifier_of(self, head: Optional[HeadConfig]) -> Optional[Classifier]:
+        """Returns the class of transformers with such a head, or of one without parameters that of a whole row, whose
+        names of the rest are its own; None: it has none."""
+        if isinstance(head, Embed):
+            return self.classifier
+        return next((found for found in self.classifiers if _alike(found.head, head)), None)
 
     def names(self, config: ModelConfig) -> list[Row]:
-        """Returns the name table of a model, with the heads that it has."""
-        if config.head is None or self.classifier is None:
-            return self.table(config)
-        rows = [row for row in self.table(config) if row.path.partition("/")[0] not in _OF_PRETRAINING]
-        rows = [row._replace(name=self.classifier.prefix + row.name) for row in rows]
-        return rows if isinstance(config.head, Embed) else rows + self.classifier.rows(_classify(config))
+        """Returns the name table of a model, with the heads that it has and transformers too."""
+        rows, classifier, head = self.table(config), self.classifier_of(config.head), config.head
+        if head is None:
+            return rows
+        rows = [row for row in rows if row.path.partition("/")[0] not in _OF_PRETRAINING]
+        if config.family == "encoder":  # perhaps that of an encoder-decoder
+            rows = [row for row in rows if not row.path.startswith("decoder")]
+        if classifier is None:
+            return rows
+        rows = [classifier.name_of(row) for row in rows]
+        return rows + classifier.rows(head) if isinstance(head, TaskHead) else rows
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
-        if self.classifier is not None and (json.get("architectures") or [""])[0] == self.classifier.architecture:
-            config = without_heads(self.read_config({**json, "architectures": None}))
-            config.head = _read_head(json, self.classifier.head)
-            return config
+        named = (json.get("architectures") or [""])[0]
+        for classifier in self.classifiers:
+            if named == classifier.architecture:
+                whole = {"is_encoder_decoder": True} if classifier.family else {}  # which it may say no longer
+                config = without_heads(self.read_config({**json, "architectures": None, **whole}))
+                config.head = _read_head(json, classifier.head)
+                config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
+                return config
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value and not (json[key] is None and _null_is(value)):
@@ -141,10 +188,10 @@ class HuggingFace:
     def class_of(self, config: ModelConfig) -> str:
         """Returns the class of transformers whose logits are those of `config`."""
         if config.head is not None:
-            if self.classifier is None:
+            if (classifier := self.classifier_of(config.head)) is None:
                 raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
-            bare = re.sub("For[A-Z][A-Za-z]+$", "Model", self.classifier.architecture)
-            return bare if isinstance(config.head, Embed) else self.classifier.architecture
+            bare = re.sub("For[A-Z][A-Za-z]+$", "Model", classifier.architecture)
+            return bare if isinstance(config.head, Embed) else classifier.architecture
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
@@ -158,8 +205,8 @@ class HuggingFace:
             value = _field(config, path)
             json[key] = _ACTIVATIONS[value] if path == "activation" else value
         json |= self.write(config)
-        if config.head is not None and not isinstance(config.head, Embed):
-            json |= _write_head(_classify(config))
+        if isinstance(config.head, TaskHead):
+            json |= _write_head(config.head)
         theirs = self.read_as(json, config)
         more = zip(biases(theirs), biases(config), strict=True)
         fillable = _BIASES if all(mine <= their for their, mine in more) else ()
@@ -167,36 +214,56 @@ class HuggingFace:
         if different:
             raise UserError(
                 f"{architecture} of transformers has no way to say "
-                + ", ".join(f"config.model.{name}={getattr(config, name)!r}" for name in different)
+                + ", ".join(said for name in different for said in _said(config, theirs, name))
             )
         return json
 
 
-def _classify(config: ModelConfig) -> Classify:
-    """Returns the head of a model, which transformers has a class for."""
-    if not isinstance(config.head, Classify):
-        raise UserError(f"transformers has no way to say config.model.head={config.head}")
-    return config.head
+def _said(config: ModelConfig, theirs: ModelConfig, name: str) -> Iterable[str]:
+    """Returns a field of a model that theirs has otherwise, with its value; of a head its fields."""
+    head, other = config.head, theirs.head
+    if name == "head" and head is not None and type(head) is type(other):
+        fields = [field for field, x in vars(_computed(head)).items() if x != vars(_computed(other))[field]]
+        return (f"config.model.head.{field}={getattr(head, field)!r}" for field in fields)
+    return (f"config.model.{name}={getattr(config, name)!r}",)
 
 
-def _read_head(json: ConfigJson, usual: Classify) -> Classify:
-    """Returns the head that a config.json describes: as many labels as are named, two where none are."""
+def _alike(a: HeadConfig, b: Optional[HeadConfig]) -> bool:
+    """Tells whether heads are of one kind; that of a choice is another one than that of classes."""
+    chooses = [isinstance(head, Classify) and head.kind == "choice" for head in (a, b)]
+    return type(a) is type(b) and chooses[0] == chooses[1]
+
+
+def _read_head(json: ConfigJson, usual: TaskHead) -> TaskHead:
+    """Returns the head that a config.json describes: as many labels as are named, two where none are.
+
+    Of a choice these are the texts to choose from, which change no weight.
+    """
     labels = len(json.get("id2label") or ()) or 2
+    if isinstance(usual, Extract):
+        return dataclasses.replace(usual)
+    if isinstance(usual, Tag):
+        return dataclasses.replace(usual, num_labels=labels)
     kinds = {theirs: ours for ours, theirs in _PROBLEMS.items()}
     kind = kinds.get(json.get("problem_type"), "regression" if labels == 1 else "single")
+    kind = "choice" if usual.kind == "choice" else kind
     pooling = json.get("classifier_pooling", usual.pooling)  # of ModernBERT
     return dataclasses.replace(usual, num_labels=labels, kind=kind, pooling=pooling)
 
 
-def _write_head(head: Classify) -> ConfigJson:
+def _write_head(head: TaskHead) -> ConfigJson:
     """Returns what config.json says of a head; the labels have numbers for names until somebody names them."""
+    if isinstance(head, Extract):
+        return {}
     names = [f"LABEL_{i}" for i in range(head.num_labels)]
-    return {
+    json: ConfigJson = {
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
-        "problem_type": _PROBLEMS[head.kind],
-        **({"classifier_pooling": head.pooling} if head.hidden_norm else {}),
     }
+    if isinstance(head, Tag):
+        return json
+    pooling = {"classifier_pooling": head.pooling} if head.hidden_norm else {}
+    return {**json, "problem_type": _PROBLEMS.get(head.kind), **pooling}
 
 
 def _null_is(value: object) -> bool:
@@ -224,11 +291,17 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
         return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
-    if name == "head" and isinstance(a.head, Classify) and isinstance(b.head, Classify):
-        return dataclasses.replace(a.head, dropout_rate=None) != dataclasses.replace(b.head, dropout_rate=None)
+    if name == "head" and a.head is not None and b.head is not None:
+        return _computed(a.head) != _computed(b.head)
     if name == "num_decoder_layers":
         return "encoder_decoder" in (a.family, b.family) and a.decoder_layers != b.decoder_layers
     return name not in _TRAINING and getattr(a, name) != getattr(b, name)
+
+
+def _computed(head: HeadConfig) -> HeadConfig:
+    """Returns a head without what is of training, or of what is said in the end, and not of its logits."""
+    of_training = {"dropout_rate": None, "follows": ()}
+    return dataclasses.replace(head, **{name: x for name, x in of_training.items() if name in vars(head)})
 
 
 def _field(config: ModelConfig, path: str) -> object:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, trained_by
+from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, token_classifier, trained_by
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, head dimension)
@@ -183,6 +183,7 @@ def _family(number: str, sizes: Mapping[str, object], paper: str, *, architectur
             architecture=architecture,
             table=llama.huggingface_names,
             classifier=Classifier(classifier, LAST),
+            token_classifier=None if number == "3" else token_classifier(architecture, "score"),
             tied=llama.tied,
             ignored=llama.IGNORED,
             **huggingface,

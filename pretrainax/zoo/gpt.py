@@ -4,7 +4,19 @@
 from collections.abc import Callable
 
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    layer_norm,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.patterns import kinds, shortest
 from pretrainax.zoo.variants import pick
 
@@ -244,6 +256,8 @@ FAMILIES = (
             fields=_FIELDS | {"activation_function": "activation"},
             table=gpt2_names,
             classifier=Classifier("GPT2ForSequenceClassification", LAST),
+            token_classifier=token_classifier("GPT2ForCausalLM"),
+            extractor=extractor("GPT2ForCausalLM"),
             constants={
                 "scale_attn_weights": True,
                 "scale_attn_by_inverse_layer_idx": False,
@@ -293,6 +307,8 @@ FAMILIES = (
             },
             table=gpt_neo_names,
             classifier=Classifier("GPTNeoForSequenceClassification", LAST),
+            token_classifier=token_classifier("GPTNeoForCausalLM"),
+            extractor=extractor("GPTNeoForCausalLM"),
             read=_read_gpt_neo,
             write=_write_gpt_neo,
             tied=_tied("transformer.wte.weight"),

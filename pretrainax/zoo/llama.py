@@ -14,7 +14,18 @@ from pretrainax.config import (
     UserError,
     nearest,
 )
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads)
@@ -220,6 +231,8 @@ FAMILIES = (
             fields=FIELDS,
             table=huggingface_names,
             classifier=Classifier("LlamaForSequenceClassification", LAST),
+            token_classifier=token_classifier("LlamaForCausalLM", "score"),
+            extractor=extractor("LlamaForCausalLM", base="transformer"),
             constants={"attention_bias": False, "mlp_bias": False},
             read=read_rotary,
             write=lambda config: write_heads(config) | write_rotary(config),

@@ -2,7 +2,16 @@
 
 from pretrainax.config import ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import llama
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, trained_by
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    extractor,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, base of the rotation, window)
@@ -60,6 +69,8 @@ FAMILIES = (
             fields=llama.FIELDS | {"sliding_window": "window"},
             table=llama.huggingface_names,
             classifier=Classifier("MistralForSequenceClassification", LAST),
+            token_classifier=token_classifier("MistralForCausalLM", "score"),
+            extractor=extractor("MistralForCausalLM"),
             read=_read,
             write=lambda config: llama.write_heads(config) | llama.write_rotary(config),
             tied=llama.tied,

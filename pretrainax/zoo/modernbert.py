@@ -1,8 +1,16 @@
 """ModernBERT (Warner et al. 2024, arXiv 2412.13663)."""
 
-from pretrainax.config import Classify, ModelConfig, RotaryPositions, UserError
+from pretrainax.config import Classify, Extract, ModelConfig, RotaryPositions, Tag, UserError
 from pretrainax.zoo import patterns
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    linear,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads)
@@ -142,6 +150,27 @@ FAMILIES = (
             classifier=Classifier(
                 "ModernBertForSequenceClassification",
                 Classify(hidden="gelu", hidden_bias=False, hidden_norm=True),
+                "classifier",
+                "head.dense",
+                "head.norm",
+            ),
+            chooser=Classifier(
+                "ModernBertForMultipleChoice",
+                Classify(hidden="gelu", hidden_bias=False, hidden_norm=True, kind="choice"),
+                "classifier",
+                "head.dense",
+                "head.norm",
+            ),
+            extractor=Classifier(
+                "ModernBertForQuestionAnswering",
+                Extract(hidden="gelu", hidden_bias=False, hidden_norm=True),
+                "classifier",
+                "head.dense",
+                "head.norm",
+            ),
+            token_classifier=Classifier(
+                "ModernBertForTokenClassification",
+                Tag(hidden="gelu", hidden_bias=False, hidden_norm=True),
                 "classifier",
                 "head.dense",
                 "head.norm",

@@ -2,7 +2,16 @@
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama, patterns
-from pretrainax.zoo.family import LAST, Classifier, ConfigJson, Family, HuggingFace, trained_by
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    extractor,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, feed-forward, heads, key heads, vocabulary, tied embeddings, epsilon of the norm)
@@ -83,6 +92,8 @@ FAMILIES = (
             fields=llama.FIELDS,
             table=llama.huggingface_names,
             classifier=Classifier("Qwen2ForSequenceClassification", LAST),
+            token_classifier=token_classifier("Qwen2ForCausalLM", "score"),
+            extractor=extractor("Qwen2ForCausalLM", base="transformer"),
             read=_read,
             write=_write,
             tied=llama.tied,
@@ -104,6 +115,8 @@ FAMILIES = (
             fields=llama.FIELDS,
             table=llama.huggingface_names,
             classifier=Classifier("Qwen3ForSequenceClassification", LAST),
+            token_classifier=token_classifier("Qwen3ForCausalLM", "score"),
+            extractor=extractor("Qwen3ForCausalLM", base="transformer"),
             constants={"attention_bias": False},
             read=_read,
             write=_write,

@@ -4,7 +4,18 @@ from collections.abc import Callable
 
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.bert import CONSTANTS, FIELDS, encoder_names
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, layer_norm, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    layer_norm,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads); the feed-forward is 4 x the width
@@ -101,6 +112,14 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
             "classifier.out_proj",
             "classifier.dense",
         ),
+        chooser=Classifier(
+            architecture.replace("MaskedLM", "MultipleChoice"),
+            Classify(kind="choice"),
+            "classifier",
+            "roberta.pooler.dense",
+        ),
+        token_classifier=token_classifier(architecture),
+        extractor=extractor(architecture),
         constants=CONSTANTS,
         read=_read,
         write=_write,

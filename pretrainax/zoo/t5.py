@@ -8,7 +8,17 @@ Flan-T5 (Chung et al. 2022, arXiv 2210.11416), mT5 (Xue et al. 2020, arXiv 2010.
 from collections.abc import Callable
 
 from pretrainax.config import Classify, ModelConfig, RelativePositionBuckets, UserError
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    extractor,
+    linear,
+    token_classifier,
+    trained_by,
+)
 from pretrainax.zoo.variants import pick
 
 # variant -> (layers of each stack, width, feed-forward, heads, head dimension)
@@ -242,6 +252,8 @@ def _huggingface(
             "classification_head.dense",
             prefix="transformer.",
         ),
+        token_classifier=token_classifier(architecture, prefix="transformer.", family="encoder"),
+        extractor=extractor(architecture),
         constants={"is_encoder_decoder": True, "is_decoder": False},
         read=read,
         write=_write,

@@ -123,7 +123,8 @@ def test_a_field_that_another_source_has_says_which():
     line = PythonDocs.no_field("config.data.source", "path")
     assert line == (
         "config.data.source is PythonDocs, which has no field 'path'; give one that has, as "
-        '--config.data.source="TextFiles(path=...)" (ArrayRecord, HuggingFace, JsonLines, Parquet, TextFiles)'
+        '--config.data.source="TextFiles(path=...)" '
+        "(ArrayRecord, ConllFiles, Csv, HuggingFace, JsonLines, Parquet, SquadFiles, TextFiles, Tsv)"
     )
     assert "did you mean 'valid_fraction'" in TextFiles.no_field("config.data.source", "valid_fractio")
 

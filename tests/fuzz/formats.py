@@ -4,6 +4,7 @@ A reader uses what it has read as a run would (it tokenizes, it goes through all
 """
 
 import collections
+import csv
 import functools
 import gzip
 import json
@@ -212,6 +213,28 @@ def _json_lines(ending: str) -> Format:
     return Format(make, {name: within(*packer, mutate_lines) if ending else mutate_lines}, _reader("JsonLines", name))
 
 
+def _squad(folder: pathlib.Path) -> None:
+    asked = [
+        {"id": str(i), "question": f"what is é{i}?", "answers": [{"text": "é", "answer_start": 0}]} for i in range(40)
+    ]
+    paragraphs = [{"context": "é字", "qas": asked[i::4]} for i in range(4)]
+    (folder / "a.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}], "version": "1"}))
+
+
+def _conll(folder: pathlib.Path) -> None:
+    (folder / "a.conll").write_text("".join(f"word{i} X B-A\né字 Y I-A\n\n" for i in range(40)))
+
+
+def _table(name: str, kind: str) -> Format:
+    def make(folder: pathlib.Path) -> None:
+        with open(folder / name, "w", newline="", encoding="utf-8") as f:
+            delimiter = "\t" if kind == "Tsv" else ","
+            rows = [(i, text.replace("\n", " ").replace("\t", " ")) for i, text in enumerate(TEXTS * 40)]
+            csv.writer(f, delimiter=delimiter).writerows([("id", "text"), *rows])
+
+    return Format(make, {name: mutate_bytes}, _reader(kind, name))
+
+
 def _reader(kind: str, name: str, **fields) -> Callable[[pathlib.Path], None]:
     def read(folder: pathlib.Path) -> None:
         from pretrainax.data import sources
@@ -284,10 +307,14 @@ def formats() -> dict[str, Format]:
         ),
         "safetensors_index": Format(_several, {index: mutate_json, first: mutate_header}, _read_tensors),
         **text,
+        "tsv": _table("a.tsv", "Tsv"),
+        "csv": _table("a.csv", "Csv"),
         "parquet": Format(_parquet, {"a.parquet": mutate_bytes}, _reader("Parquet", "a.parquet")),
         "array_record": Format(
             _array_record, {"a.array_record": mutate_bytes}, _reader("ArrayRecord", "a.array_record", text_field="text")
         ),
+        "conll": Format(_conll, {"a.conll": mutate_bytes}, _reader("ConllFiles", "a.conll")),
+        "squad": Format(_squad, {"a.json": mutate_json}, _reader("SquadFiles", "a.json", text_field="question")),
         "checkpoint": Format(_checkpoint, {run_json: mutate_json, manifest: mutate_bytes}, _read_checkpoint),
         "checkpoint_resealed": Format(_checkpoint, {run_json: mutate_json}, _read_resealed),
     }

@@ -34,7 +34,7 @@ class Mistake(NamedTuple):
 def mistakes(folder: pathlib.Path) -> list[Mistake]:
     """Returns the table; the files that it speaks of are written to `folder`."""
     return [
-        *(Mistake(command, tuple(words), said) for command, words, said in _of_names()),
+        *(Mistake(command, tuple(words), said) for command, words, said in (*_of_names(), *_of_predictions())),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
         *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
@@ -131,6 +131,19 @@ def _of_tunings():
     ]
 
 
+def _of_predictions():
+    """What is asked of a fine-tuned model."""
+    return [
+        ("predict", [], "--from is missing"),
+        ("predict", ["--from=no/such/run"], "no/such/run"),
+        ("predict", ["--from=x", "--batch=0"], "--batch"),
+        ("predict", ["--from=x", "--format=xml"], "--format"),
+        ("predict", ["--from=x", "--inptu=y"], "did you mean 'input'"),
+        ("predict", [TINY, "--from=x"], "--config=FILE is not for this command"),
+        ("predict", ["--workdir=x"], "--workdir is not for this command"),
+    ]
+
+
 def _of_values():
     """A field, what is given to it, and what is said of it."""
     return [
@@ -184,6 +197,9 @@ def _of_paths():
         ("generate", ["a"], "--from"),
         ("generate", ["--from=x"], "--input"),
         ("generate", ["--from=x", "--input=x"], "--output"),
+        ("predict", [], "--from"),
+        ("predict", ["--from=x"], "--input"),
+        ("predict", ["--from=x", "--input=x"], "--output"),
         *(("evaluate", [], flag) for flag in ("--workdir", "--from", "--output", "--beside")),
         ("huggingface", ["import"], "--from"),
         ("huggingface", ["import", "--from=x"], "--workdir"),
@@ -206,7 +222,10 @@ def _of_paths():
     choices = [
         f"{source}=TextFiles(path='%s')",
         f"{source}=JsonLines(path='x', valid_path='%s')",
+        f"{source}=ConllFiles(path='%s')",
         f"{source}=Parquet(path='%s')",
+        f"{source}=Tsv(path='%s')",
+        f"{source}=Csv(path='x', valid_path='%s')",
         f"{source}=ArrayRecord(path='%s')",
         f"{source}=SourceMixture(sources=(PythonDocs(), TextFiles(path='%s')), weights=(1, 2))",
         "--config.tokenizer=PretrainedTokenizer(path='%s')",

@@ -282,7 +282,7 @@ def without_heads(source):
 
 
 def another_class(source):
-    change_config(source, architectures=["BertForTokenClassification"])
+    change_config(source, architectures=["BertLMHeadModel"])
 
 
 def only_adapters(source):
@@ -362,7 +362,7 @@ def broken_config(source):
             ": it lacks cls.predictions.bias, .*"
             "fresh_heads=True.*import BertForPreTraining as M",
         ),
-        (another_class, "architectures .'BertForTokenClassification'.; known: .*BertModel"),
+        (another_class, "architectures .'BertLMHeadModel'.; known: .*BertModel"),
         (only_adapters, r"holds adapters \(adapter_config.json\), not a model: merge them"),
         (more_ids_than_rows, "the tokenizer has 121 ids, and the model 99 rows of embeddings"),
         (index_that_leaves, "must be one of this directory"),

@@ -41,6 +41,7 @@ def real_shapes(experiment, cache) -> dict[str, jax.ShapeDtypeStruct]:
 def test_the_batch_of_a_config_is_the_real_one(name, text, cache):
     experiment = test_configs.load(name, test_configs.VARIANTS[name][-1])
     test_configs.shrink(experiment, str(text), str(cache))
+    experiment.objective.complete(experiment)
     assert batch_shapes(experiment) == real_shapes(experiment, cache)
 
 

@@ -8,7 +8,9 @@ import random
 import shutil
 import tempfile
 import textwrap
+import unicodedata
 
+import numpy as np
 import pytest
 import sentencepiece
 import tokenizers
@@ -249,6 +251,17 @@ def same_ids(ours, theirs, texts=TEXTS, scores=None):
             assert sum(scores(mine)) == pytest.approx(sum(scores(ids)), rel=1e-6), text
             continue
         assert mine == ids, text
+
+
+def assert_places(tokenizer, text: str):
+    """`locate` has the ids of `encode`, in order, and every letter and digit is of a token."""
+    ids, places = tokenizer.locate(text)
+    np.testing.assert_array_equal(ids, tokenizer.encode(text))
+    assert ids.dtype == places.dtype == np.int32 and places.shape == (len(ids), 2)
+    assert (places[:, 0] <= places[:, 1]).all() and (np.diff(places[:, 0]) >= 0).all()
+    assert not places.size or (places.min() >= 0 and places.max() <= len(text))
+    held = {i for start, end in places.tolist() for i in range(start, end)}
+    assert not [c for i, c in enumerate(text) if i not in held and unicodedata.category(c)[0] in "LN"], text
 
 
 def unigram_scores(model: bytes):

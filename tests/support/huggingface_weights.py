@@ -42,9 +42,9 @@ def write_tokenizer(directory, pad_id, sentinels=0):
     (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
 
 
-def write_directory(directory, name="bert", dtype=np.float32):
-    """As transformers would save the tiny model of a case, without needing it."""
-    case, directory = CASES[name], pathlib.Path(directory)
+def write_directory(directory, case="bert", dtype=np.float32):
+    """As transformers would save the tiny model of a case, which may be given by its name, without needing it."""
+    case, directory = CASES[case] if isinstance(case, str) else case, pathlib.Path(directory)
     directory.mkdir()
     family = case.family.huggingface
     state = to_huggingface(family.names(case.config), weights(case.config))

@@ -46,7 +46,7 @@ def test_a_query_and_a_passage_have_rooms_of_their_own():
     task = adapted(10, query_length=6)
     found = example_of(task, {"query": "a fine film " * 9, "passage": "no film at all " * 9})
     assert np.bincount(found["segment_ids"]).tolist() == [0, 6, 10] and found["tokens"][5] == VOCABULARY.sep
-    assert task.lengths(10).inputs == 16 and task.reach(10) == 10
+    assert task.lengths(10).inputs == 16 and task.places(10) == 10
     experiment = config(task)
     experiment.data.sequence_length = 64
     validate(experiment)  # the model has 64 places, and the row more tokens

@@ -88,6 +88,58 @@ def test_a_broken_record_says_what_is_wrong_with_it(task, record, said):
         task.read(record)
 
 
+@pytest.mark.parametrize("value, label", [(0, 1), ("1", 0), ("bad", 0), ("2", None), (2, None)])
+def test_numbers_of_records_may_mean_labels_in_another_order(value, label):
+    task = Classification(labels=("bad", "good"), numbered=("good", "bad"))
+    if label is None:
+        with pytest.raises(ValueError, match="allowed: bad, good"):
+            task.read({"text": "a", "label": value})
+    else:
+        assert task.read({"text": "a", "label": value}).note == {"label": label}
+    assert Classification(labels=("1", "0")).read({"text": "a", "label": "1"}).note == {"label": 0}  # a name
+
+
+# --- without a label --------------------------------------------------------------------------------------------------
+
+TASKS_OF_TEXTS = [
+    Classification(labels=("a", "b")),
+    Classification(labels=("a", "b"), multi_label=True, pair_field="other"),
+    Regression(low=0.0),
+]
+
+
+@pytest.mark.parametrize("task", TASKS_OF_TEXTS, ids=lambda task: task.kind)
+def test_a_record_without_a_label_is_the_same_row_without_one(task):
+    record = {"text": "a fine film", "other": "no film"}
+    answer = [] if task.kind == "multi" else 1
+    task = adapted(task)
+    whole = example_of(task, record | {"label": answer})
+    for fields in (record, record | {"label": "nonsense"}):  # which is not looked at
+        asked = task.ask(fields)
+        (encoded,) = task.encode(asked, TOKENIZER)
+        tokens, ends = np.concatenate(encoded.parts), np.cumsum([len(ids) for ids in encoded.parts])
+        example = task.example(Text(tokens, np.ones_like(tokens), ends, note=encoded.note), None, VOCABULARY)
+        assert whole.keys() - example.keys() in ({"labels"}, {"label_values"})
+        assert all((example[name] == whole[name]).all() for name in example)
+    with pytest.raises(ValueError, match="no field 'text'"):
+        task.ask({"label": answer, "other": "x"})
+
+
+def test_what_is_said_of_a_record():
+    one, several, number = (task.prediction for task in TASKS_OF_TEXTS)
+    assert one(np.array([[0.0, np.log(3)]]), [{}]) == {"prediction": "b", "probabilities": {"a": 0.25, "b": 0.75}}
+    said = several(np.array([[np.log(3), 0.0]]), [{}])
+    assert said == {"prediction": ["a"], "probabilities": {"a": 0.75, "b": 0.5}}
+    assert number(np.array([[2.5]], np.float32), [{}]) == {"prediction": 2.5}
+
+
+def test_a_text_that_loses_its_end_is_told():
+    task = adapted(Classification(labels=("a", "b")), length=8)
+    for text, is_cut in (("a film", False), ("a film " * 9, True)):
+        (encoded,) = task.encode(task.ask({"text": text}), TOKENIZER)
+        assert task.is_cut(encoded) is is_cut
+
+
 def test_the_source_adds_file_and_line_or_counts(tmp_path):
     path = tmp_path / "records.jsonl"
     path.write_text('{"text": "a", "label": "good"}\n{"text": "b", "label": "goood"}\n')
@@ -180,6 +232,7 @@ def test_the_head_has_as_many_labels_as_the_task():
         ({"objective.labels": ("a",)}, "config.objective.labels is \\('a',\\)"),
         ({"objective.labels": ("a", "a", "b")}, "it must name all classes"),
         ({"evaluate.select_by": "mathews"}, "did you mean 'matthews'"),
+        ({"objective.numbered": ("a", "d", "b")}, "config.objective.numbered has 'd', allowed: a, b, c"),
         ({"train.label_smoothing": 0.1}, "label_smoothing"),
     ],
 )

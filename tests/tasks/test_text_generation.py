@@ -8,7 +8,7 @@ from pretrainax.config.validation import validate
 from pretrainax.data.objectives import Text
 from pretrainax.data.sources import JsonLines
 from pretrainax.tasks import TextGeneration
-from pretrainax.tasks.texts import TEXTS
+from pretrainax.tasks.texts import TASKS
 from pretrainax.tokenization import ByteBPE, Unigram
 from tests.support import tiny
 
@@ -167,7 +167,7 @@ def test_corpora_do_not_follow_from_what_is_scored():
     assert few.prepared_by() == many.prepared_by() != TextGeneration(input="a {text}").prepared_by()
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", TASKS)
 def test_each_named_set_has_the_fields_of_its_task(name):
-    named = TEXTS[name]
+    named = TASKS[name]
     assert named.task.fields and not list(named.task.field_problems())

@@ -5,7 +5,7 @@ import collections
 import datasets
 import pytest
 
-from pretrainax.tasks.texts import TEXTS
+from pretrainax.tasks.texts import TASKS
 from tests.support.huggingface_datasets import without_network
 
 ROWS = {
@@ -28,9 +28,9 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", TASKS)
 def test_a_task_is_read_by_the_name_of_its_set(name, tmp_path, monkeypatch):
-    named = TEXTS[name]
+    named = TASKS[name]
     folder = tmp_path / named.source.path
     folder.mkdir(parents=True)
     splits = ("train", *filter(None, [named.source.valid_split]))

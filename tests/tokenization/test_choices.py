@@ -18,7 +18,7 @@ from pretrainax.tokenization.choices import check_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.tokenization.sentencepiece import SPECIALS
-from tests.support.huggingface_directories import FIELDS, auto, same_ids, unigram_scores
+from tests.support.huggingface_directories import FIELDS, assert_places, auto, same_ids, unigram_scores
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 CONFIGS = {
@@ -96,6 +96,13 @@ def test_batch_gives_what_single_texts_give(name):
     texts = [*text()[:20], "", "a\u2581b"]
     for together, said in zip(trained(name).encode_batch(texts), texts, strict=True):
         np.testing.assert_array_equal(together, trained(name).encode(said))
+
+
+@every
+@settings(max_examples=60, deadline=None)
+@given(st.text(), st.sampled_from(["", "  ", "\u2581", "e\u0301\u00e9", "\u6771\u4eac", "\U0001f600", SPECIAL_TEXT]))
+def test_places_are_those_of_the_text_as_it_is_given(name, said, between):
+    assert_places(trained(name), between.join([said, said[::-1], ""]))
 
 
 @every

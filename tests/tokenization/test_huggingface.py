@@ -19,6 +19,7 @@ from tests.support.huggingface_directories import (
     NEW,
     OLD,
     TEXTS,
+    assert_places,
     auto,
     directory,
     lines,
@@ -52,6 +53,13 @@ def test_ids_of_old_files_are_those_of_transformers(name):
 @pytest.mark.parametrize("name", NEW)
 def test_ids_of_new_files_are_those_of_transformers(name):
     same_ids(read_tokenizer(new(name)), auto(new(name)))
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_places_are_those_of_the_text_as_it_is_given(name):
+    for tokenizer in map(read_tokenizer, (old(name), new(name)) if name in NEW else (old(name),)):
+        for text in (*TEXTS, SPECIAL_TEXT, "  Caf\u00e9  Z\u00fcrich \u6771\u4eac ko\u0301n  \U0001f600 kon"):
+            assert_places(tokenizer, text)
 
 
 @pytest.mark.parametrize("name", OLD)

@@ -18,9 +18,10 @@ from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.tasks import Classification, Regression
+from pretrainax.tasks import Chunks, Classification, Regression
 from pretrainax.training import loop, restore
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
@@ -188,6 +189,43 @@ def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp
     assert {path for path in after if not np.array_equal(before[path], after[path])} == {
         *("classifier/output/bias", "classifier/output/kernel")
     }
+
+
+def test_records_of_a_file_give_the_figures_of_the_last_validation(tuned, records, cache, pretrained, tmp_path):
+    last = read_metrics(str(tuned / "metrics.jsonl"))[-1]
+    loaded = load(str(tuned))
+    found = score_records(loaded, loaded.experiment, records, "valid")
+    assert {result.measure: result.value for result in found} == pytest.approx(
+        {name: last[name] for name in loaded.experiment.objective.figures}, abs=1e-6
+    )
+    assert found[0].counts["records"] == VALID
+    directories.export_workdir(str(tuned), str(tmp_path / "there"))
+    there = load(str(tmp_path / "there"))
+    fields = {"text_field": "a", "pair_field": "b", "labels": ("1", "0")}  # which turns the labels round
+    there.experiment.objective, there.experiment.data.sequence_length = Classification(**fields), 24
+    turned = score_records(there, there.experiment, records, "valid")
+    assert turned[0].value == pytest.approx(1 - last["accuracy"])
+    assert len(list(score_records(there, there.experiment, records, "valid", records=5))) == 4
+
+
+def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrained, records, cache, tuned):
+    task = Classification(text_field="a", pair_field="b", labels=("0", "1"), chunks=Chunks(most=3))
+    experiment = fine_tuning(pretrained, records, cache, task)
+    prepared = prepare(experiment, report=lambda line: None)
+    assert prepared.valid[0].num_documents > VALID
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    loaded = load(str(tuned), mesh=mesh)
+    with jax.set_mesh(mesh):
+        run = build_run(experiment, prepared, mesh, Watchdog())
+        figures, (_, _, notes) = run.validate(loaded.params), run.answers(loaded.params)
+    assert figures["labels"] == len(notes) == prepared.valid[0].num_documents
+    assert sum(note["window"] == 0 for note in notes) == VALID and max(note["window"] for note in notes) == 2
+    assert (figures["accuracy"] * VALID) == pytest.approx(round(figures["accuracy"] * VALID))
+    found = score_records(loaded, experiment, records, "valid")
+    assert {result.measure: result.value for result in found} == pytest.approx(
+        {name: figures[name] for name in task.figures}, abs=1e-6
+    )
+    assert found[0].counts["records cut short"] > 0
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -309,6 +309,7 @@ def test_validation_batches_are_added_before_they_are_divided(experiment):
     run = SimpleNamespace(
         experiment=experiment,
         mesh=mesh,
+        task=None,
         validation_by_part=lambda: (((), batch) for batch in batches),
         frozen=None,
         eval_step=lambda params, batch, _: {name: (batch["loss"][0], batch["n"][0]) for name in ("loss", "accuracy")},

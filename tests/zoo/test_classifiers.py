@@ -1,33 +1,33 @@
-"""Heads of whole rows compute what transformers' classes for sequence classification do: logits, gradients, names."""
+"""Heads of rows and of words compute what transformers' classes do: logits, gradients, names."""
 
 import dataclasses
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax import models
-from pretrainax.layers.compute import Compute
-from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.training import losses
-from pretrainax.zoo.convert import from_huggingface, to_huggingface
-from pretrainax.zoo.family import without_heads
+from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag
+from pretrainax.zoo.family import differences, without_heads
 from tests.golden import CASES
-from tests.golden.case import Case, batch, needs_transformers, weights
+from tests.golden.case import Case, batch, needs_transformers
+from tests.support.heads import EOS, assert_same_gradients, gradients_of, oracle, ours_of
 
 NAMES = [
     *("bert", "distilbert", "roberta", "electra_small", "albert", "deberta", "modernbert"),
     *("gpt2", "llama3", "bart", "t5_1_1"),
 ]
-EOS = 2
+OF_WORDS = ["bert", "roberta", "electra_small", "albert", "deberta", "modernbert", "gpt2", "llama3", "t5_1_1"]
+OF_ANSWERS = NAMES
 
 
-def with_head(name: str, **fields) -> Case:
-    """A case of the zoo with the head of its class."""
+def with_head(name: str, kind: type[HeadConfig] = Classify) -> Case:
+    """A case of the zoo with the head of its class of this kind."""
     case = CASES[name]
-    head = dataclasses.replace(case.family.huggingface.classifier.head, num_labels=3, kind="single", **fields)
-    return Case(dataclasses.replace(without_heads(case.config), head=head), case.family, pad_id=case.pad_id)
+    found = case.family.huggingface.classifier_of(kind())
+    asked = {Classify: {"num_labels": 3, "kind": "single"}, Tag: {"num_labels": 3}, Extract: {}}
+    head = dataclasses.replace(found.head, **asked[kind])
+    config = dataclasses.replace(without_heads(case.config), head=head)
+    config.family = found.family or config.family
+    return Case(config, case.family, pad_id=case.pad_id)
 
 
 def rows(case: Case) -> dict[str, np.ndarray]:
@@ -40,27 +40,16 @@ def rows(case: Case) -> dict[str, np.ndarray]:
         shifted = np.roll(found["tokens"], 1, axis=1)
         shifted[:, 0] = EOS if case.family.name == "BART" else case.pad_id
         found |= {f"encoder_{name}": x for name, x in found.items()} | {"tokens": shifted}
+    if isinstance(case.config.head, Extract):
+        return found | {"span": np.array([[2, 5], [0, 0], [3, 3]], np.int32)}
+    if isinstance(case.config.head, Tag):
+        return found | {"word_labels": np.random.RandomState(1).randint(0, 3, found["tokens"].shape).astype(np.int32)}
     return found | {"labels": np.array([2, 0, 1], np.int32)}
 
 
 def encoder_of(case: Case):
     config = dataclasses.replace(case.config, head=None, masked_lm_head=True)
     return dataclasses.replace(config, family="encoder") if config.family == "encoder_decoder" else config
-
-
-def oracle(case: Case):
-    import torch
-    import transformers
-
-    described = case.family.huggingface.write_config(case.config)
-    theirs = transformers.AutoConfig.for_model(**described | {"pad_token_id": case.pad_id, "eos_token_id": EOS})
-    theirs._attn_implementation = "eager"
-    model = getattr(transformers, described["architectures"][0])(theirs)
-    state = to_huggingface(case.family.huggingface.names(case.config), weights(case.config))
-    missing, unexpected = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
-    assert not unexpected and all("embed_tokens" in name or "pooler" in name for name in missing), missing
-    model.tie_weights()
-    return model.eval()
 
 
 def theirs_of(case: Case, model, arrays):
@@ -70,37 +59,69 @@ def theirs_of(case: Case, model, arrays):
     side = "encoder_" if case.config.family == "encoder_decoder" else ""
     given = {"input_ids": t[f"{side}tokens"], "attention_mask": t[f"{side}segment_ids"]}
     given |= {"token_type_ids": t["token_types"]} if "token_types" in t else {}
-    out = model(**given, labels=t["labels"])
+    if "span" in t:
+        return (*answers_of(model(**given), t), gradients_of(model, case))
+    labels = t["labels"] if "labels" in t else torch.where(t["segment_ids"] > 0, t["word_labels"], -100)
+    out = model(**given, labels=labels)
     out.loss.backward()
-    named = model.named_parameters(remove_duplicate=False)
-    gradients = {name: p.grad.numpy() for name, p in named if p.grad is not None}
-    table = case.family.huggingface.names(case.config)
-    return out.logits.detach().numpy(), out.loss.item(), from_huggingface(table, gradients, case.config)
+    return out.logits.detach().numpy(), out.loss.item(), gradients_of(model, case)
 
 
-def ours_of(case: Case, arrays):
-    model, arrays = models.build(case.config, Compute()), jax.tree.map(jnp.asarray, arrays)
+def answers_of(out, t):
+    """What theirs says of the begin and the end of an answer, with a loss that leaves padding out."""
+    import torch
 
-    def objective(params):
-        outputs = model.apply({"params": params}, arrays, deterministic=True)
-        loss, _ = losses.objective(outputs, arrays, losses.counts(arrays))
-        return loss, outputs.heads["classify"].logits
-
-    with jax.default_matmul_precision("highest"):
-        (loss, logits), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(weights(case.config))
-    return logits, loss, gradients
+    logits = torch.stack([out.start_logits, out.end_logits], dim=1)  # [B, 2, T]
+    real = t["segment_ids"][:, None] > 0
+    loss = torch.nn.functional.cross_entropy(logits.masked_fill(~real, -1e9).flatten(0, 1), t["span"].flatten())
+    loss.backward()
+    return logits.swapaxes(1, 2).detach().numpy(), loss.item()
 
 
 @needs_transformers
 @pytest.mark.parametrize("name", NAMES)
 def test_as_transformers(name):
-    case = with_head(name)
+    compare(with_head(name))
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", OF_WORDS)
+def test_of_words_as_transformers(name):
+    compare(with_head(name, Tag))
+
+
+@needs_transformers
+@pytest.mark.parametrize("name", OF_ANSWERS)
+def test_of_answers_as_transformers(name):
+    compare(with_head(name, Extract))
+
+
+SIBLINGS = {
+    Tag: "distilbert xlm_roberta gpt_neo mistral qwen2 qwen3 gemma1 gemma2 mt5".split(),
+    Extract: "gpt_neo mistral qwen2 qwen3".split(),
+}
+
+
+@needs_transformers
+@pytest.mark.parametrize("kind, name", [(kind, name) for kind, names in SIBLINGS.items() for name in names])
+def test_of_their_siblings_the_names_are_the_same(kind, name):
+    case = with_head(name, kind)
+    oracle(case)
+    assert not differences(described(case), case.config)
+
+
+def described(case: Case) -> ModelConfig:
+    """The architecture that its config.json describes."""
+    return case.family.huggingface.read_config(case.family.huggingface.write_config(case.config))
+
+
+def compare(case: Case) -> None:
+    assert not differences(described(case), case.config)
     arrays = rows(case)
     logits, loss, gradients = ours_of(case, arrays)
     their_logits, their_loss, theirs = theirs_of(case, oracle(case), arrays)
+    if not isinstance(case.config.head, Classify):  # of what is padding nothing is said
+        logits, their_logits = (x[arrays["segment_ids"] > 0] for x in (logits, their_logits))
     np.testing.assert_allclose(logits, their_logits, atol=2e-4, rtol=0)
     np.testing.assert_allclose(loss, their_loss, rtol=1e-5)
-    whole = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(theirs)))
-    for path, a, b in zip(parameter_names(gradients), *map(jax.tree.leaves, (gradients, theirs)), strict=True):
-        # of a key's bias the gradient is exactly 0 on paper, and rounding in both programs
-        assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-4 * whole), path
+    assert_same_gradients(gradients, theirs)

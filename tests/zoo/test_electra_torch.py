@@ -169,7 +169,7 @@ def test_the_released_base_generator_is_the_presets():
     "change, message",
     [
         (
-            {"architectures": ["ElectraForTokenClassification"]},
+            {"architectures": ["ElectraForCausalLM"]},
             "ElectraForPreTraining, ElectraForMaskedLM, ElectraModel run",
         ),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key'"),

@@ -162,7 +162,7 @@ def test_what_transformers_writes_is_read(name):
     [
         ("bert_base", {"position_embedding_type": "relative_key"}),
         ("bert_base", {"is_decoder": True}),
-        ("bert_base", {"architectures": ["BertForTokenClassification"]}),
+        ("bert_base", {"architectures": ["BertLMHeadModel"]}),
         ("bert_base", {"hidden_act": "mish"}),
         ("bert_base", {"tie_word_embeddings": False}),
         ("distilbert_base", {"sinusoidal_pos_embds": True}),

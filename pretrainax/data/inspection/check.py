@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from pretrainax.config import RunFailed, UserError
-from pretrainax.data.batch import Example, Lengths, has_loss, is_encoder_decoder
+from pretrainax.data.batch import Example, Lengths, has_loss, has_word_labels, is_encoder_decoder
 from pretrainax.data.objectives import Objective, Statistic
 
 _TOKENS, _ROWS = 200_000, 256  # at most so many are measured, which takes less than a second
@@ -109,8 +109,7 @@ def _row_statistics(
     read = "encoder_tokens" if has_encoder else "tokens"
     inputs = np.array([sum(len(e[read]) for e in row) for row in made])
     room = np.array([lengths.inputs for lengths in capacity])
-    asked = lambda e: np.count_nonzero(e["loss_weights"]) if has_loss(e) else 1  # noqa: E731
-    loss = np.array([sum(map(asked, row)) for row in made])
+    loss = np.array([sum(map(_asked, row)) for row in made])
     statistics = [
         Statistic("padding of the encoder" if has_encoder else "padding", float(1 - inputs.sum() / room.sum()))
     ]
@@ -129,6 +128,13 @@ def _row_statistics(
     few = _FEW + 5 * math.sqrt(_FEW / len(made))
     statistics.append(Statistic("rows without loss", float(np.mean(loss == 0)), asked=0.0, tolerance=few))
     return statistics, inputs / room
+
+
+def _asked(example: Example) -> int:
+    """Counts what is to be said of an example: tokens, labels of words, or one label."""
+    if has_loss(example):
+        return np.count_nonzero(example["loss_weights"])
+    return len(example["word_labels"]) if has_word_labels(example) else 1
 
 
 def _fields(objective: Any, path: str) -> Iterator[str]:

@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pretrainax.data.batch import Example, has_pairs, has_prefix, is_encoder_decoder, is_gathered, predicts_tokens
+from pretrainax.data.batch import (
+    Example,
+    has_pairs,
+    has_prefix,
+    has_word_labels,
+    is_encoder_decoder,
+    is_gathered,
+    predicts_tokens,
+)
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import ReplacedTokenDetection
 from pretrainax.data.pipeline import Batches
@@ -105,7 +113,11 @@ def view(row: Example, words: Words, title: str = "", notes: tuple[str, ...] = (
         kinds = _kinds(targets, segments, vocabulary)
         sides.append(Side("predicts", _pieces(targets, segments, kinds, words, dim=weights == 0)))
     labels = {"pair label": "pair_labels", "label": "labels", "label values": "label_values"}
+    labels |= {"answer, first and last token": "span"}
     said = [f"{what} {row[name].tolist()}" for what, name in labels.items() if name in row]
+    if has_word_labels(row):
+        words = row["words"][segments > 0]
+        said += [f"words {words.tolist()}", f"their labels {row['word_labels'][: words.max(initial=0)].tolist()}"]
     return View(title, sides, [*said, *notes])
 
 

@@ -75,8 +75,8 @@ class Objective(kinds.Objective):
         """Returns the lengths of the longest example that has no more than `sequence_length` inputs."""
         raise NotImplementedError
 
-    def reach(self, sequence_length: int) -> int:
-        """Returns how many places a text has at most, each of which a model with a table of positions must know."""
+    def places(self, sequence_length: int) -> int:
+        """Returns how many positions the longest text of such a row takes."""
         return max(self.lengths(sequence_length)[1:])
 
     def measure(self, raw: int) -> Lengths:
@@ -173,7 +173,7 @@ class Objective(kinds.Objective):
         for source in getattr(experiment.data.source, "components", tuple)():  # what is no source is told elsewhere
             if source.pairs and any(part.unit == "sentences" for _, part in self.components(pairs=True)):
                 yield f"config.objective is {name}, which needs texts, and {type(source).__name__} has pairs"
-        longest, room = self.adapted(experiment).reach(length), experiment.model.position.max_length
+        longest, room = self.adapted(experiment).places(length), experiment.model.position.max_length
         if room not in (None, AUTO) and longest > room:
             yield (
                 f"config.data.sequence_length {length} makes rows of {longest} tokens, "

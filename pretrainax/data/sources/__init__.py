@@ -6,17 +6,22 @@ text: "<s>" or "[MASK]" in it is tokenized as its letters, where transformers ma
 
 from pretrainax.data.sources.array_record import ArrayRecord
 from pretrainax.data.sources.base import Source
+from pretrainax.data.sources.conll import ConllFiles
+from pretrainax.data.sources.delimited import Csv, Tsv
 from pretrainax.data.sources.hugging_face import HuggingFace
 from pretrainax.data.sources.json_lines import JsonLines
 from pretrainax.data.sources.mixture import SourceMixture
 from pretrainax.data.sources.no_source import NoSource
 from pretrainax.data.sources.parquet import Parquet
 from pretrainax.data.sources.python_docs import Module, PythonDocs
+from pretrainax.data.sources.squad import SquadFiles
 from pretrainax.data.sources.text_files import TextFiles
 from pretrainax.data.sources.tfds import TFDS
 
 __all__ = [
     "ArrayRecord",
+    "ConllFiles",
+    "Csv",
     "HuggingFace",
     "JsonLines",
     "Module",
@@ -25,6 +30,8 @@ __all__ = [
     "PythonDocs",
     "Source",
     "SourceMixture",
+    "SquadFiles",
     "TFDS",
     "TextFiles",
+    "Tsv",
 ]

@@ -18,6 +18,16 @@ class Record:
 
     texts: tuple[str, ...]
     note: Note
+    mended: Mapping[str, int] = dataclasses.field(default_factory=dict)  # how often what was mended, for the counts
+
+
+class WordError(ValueError):
+    """Says what is wrong with a record at one of its words."""
+
+    def __init__(self, word: int, said: str):
+        """word: its number from 0; said: the line, which names the word."""
+        super().__init__(said)
+        self.word = word
 
 
 # A text; a very long one as its UTF-8; source and target; a record of a task.
@@ -81,7 +91,8 @@ class Source(kinds.Source):
         """
         raise UserError(
             f"{self.config_path} is {type(self).__name__}, which has no records for config.objective "
-            f"{type(task).__name__}: give JsonLines, Parquet, ArrayRecord, HuggingFace or TFDS"
+            f"{type(task).__name__}: give JsonLines, Tsv, Csv, ConllFiles, SquadFiles, Parquet, ArrayRecord, "
+            "HuggingFace or TFDS"
         )
 
     def weight_stages(self, sizes: Sequence[int]) -> WeightStages:

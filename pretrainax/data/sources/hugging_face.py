@@ -70,7 +70,7 @@ class HuggingFace(RecordSets, Source):
         with self._one_line():
             rows = self._load()[shard.place]
             if rows.column_names is not None:  # a stream may know them only by its records
-                rows = rows.select_columns(self.columns(rows.column_names))
+                rows = rows.select_columns(self.columns_read(rows.column_names))
             named, place = named_classes(rows.features or {}), f"{self.path} {shard.place}"
             if self.streaming:
                 place = f"{place} shard {shard.start}"

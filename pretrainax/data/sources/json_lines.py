@@ -3,17 +3,20 @@
 import codecs
 import collections
 import dataclasses
+import functools
 import os
 from collections.abc import Iterator
 from typing import ClassVar, Optional, Union
 
 from pretrainax.data import files, line_ends, long_lines
 from pretrainax.data.sources.base import Document, Source
-from pretrainax.data.sources.records import RecordFiles, json_object
+from pretrainax.data.sources.records import RecordLines, json_object
+
+Line = Union[bytes, bytearray]
 
 
 @dataclasses.dataclass
-class JsonLines(RecordFiles, Source):
+class JsonLines(RecordLines[Line], Source):
     """One JSON object a line, the document in its `text_field`; plain, .gz, .xz or .zst.
 
     `path` is a file, a folder (every .jsonl, plain or not, below it) or a glob. Without `valid_path`, `valid_fraction`
@@ -31,22 +34,25 @@ class JsonLines(RecordFiles, Source):
                 yield part.start, part.stop
 
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
-        def where(number: int) -> str:
-            first = files.line_number(shard.place, shard.start) if shard.start else 1
-            return f"{shard.place}:{first + number}"
-
-        def parse(line: Union[bytes, bytearray]) -> dict:
-            self.check_size(len(line))
-            if line.startswith(codecs.BOM_UTF8):
+        def parse(line: Line) -> dict:
+            is_marked = line.startswith(codecs.BOM_UTF8)
+            record = self.parse(line)
+            if is_marked:
                 skipped[line_ends.MARKS] += shard.split != "valid"  # else counted in both splits
-            return json_object(line)
+            return record
 
-        lines = _lines(shard, self.max_record_bytes)
-        numbered = ((number, line) for number, line in enumerate(lines) if not line.isspace())
-        return self.documents(numbered, parse, where, shard.split, skipped)
+        return self.documents(self.rows(shard), parse, functools.partial(self.where, shard), shard.split, skipped)
+
+    def rows(self, shard: files.Part) -> Iterator[tuple[int, Line]]:
+        lines = enumerate(lines_of(shard, self.max_record_bytes))
+        return ((number, line) for number, line in lines if not line.isspace())
+
+    def parse(self, row: Line) -> dict:
+        self.check_size(len(row))
+        return json_object(row)
 
 
-def _lines(shard: files.Part, most: int) -> Iterator[Union[bytes, bytearray]]:
+def lines_of(shard: files.Part, most: int) -> Iterator[Line]:
     """Yields the lines of a shard; of those with more than `most` bytes the beginning, which has more too."""
     with files.opened(shard.place) as f:
         if shard.stop is not None:

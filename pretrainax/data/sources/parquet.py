@@ -38,7 +38,7 @@ class Parquet(RecordFiles, Source):
 
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
         with _opened(shard.place) as table:
-            columns = self.columns(table.schema_arrow.names)
+            columns = self.columns_read(table.schema_arrow.names)
             rows = self._rows(table, columns, range(shard.start, shard.stop))
             yield from self.documents(rows, self._record, row_of(shard.place), shard.split, skipped)
 

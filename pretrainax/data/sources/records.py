@@ -6,12 +6,15 @@ import dataclasses
 import json
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Generic, Optional, TypeVar, Union
 
 from pretrainax.config import Experiment, UserError, nearest
+from pretrainax.config.json_files import JsonObject
 from pretrainax.data import files, long_lines
 from pretrainax.data.line_ends import plain
 from pretrainax.data.sources.base import Document, Reader, Record
+
+Row = TypeVar("Row")  # of a file: what is read at a time
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -105,6 +108,7 @@ class Records:
         return text if long else self.prefix + text, place
 
     def _record_of_task(self, record: Record, found: collections.Counter) -> tuple[Document, float]:
+        found.update(record.mended)
         texts = tuple(plain(text, found) for text in record.texts)
         self.check_size(sum(len(text.encode("utf-8")) for text in texts))
         # Its place is that of its first text: what is asked of one passage, or premise, is in one split.
@@ -114,7 +118,7 @@ class Records:
     def _text(self, record: Mapping, setting: str) -> Union[str, bytearray]:
         return text_of(record, getattr(self, setting), f"{self.config_path}.{setting}")
 
-    def columns(self, names: Iterable[str]) -> list[str]:
+    def columns_read(self, names: Iterable[str]) -> list[str]:
         """Returns the columns of a table that are read, without fields inside. UserError where one is missing."""
         columns, names = {}, list(names)
         wanted = [(f"{self.config_path}.{name}", getattr(self, name)) for name in ("text_field", "target_field")]
@@ -153,6 +157,23 @@ class RecordFiles(Records):
     def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
         """Returns (start, stop) of the shards of a file."""
         raise NotImplementedError
+
+
+class RecordLines(RecordFiles, Generic[Row]):
+    """Files of lines, each of which is a record or a part of one: they can be read as they come."""
+
+    def rows(self, shard: files.Part) -> Iterator[tuple[int, Row]]:
+        """Yields the number, from 0, of the first line of each record of a shard, and what `parse` reads."""
+        raise NotImplementedError
+
+    def parse(self, row: Row) -> JsonObject:
+        """Returns the record of a row; ValueError where it is broken."""
+        raise NotImplementedError
+
+    def where(self, shard: files.Part, number: int) -> str:
+        """Names the line of a number of a shard, for error lines."""
+        first = files.line_number(shard.place, shard.start) if shard.start else 1
+        return f"{shard.place}:{first + number}"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -214,13 +235,20 @@ def json_object(line: Union[bytes, bytearray]) -> dict:
 
 
 def named_classes(features: Mapping) -> Callable[[Mapping], dict]:
-    """Puts the names of classes in place of their numbers, for a data set whose features know them."""
+    """Puts the names of classes, and of those in lists, in place of their numbers, for a data set whose features know
+    them."""
     names = {name: feature.int2str for name, feature in features.items() if hasattr(feature, "int2str")}
+    inner = {name: getattr(feature, "feature", None) for name, feature in features.items()}  # of lists
+    names |= {name: _of_each(feature.int2str) for name, feature in inner.items() if hasattr(feature, "int2str")}
 
     def parse(record: Mapping) -> dict:
         return {k: names[k](v) if k in names and v is not None else v for k, v in record.items()}
 
     return parse
+
+
+def _of_each(name_of: Callable[[int], str]) -> Callable[[Iterable[int]], list[str]]:
+    return lambda numbers: [name_of(int(number)) for number in numbers]
 
 
 def equal_cuts(count: int, size: int) -> Iterator[tuple[int, int]]:

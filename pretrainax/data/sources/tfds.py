@@ -40,7 +40,7 @@ class TFDS(RecordSets, Source):
 
     def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
         builder = self._builder()
-        self.columns(builder.info.features)
+        self.columns_read(builder.info.features)
         try:
             records = builder.as_data_source(split=shard.place)
         except NotImplementedError as e:

@@ -3,7 +3,7 @@
 A new head is a file here with one class (`base.Head`), and its name in the line below.
 """
 
-from pretrainax.models.heads import classify, embed, language_model, pairs, replaced_tokens
+from pretrainax.models.heads import classify, embed, extract, language_model, pairs, replaced_tokens, tag
 from pretrainax.models.heads.base import HEADS, Head, heads_of, register_head
 
 __all__ = [
@@ -11,9 +11,11 @@ __all__ = [
     "Head",
     "classify",
     "embed",
+    "extract",
     "heads_of",
     "language_model",
     "pairs",
     "register_head",
     "replaced_tokens",
+    "tag",
 ]

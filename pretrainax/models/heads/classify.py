@@ -1,4 +1,4 @@
-"""The head that says of a whole row which class it is of, which labels it has, or a number."""
+"""The head that says of a whole row which class it is of, which labels it has, a number, or which text is right."""
 
 from typing import Optional, Unpack
 
@@ -8,7 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import Classify, ModelConfig, UserError
+from pretrainax.config import Classify, Extract, ModelConfig, Tag, UserError
 from pretrainax.data.batch import has_labels
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
@@ -28,7 +28,7 @@ class ClassifierOutput:
 
 @register_head
 class Classifier(Head):
-    """Its answers are the logits [B, L] float32; of a regression, the numbers."""
+    """Its answers are the logits [B, L] float32, of each class, label or text; of a regression, the numbers."""
 
     name, loss_name = "classify", "label_loss"
     partition_rules = (
@@ -61,7 +61,7 @@ class Classifier(Head):
 
     def sums(self, output: ClassifierOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
         logits, real, right = output.logits, _rows_with_text(batch), None
-        if output.kind == "single":
+        if output.kind in ("single", "choice"):
             labels = batch["labels"]
             chex.assert_shape(labels, logits.shape[:1], custom_message="logits are [B, L], labels [B]")
             said = jnp.take_along_axis(logits, labels[:, None], axis=1).squeeze(1)  # [B, L] -> [B]
@@ -83,6 +83,8 @@ class Classifier(Head):
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Classify)
         hidden = 0 if config.head.hidden == "none" else config.d_model
+        if config.head.kind == "choice":  # of each text one number
+            return 2 * config.d_model * (hidden + 1) * int(config.head.num_labels)
         return 2 * config.d_model * (hidden + config.head.num_labels)
 
 
@@ -94,6 +96,9 @@ def _rows_with_text(batch: Batch) -> jax.Array:
 class ClassifierHead(nn.Module):
     """Pools the last hidden states, [B, T, D] -> [B, D], and maps them to logits [B, L] float32.
 
+    Where one of the texts of a row is to be chosen, the states of each are pooled, [B, T, D] -> [B, L, D], and mapped
+    to one number: text i, from 0, is segment i + 1.
+
     The maps are those of the published classes: of BERT its pooler and classifier (Devlin et al. 2018, section 4.1), of
     RoBERTa, ELECTRA and BART two maps with dropout before each, of decoders one map of the last token.
     """
@@ -102,19 +107,32 @@ class ClassifierHead(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> jax.Array:
-        config, head = self.config, self.config.head
+        head = self.config.head
         assert isinstance(head, Classify)
-        width, init = config.d_model, normal_init(config, config.d_model)
-        rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
-        dropout = nn.Dropout(rate, deterministic=deterministic)
-        x = constrain(_pooled(x, segment_ids > 0, head.pooling), logical_spec("batch"))
-        if head.hidden != "none":
-            activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
-            dense = Linear((width,), ("d_model", "features"), init, head.hidden_bias, name="dense")
-            x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
-            x = Norm(config, name="norm")(x) if head.hidden_norm else x
-        output = Linear((head.num_labels,), ("d_model", "labels"), init, head.output_bias, name="output")
-        return output(dropout(x)).astype(jnp.float32)
+        if head.kind == "choice":
+            x = _pooled_texts(x, segment_ids, int(head.num_labels), head.pooling)
+            logits = label_logits(self.config, constrain(x, logical_spec("batch")), deterministic, labels=1)
+            return logits.squeeze(-1)  # [B, L, 1] -> [B, L]
+        x = _pooled(x, segment_ids > 0, head.pooling)
+        return label_logits(self.config, constrain(x, logical_spec("batch")), deterministic)
+
+
+def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels: Optional[int] = None) -> jax.Array:
+    """Maps states to logits, [..., D] -> [..., L] float32, by the layers of `config.head` in the module that calls.
+
+    labels: how many logits, where these are not those of the head.
+    """
+    head, init = config.head, normal_init(config, config.d_model)
+    assert isinstance(head, (Classify, Tag, Extract))
+    rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
+    dropout = nn.Dropout(rate, deterministic=deterministic)
+    if head.hidden != "none":
+        activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
+        dense = Linear((config.d_model,), ("d_model", "features"), init, head.hidden_bias, name="dense")
+        x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
+        x = Norm(config, name="norm")(x) if head.hidden_norm else x
+    output = Linear((labels or int(head.num_labels),), ("d_model", "labels"), init, head.output_bias, name="output")
+    return output(dropout(x)).astype(jnp.float32)
 
 
 def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
@@ -128,3 +146,11 @@ def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
         weights = (jnp.cumsum(weights, axis=1) == weights.sum(1, keepdims=True)) * weights
     weights = weights / jnp.maximum(weights.sum(1, keepdims=True), 1.0)
     return jnp.einsum("BT,BTD->BD", weights.astype(x.dtype), x)
+
+
+def _pooled_texts(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
+    """Makes one state of those of each text of each row, [B, T, D] -> [B, L, D]; text i is segment i + 1."""
+    of_text = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
+    if pooling == "cls":  # of the first token alone
+        of_text, pooling = of_text & (jnp.cumsum(of_text, axis=-1) == 1), "mean"
+    return jax.vmap(lambda real: _pooled(x, real, pooling), in_axes=1, out_axes=1)(of_text)

@@ -97,6 +97,11 @@ def test_sentence_pairs_have_two_parts_and_no_new_document():
     assert not any(piece.new for piece in made.sides[0].pieces)
 
 
+def test_words_have_labels_without_their_padding():
+    row = masked_row(words=np.array([0, 1, 2, 2, 3, 0, 0, 0]), word_labels=np.array([4, 0, 5, 0, 0, 0, 0, 0]))
+    assert view(row, words).notes == ["words [0, 1, 2, 2, 3, 0]", "their labels [4, 0, 5]"]
+
+
 def decoder_row(tokens, segments, **more):
     tokens, segments = np.array(tokens), np.array(segments)
     ones = np.ones(len(tokens), np.float32)

@@ -14,12 +14,16 @@ from pretrainax.data import sources
 from pretrainax.data.sources import (
     TFDS,
     ArrayRecord,
+    ConllFiles,
+    Csv,
     HuggingFace,
     JsonLines,
     Parquet,
     PythonDocs,
     SourceMixture,
+    SquadFiles,
     TextFiles,
+    Tsv,
 )
 from tests.support.reading import write_lines
 
@@ -96,12 +100,16 @@ def test_python_docs_survives_a_lone_surrogate(tmp_path):
 EVERY = [
     TFDS("wmt14_translate/de-en", text_field="en", target_field="de"),
     ArrayRecord("a", text_field="text"),
+    ConllFiles("a", tag_column=3),
+    Csv("a", columns=("text", "label"), delimiter=";"),
     HuggingFace("json", data_files=("a.jsonl",), streaming=True),
     JsonLines("a", prefix="summarize: ", target_field="summary"),
     Parquet("a", on_error="skip"),
     PythonDocs(),
     SourceMixture((PythonDocs(), Parquet("a")), weights=(1.0, 2.0)),
+    SquadFiles("a.json", valid_path="b.json"),
     TextFiles("a"),
+    Tsv("a", quoting=True),
 ]
 
 
@@ -119,7 +127,11 @@ def test_every_source_is_there():
     }
 
 
-RECORDS = [source for source in EVERY if isinstance(source, (TFDS, HuggingFace, ArrayRecord, JsonLines, Parquet))]
+RECORDS = [
+    source
+    for source in EVERY
+    if isinstance(source, (TFDS, HuggingFace, ArrayRecord, ConllFiles, JsonLines, Parquet, SquadFiles, Tsv))
+]
 
 
 @pytest.mark.parametrize("source", RECORDS, ids=lambda source: type(source).__name__)

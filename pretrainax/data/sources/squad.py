@@ -1,0 +1,46 @@
+"""The released files of SQuAD: one JSON object of articles, their paragraphs, and the questions about each."""
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Optional
+
+from pretrainax.config import UserError
+from pretrainax.data import files
+from pretrainax.data.sources.base import Document, Source
+from pretrainax.data.sources.records import RecordFiles
+
+
+@dataclasses.dataclass
+class SquadFiles(RecordFiles, Source):
+    """Questions of files as train-v2.0.json is one; plain, .gz, .xz or .zst.
+
+    A record has the "id", the "question" and the "answers" of a question, and the "context" and "title" that it is
+    about. `path` is a file or a glob. A file is read as a whole.
+    """
+
+    def _cuts(self, file: str) -> Iterator[tuple[int, Optional[int]]]:
+        yield 0, None
+
+    def read(self, shard: files.Part, skipped: collections.Counter) -> Iterator[Document]:
+        with files.opened(shard.place) as f:
+            content = f.read()
+        try:
+            records = list(_records(json.loads(content.decode("utf-8-sig"))))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+            form = '{"data": [{"paragraphs": [{"context": …, "qas": […]}]}]}'
+            raise UserError(
+                f"{shard.place}: no file of SQuAD, {form} ({type(e).__name__}: {e}); of a record a line, take JsonLines"
+            ) from e
+        where = lambda number: f"{shard.place}, question {records[number]['id']!r}"  # noqa: E731
+        yield from self.documents(enumerate(records), dict, where, shard.split, skipped)
+
+
+def _records(content: dict) -> Iterator[dict]:
+    """Yields a record of each question."""
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            about = {"title": article.get("title", ""), "context": paragraph["context"]}
+            for asked in paragraph["qas"]:
+                yield {"id": asked["id"], "question": asked["question"], "answers": asked.get("answers", []), **about}

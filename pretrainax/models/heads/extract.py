@@ -1,0 +1,91 @@
+"""The head that finds an answer in a row: where it begins, and where it ends."""
+
+from typing import Optional, Unpack
+
+import chex
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import Extract, ModelConfig, UserError
+from pretrainax.data.batch import has_span
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.classify import label_logits
+from pretrainax.models.heads.vocabulary_loss import LossOptions
+
+NEVER = -1e9  # the logit of padding, in which no answer is
+
+
+@flax.struct.dataclass
+class ExtractorOutput:
+    logits: jax.Array  # [B, T, 2] float32: how well a token begins the answer, and ends it
+
+
+@register_head
+class Extractor(Head):
+    """Its answers are the logits [B, T, 2] float32. The loss is the mean of those of begin and end, each a softmax over
+    the row (Devlin et al. 2018, section 4.2)."""
+
+    name, loss_name = "extract", "label_loss"
+    partition_rules = (
+        (r"extractor/dense/kernel", "d_model features"),
+        (r"extractor/norm/(scale|bias)", "features"),
+        (r"extractor/output/kernel", "d_model labels"),
+        (r"extractor/(dense|output)/bias", "features"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return isinstance(config.head, Extract)
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {"extractor": ExtractorHead(config)}
+
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ExtractorOutput:
+        return ExtractorOutput(model.extractor(x, batch["segment_ids"], deterministic))
+
+    def answers(self, output: ExtractorOutput, batch: Batch) -> jax.Array:
+        return output.logits
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return _rows_with_text(batch).sum() if has_span(batch) else None
+
+    def check(self, output: Optional[ExtractorOutput], batch: Batch) -> None:
+        if (output is None) == has_span(batch):
+            lack = "answers to find have no head" if has_span(batch) else "the head has no answers to learn from"
+            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+
+    def sums(self, output: ExtractorOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
+        span, real = batch["span"], _rows_with_text(batch)
+        chex.assert_shape(span, (output.logits.shape[0], 2), custom_message="span is [B, 2]")
+        of_ends = output.logits.swapaxes(1, 2)  # [B, T, 2] -> [B, 2, T]
+        said = jnp.take_along_axis(of_ends, span[..., None], axis=2).squeeze(2)  # [B, 2]
+        loss = ((jax.nn.logsumexp(of_ends, axis=-1) - said).mean(1) * real).sum()
+        right, count = (of_ends.argmax(-1) == span).all(1), real.sum()
+        sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
+        return loss, sums | {"label_accuracy": (jnp.where(right, real, 0.0).sum(), count)}
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        assert isinstance(config.head, Extract)
+        hidden = 0 if config.head.hidden == "none" else config.d_model
+        return 2 * targets * config.d_model * (hidden + config.head.num_labels)
+
+
+def _rows_with_text(batch: Batch) -> jax.Array:
+    """Returns 1 for each row that is not all padding, [B] float32."""
+    return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
+
+
+class ExtractorHead(nn.Module):
+    """Maps the last hidden states to logits, [B, T, D] -> [B, T, 2] float32; those of padding are `NEVER`.
+
+    NOTE transformers' classes have the logits of padding in their softmax, which so depends on how long rows are.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> jax.Array:
+        logits = label_logits(self.config, x, deterministic)
+        return jnp.where(segment_ids[..., None] > 0, logits, NEVER)

@@ -1,0 +1,145 @@
+"""The head that says of each word of a row which tag it has, each by itself or all as a chain."""
+
+from typing import Optional, Unpack
+
+import chex
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pretrainax.config import ModelConfig, Tag, UserError
+from pretrainax.data.batch import has_word_labels
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads import chain
+from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.classify import label_logits
+from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.axes import logical_spec
+
+
+@flax.struct.dataclass
+class TaggerOutput:
+    logits: jax.Array  # [B, W, L] float32, of each word, one after the other; W = T
+    transitions: Optional[chain.Transitions]  # of a CRF
+    allowed: Optional[jax.Array]  # of a CRF that may not say all tags after each other, see chain.best_tags
+
+
+@register_head
+class Tagger(Head):
+    """Its answers are, of each word of a row, the tag's number "tags" [B, W] int32, -1 behind the last word, and the
+    probability of that tag "probabilities" [B, W] float32."""
+
+    name, loss_name = "tag", "label_loss"
+    partition_rules = (
+        (r"tagger/dense/kernel", "d_model features"),
+        (r"tagger/norm/(scale|bias)", "features"),
+        (r"tagger/output/kernel", "d_model labels"),
+        (r"tagger/(dense|output)/bias", "features"),
+        (r"tagger/transitions", "features labels"),
+        (r"tagger/(start|end)", "labels"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return isinstance(config.head, Tag)
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {"tagger": TaggerHead(config)}
+
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> TaggerOutput:
+        return model.tagger(x, _words(batch), deterministic)
+
+    def answers(self, output: TaggerOutput, batch: Batch) -> dict[str, jax.Array]:
+        real, tags = _real(batch), _tags(output, batch)
+        if output.transitions is None:
+            probabilities = jax.nn.softmax(output.logits)
+        else:
+            probabilities = chain.marginals(output.logits, real, output.transitions)
+        said = jnp.take_along_axis(probabilities, tags[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
+        return {"tags": jnp.where(real, tags, -1), "probabilities": jnp.where(real, said, 0.0)}
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return _words(batch).max(1).sum() if has_word_labels(batch) else None
+
+    def check(self, output: Optional[TaggerOutput], batch: Batch) -> None:
+        if (output is None) == has_word_labels(batch):
+            lack = "labels of words have no head" if has_word_labels(batch) else "the head has no words to learn from"
+            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+
+    def sums(self, output: TaggerOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
+        logits, labels, real = output.logits, batch["word_labels"], _real(batch)
+        chex.assert_shape(labels, logits.shape[:2], custom_message="logits are [B, W, L], word_labels [B, W]")
+        if output.transitions is None:
+            said = jnp.take_along_axis(logits, labels[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
+            loss = jnp.where(real, jax.nn.logsumexp(logits, axis=-1) - said, 0.0).sum()
+        else:
+            whole = chain.log_partition(logits, real, output.transitions)
+            loss = (whole - chain.score(logits, labels, real, output.transitions)).sum()
+        right, count = (_tags(output, batch) == labels) & real, real.sum().astype(jnp.float32)
+        sums = {"label_loss": (jax.lax.stop_gradient(loss), count)}
+        return loss, sums | {"label_accuracy": (right.sum().astype(jnp.float32), count)}
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        assert isinstance(config.head, Tag)
+        hidden = 0 if config.head.hidden == "none" else config.d_model
+        return 2 * targets * config.d_model * (targets + hidden + config.head.num_labels)
+
+
+def _words(batch: Batch) -> jax.Array:
+    """Returns which word of the row each token tells of, [B, T], from 1; each is one where the batch has no words."""
+    segments = batch["segment_ids"]
+    return batch["words"] if "words" in batch else jnp.cumsum(segments > 0, axis=1) * (segments > 0)
+
+
+def _real(batch: Batch) -> jax.Array:
+    """Tells where a row has a word, [B, W] bool: they are numbered from 1, and W = T."""
+    words = _words(batch)
+    return jnp.arange(words.shape[1])[None] < words.max(1, keepdims=True)
+
+
+def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
+    """Returns the tag that is said of each word, [B, W]."""
+    if output.transitions is None:
+        return output.logits.argmax(-1)
+    logits, transitions = jax.lax.stop_gradient((output.logits, output.transitions))
+    return chain.best_tags(logits, _real(batch), transitions, output.allowed)
+
+
+class TaggerHead(nn.Module):
+    """Maps the states of tokens to logits of words, [B, T, D] -> [B, W, L] float32, W = T.
+
+    words: [B, T], which word a token tells of; the state of a word is the mean of those of its tokens.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, x: jax.Array, words: jax.Array, deterministic: bool) -> TaggerOutput:
+        head = self.config.head
+        assert isinstance(head, Tag)
+        # a product and no lookup, as the length may be split over devices
+        weights = words[:, None, :] == jnp.arange(1, words.shape[1] + 1)[None, :, None]  # [B, W, T]
+        weights = weights.astype(jnp.float32)
+        weights = weights / jnp.maximum(weights.sum(2, keepdims=True), 1.0)
+        x = constrain(jnp.einsum("BWT,BTD->BWD", weights.astype(x.dtype), x), logical_spec("batch"))
+        logits = label_logits(self.config, x, deterministic)
+        if head.kind == "softmax":
+            return TaggerOutput(logits, None, None)
+        shapes = {"transitions": (head.num_labels, head.num_labels), "start": (head.num_labels,)}
+        shapes |= {"end": shapes["start"]}
+        learned = [self.param(name, nn.initializers.zeros, shape, jnp.float32) for name, shape in shapes.items()]
+        return TaggerOutput(logits, chain.Transitions(*learned), _allowed(head))
+
+
+def _allowed(head: Tag) -> Optional[jax.Array]:
+    """Returns which tag may come after which, [L + 1, L]; in the last row, which may be the first."""
+    if not head.follows:
+        return None
+    allowed = np.ones((head.num_labels + 1, head.num_labels), bool)
+    for tag, before in enumerate(head.follows):
+        if before:
+            allowed[:, tag] = False
+            allowed[list(before), tag] = True
+    return jnp.asarray(allowed)

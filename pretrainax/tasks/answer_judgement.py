@@ -1,0 +1,61 @@
+"""Judgement of answers: each of any number of answers to a question is right or wrong by itself."""
+
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pretrainax.data.sources.base import Note
+from pretrainax.data.sources.records import value_of
+from pretrainax.tasks.base import text_in
+from pretrainax.tasks.classification import Classification
+
+
+@dataclasses.dataclass
+class AnswerJudgement(Classification):
+    """Tells whether an answer to a question about a passage is right, where several may be (MultiRC, Khashabi et al.
+    2018).
+
+    The record {"paragraph": "It rained.", "question": "How was it?", "answer": "wet", "label": 1, "idx": {"paragraph":
+    7, "question": 40, "answer": 2}} becomes the row of the pair "It rained." and "How was it? wet". Records with the
+    same values of `group_fields` are answers to one question.
+    """
+
+    text_field: str = "paragraph"  # the field of the passage
+    question_field: str = "question"  # the field of the question, which is read before the answer
+    pair_field: str = "answer"  # the field of the answer  # pyright: ignore[reportIncompatibleVariableOverride]
+    labels: tuple[str, ...] = ("False", "True")  # names of wrong and right
+    group_fields: tuple[str, ...] = ("idx.paragraph", "idx.question")  # that tell which question a record is of
+
+    select_by = "f1"
+    figures = ("accuracy", "f1", "question_accuracy")  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*super().fields, self.question_field, *self.group_fields)
+
+    def read_texts(self, record: Mapping) -> tuple[str, ...]:
+        passage, answer = super().read_texts(record)
+        return passage, f"{text_in(record, self.question_field, 'question_field')} {answer}"
+
+    def read_label(self, record: Mapping) -> Note:
+        group = [str(value_of(record, name, "config.objective.group_fields")) for name in self.group_fields]
+        return {**super().read_label(record), "group": group}
+
+    def sample_note(self):
+        return {"label": 0, "group": []}
+
+    def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
+        """Returns accuracy and F1 of all answers, and of how many questions each answer is judged rightly."""
+        answers, notes = self.by_record(answers, notes)
+        found, right = super().metrics(answers, notes), collections.defaultdict(list)
+        for logits, note in zip(answers, notes, strict=True):
+            right[tuple(note["group"])].append(logits.argmax() == note["label"])
+        of_questions = float(np.mean([all(of_one) for of_one in right.values()]))
+        return {"accuracy": found["accuracy"], "f1": found["f1"], "question_accuracy": of_questions}
+
+    def field_problems(self):
+        yield from super().field_problems()
+        if len(self.labels) != 2 or self.multi_label:
+            yield f"config.objective.labels is {self.labels}, it must name two classes: wrong and right"

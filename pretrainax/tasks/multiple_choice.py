@@ -1,0 +1,187 @@
+"""Multiple choice: which of several texts is the right one, given a passage and a question."""
+
+import collections
+import dataclasses
+import numbers
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Optional
+
+import numpy as np
+
+from pretrainax.config import Classify, HeadConfig
+from pretrainax.config.json_files import JsonObject
+from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
+from pretrainax.data.preparation.shards import Encoded
+from pretrainax.data.sources.base import Note, Record
+from pretrainax.data.sources.records import value_of
+from pretrainax.tasks.base import Task, rounded, text_in
+from pretrainax.tasks.chunks import softmax
+
+_LETTERS = string.ascii_uppercase
+
+
+@dataclasses.dataclass
+class MultipleChoice(Task):
+    """Tells which of several texts is the right one (RACE, Lai et al. 2017; SWAG, Zellers et al. 2018; COPA).
+
+    With choices=2 the record {"context": "It rained.", "question": "So", "choices": ["it is wet.", "it is dry."],
+    "answer": "A"} becomes, for a BERT,
+
+        tokens       [CLS] It rained . [SEP] So it is wet . [SEP] [CLS] It rained . [SEP] So it is dry . [SEP]
+        segment_ids  1     1  1      1 1     1  1  1  1   1 1     2     2  2      2 2     2  2  2  2   2 2
+        labels       0
+
+    A row is a record, its choices side by side as segments, which do not see one another. The head gives each segment
+    one number, and a softmax over them says which is right. So whatever cuts, shuffles, shards or accumulates rows
+    never parts the choices of a record, whose softmax is of its own row; a validation has each record once; and what
+    is shorter than another choice takes no padding. The price is that attention is computed over the whole row, unless
+    its kernel skips what segments hide: a third more FLOPs for a BERT-base with four choices of 512 tokens.
+
+    config.data.sequence_length is the room of one choice with all that stands before it, a row is as many times as
+    long. A passage that is too long loses its end, after that the question its beginning; what is left of a choice that
+    alone is too long is its end.
+
+    The answer is the text of a choice, its letter (A, b), its number from 0, or the name of its field; where a text is
+    one of the others too, it counts as the text.
+    """
+
+    context_fields: tuple[str, ...] = ("context",)  # what is read first; several texts are one, in this order
+    question_field: Optional[str] = "question"  # the field of what stands before each choice; None: there is none
+    choice_fields: tuple[str, ...] = ("choices",)  # one field with a list of all choices, or a field for each
+    answer_field: str = "answer"  # the field of what is right: text, letter, or number from 0
+    choices: int = 4  # of each record
+
+    select_by = "accuracy"
+    figures = ("accuracy",)  # pyright: ignore[reportAssignmentType]
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(filter(None, (*self.context_fields, self.question_field, *self.choice_fields, self.answer_field)))
+
+    def ask(self, record: Mapping) -> Record:
+        return self._asked(record, self._choices(record))
+
+    def read(self, record: Mapping) -> Record:
+        choices = self._choices(record)
+        answer = value_of(record, self.answer_field, "config.objective.answer_field")
+        return dataclasses.replace(self._asked(record, choices), note={"label": self._number(answer, choices)})
+
+    def _asked(self, record: Mapping, choices: Sequence[str]) -> Record:
+        context = " ".join(filter(None, (text_in(record, name, "context_fields") for name in self.context_fields)))
+        question = text_in(record, self.question_field, "question_field") if self.question_field is not None else ""
+        return Record((context, *(f"{question} {choice}".lstrip() for choice in choices)), {})
+
+    def _choices(self, record: Mapping) -> list[str]:
+        choices = self._found(record)
+        if len(choices) != self.choices:
+            raise ValueError(f"{len(choices)} choices, config.objective.choices is {self.choices}")
+        if empty := [i for i, choice in enumerate(choices) if not choice.strip()]:
+            raise ValueError(f"choice {empty[0]} (from 0) is empty")
+        return choices
+
+    def _found(self, record: Mapping) -> list[str]:
+        if len(self.choice_fields) > 1:
+            return [text_in(record, name, "choice_fields") for name in self.choice_fields]
+        (name,) = self.choice_fields
+        found = value_of(record, name, "config.objective.choice_fields")
+        if not isinstance(found, (list, tuple, np.ndarray)):
+            raise ValueError(f"field {name!r} holds {found!r}, it must be a list of the choices")
+        return [text_in({name: choice}, name, "choice_fields") for choice in found]
+
+    def _number(self, value: object, choices: Sequence[str]) -> int:
+        value = value.decode() if isinstance(value, bytes) else value
+        letters = _LETTERS[: len(choices)]
+        if isinstance(value, str):
+            for names in (choices, list(letters), list(letters.lower()), self.choice_fields):
+                if value in names:
+                    return list(names).index(value)
+            value = int(value) if value.isdecimal() else value
+        if isinstance(value, numbers.Integral) and not isinstance(value, bool) and 0 <= int(value) < len(choices):
+            return int(value)
+        raise ValueError(
+            f"field {self.answer_field!r} holds {value!r}, it must be the text of a choice, {letters[0]} to "
+            f"{letters[-1]}, or 0 to {len(choices) - 1}"
+        )
+
+    def encode(self, record: Record, tokenizer) -> Iterator[Encoded]:
+        context, *choices = tokenizer.encode_batch(list(record.texts))
+        yield Encoded([ids for choice in choices for ids in (context, choice)], record.note)
+
+    def example(self, text, rng, vocabulary):
+        parts = self.texts(text.tokens, text.parts)
+        room = self.room(2)
+        pairs = ((context, choice[-room:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
+        rows = [self.framed((context[: room - len(choice)], choice), vocabulary) for context, choice in pairs]
+        labels = {"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {}
+        return {**_side_by_side(rows), **labels}
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        sizes = np.array([len(ids) for ids in encoded.parts]).reshape(-1, 2)
+        return bool((sizes.sum(1) > self.room(2)).any())
+
+    def lengths(self, sequence_length: int) -> Lengths:
+        return Lengths(*(self.choices * n for n in super().lengths(sequence_length)))
+
+    def places(self, sequence_length: int) -> int:
+        return sequence_length
+
+    def measure(self, raw: int) -> Lengths:
+        length = raw + self.choices * self._frame.count(2)
+        return Lengths(raw, length, length)
+
+    @property
+    def most_texts(self) -> int:
+        return 2 * self.choices
+
+    def sample_note(self):
+        return {"label": 0}
+
+    def head(self, model):
+        return Classify.usual(model, self.choices, "choice")
+
+    def head_problems(self, head: HeadConfig) -> Iterator[str]:
+        if not isinstance(head, Classify) or (head.kind, head.num_labels) != ("choice", self.choices):
+            yield (
+                f"config.model.head is {head}, MultipleChoice of {self.choices} needs "
+                f"Classify(num_labels={self.choices}, kind='choice'); for a Hugging Face directory, id2label in its "
+                "config.json names each choice"
+            )
+
+    def field_problems(self):
+        if not 2 <= self.choices <= len(_LETTERS):
+            yield f"config.objective.choices is {self.choices}, it must be from 2 to {len(_LETTERS)}"
+        if len(self.choice_fields) not in (1, self.choices):
+            yield (
+                f"config.objective.choice_fields is {self.choice_fields}, it must name one field with a list, or "
+                f"{self.choices} fields (config.objective.choices)"
+            )
+        if not self.context_fields:
+            yield "config.objective.context_fields is (), it must name a field at least"
+
+    def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
+        return {"accuracy": float(np.mean(answers.argmax(-1) == [note["label"] for note in notes]))}
+
+    def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
+        """Returns the letter of the choice that is likeliest, and the probability of each."""
+        (logits,) = answers
+        probabilities = dict(zip(_LETTERS, map(rounded, softmax(logits)), strict=False))
+        return {"prediction": _LETTERS[int(logits.argmax())], "probabilities": probabilities}
+
+    def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
+        counts = collections.Counter(note["label"] for note in notes)
+        if len(counts) == 1:
+            (number,) = counts
+            yield (
+                f"IN EVERY RECORD CHOICE {number} (from 0) IS RIGHT: a model learns the place alone; is "
+                "config.objective.answer_field the right field?"
+            )
+
+
+def _side_by_side(rows: Sequence[Example]) -> Example:
+    """Returns one example of several of one text each: text i is segment i + 1."""
+    joined = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in SEGMENT_FIELDS:
+        if name in joined:
+            joined[name] = [(i + 1) * ids for i, ids in enumerate(joined[name])]
+    return {name: np.concatenate(arrays) for name, arrays in joined.items()}

@@ -1,0 +1,127 @@
+"""A model with the head of a task answers records: in their order, whatever is beside them, a few at a time."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import pretrainax
+from pretrainax.config import Classify, Extract, Tag, UserError
+from pretrainax.inference.answers import answer, predict, task_of
+from pretrainax.tasks import Chunks, Classification
+from tests.support.classifiers import with_head
+from tests.support.huggingface_weights import write_directory
+
+TEXTS = ["a cat", "the dog sat, the cat ran.", "x", "a" * 60, "the end of it all"] * 3
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return pretrainax.load(write_directory(tmp_path_factory.mktemp("answers") / "bert", with_head("bert")))
+
+
+def said(loaded, **options):
+    return list(predict(loaded, task_of(loaded), ({"text": text} for text in TEXTS), **options))
+
+
+def test_records_are_answered_in_order_whatever_is_beside_them(loaded):
+    together = said(loaded)
+    alone = [loaded.predict([text])[0] for text in TEXTS[:4]]
+    few = said(loaded, batch_size=2)
+    assert len(together) == len(few) == len(TEXTS)
+    for a, b in [*zip(together, few, strict=True), *zip(together, alone, strict=False)]:
+        assert a["prediction"] == b["prediction"]
+        assert a["probabilities"] == pytest.approx(b["probabilities"], abs=1e-5)
+        assert sum(a["probabilities"].values()) == pytest.approx(1.0, abs=1e-5)
+    assert len({said["probabilities"]["LABEL_0"] for said in together}) == 5
+
+
+def test_it_is_what_the_head_says_of_a_batch(loaded):
+    texts = ["a cat", "x", "the end of it all"]
+    outputs = loaded(loaded.encode(texts))
+    logits = np.asarray(outputs.heads["classify"].logits)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    for said, row in zip(loaded.predict(texts), expected, strict=True):
+        np.testing.assert_allclose(list(said["probabilities"].values()), row, atol=1e-5)
+
+
+def test_records_are_taken_as_they_are_needed(loaded):
+    taken = 0
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield {"text": TEXTS[taken % 3]}
+
+    answers = predict(loaded, task_of(loaded), endless(), batch_size=2)
+    for _ in range(40):
+        next(answers)
+    assert taken <= 64
+
+
+def test_a_long_record_is_one_answer_joined_of_its_windows(loaded):
+    experiment = dataclasses.replace(loaded.experiment)
+    experiment.data = dataclasses.replace(experiment.data, sequence_length=16)
+    labels = loaded.experiment.objective.labels
+    experiment.objective = Classification(labels=labels)
+    cut = list(answer(loaded, task_of(loaded, experiment), map(task_of(loaded).ask, ({"text": t} for t in TEXTS))))
+    assert [each.is_cut for each in cut] == [len(text) > 14 for text in TEXTS]
+    experiment.objective = Classification(labels=labels, chunks=Chunks(stride=7))
+    task = task_of(loaded, experiment)
+    whole = list(answer(loaded, task, map(task.ask, ({"text": t} for t in TEXTS)), batch_size=3))
+    assert not any(each.is_cut for each in whole)
+    assert [len(each.notes) for each in whole[:4]] == [1, 3, 1, 8]
+    by_hand = loaded.predict([TEXTS[3][:14]])[0]["probabilities"]  # each window of it is the same but for the last
+    assert task.prediction(whole[3].answers, whole[3].notes)["probabilities"] == pytest.approx(by_hand, abs=1e-4)
+
+
+def test_an_imported_encoder_decoder_answers_too(tmp_path):
+    loaded = pretrainax.load(
+        write_directory(tmp_path / "bart", with_head("bart", Classify(num_labels=1, kind="regression")))
+    )
+    together, alone = loaded.predict(TEXTS[:3]), loaded.predict(TEXTS[1:2])
+    assert together[1]["prediction"] == pytest.approx(alone[0]["prediction"], abs=1e-5)
+    assert together[0]["prediction"] != together[1]["prediction"]
+
+
+ASKED = {
+    "tags": (
+        Tag(num_labels=3),
+        {},
+        [{"tokens": ["a", "cat", "ran"]}, {"tokens": "a dog sat"}],  # a text, whose words spaces part
+        lambda said, record: len(said["prediction"]) == len(said["probabilities"]) == 3,
+    ),
+    "choice": (
+        Classify(num_labels=2, kind="choice"),
+        {},
+        [{"context": "it rained", "question": "so", "choices": ["wet", "dry"]}] * 2,
+        lambda said, record: said["prediction"] in "AB" and len(said["probabilities"]) == 2,
+    ),
+    "answers": (
+        Extract(),
+        {"max_question_length": 4, "stride": 4},
+        [{"question": "who", "context": "the cat"}, {"question": "ran", "context": "no dog and no cat ran. " * 3}],
+        lambda said, record: said["prediction"] in record["context"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_other_heads_answer_records_too(name, tmp_path):
+    head, fields, records, is_good = ASKED[name]
+    loaded = pretrainax.load(write_directory(tmp_path / name, with_head("bert", head)))
+    vars(loaded.experiment.objective).update(fields)
+    said = loaded.predict(records)
+    assert all(map(is_good, said, records)), said
+
+
+def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):
+    with pytest.raises(UserError, match="a record cannot be read: no field 'text', did you mean 'txt'"):
+        loaded.predict([{"txt": "a"}])
+    language_model = pretrainax.load(write_directory(tmp_path / "bert", "bert"))
+    with pytest.raises(UserError, match="has no head of a task.*--config=finetune:TASK"):
+        language_model.predict(["a"])
+    experiment = dataclasses.replace(loaded.experiment, objective=Classification(labels=("a", "b")))
+    with pytest.raises(UserError, match="Classification of 2 labels needs Classify"):
+        task_of(loaded, experiment)

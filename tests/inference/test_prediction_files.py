@@ -1,0 +1,156 @@
+"""Records come from files of every kind that is read, and what is said of them goes to files, whole or not at all."""
+
+import csv
+import gzip
+import io
+import json
+import sys
+
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.inference.prediction_files import Input, writing
+from pretrainax.tasks import Classification
+from tests.support import tiny
+
+TASK = Classification(labels=("a", "b"))
+ROWS = [{"id": "1", "text": "one, two"}, {"id": "2", "text": 'says "no"'}]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def read(given, skip_bad=False):
+    records = Input(str(given), tiny.get_config("bert"), skip_bad)
+    return [(asked.where, asked.fields, asked.record.texts) for asked in records.records(TASK)], records
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.jsonl", LINES),
+        ("a.json", LINES),
+        ("a.txt", LINES),
+        ("a.jsonl.gz", gzip.compress(LINES.encode())),
+        ("a.tsv", 'id\ttext\n1\tone, two\n2\tsays "no"\n'),
+        ("a.csv", 'id,text\n1,"one, two"\n2,"says ""no"""\n'),
+    ],
+)
+def test_a_file_is_read_by_its_ending(name, content, tmp_path):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    found, _ = read(tmp_path / name)
+    assert [fields for _, fields, _ in found] == ROWS
+    assert [texts for _, _, texts in found] == [(row["text"],) for row in ROWS]
+    first = 2 if name.endswith(("tsv", "csv")) else 1
+    assert [where for where, _, _ in found] == [f"{tmp_path / name}:{first + i}" for i in range(2)]
+
+
+def test_a_source_may_be_given_and_a_folder(tmp_path):
+    for name in ("b.csv", "a.csv"):
+        (tmp_path / name).write_text(f"{name};text\n1;x\n")
+    found, _ = read(f"Csv(path='{tmp_path}', delimiter=';')")
+    assert [fields for _, fields, _ in found] == [{"a.csv": "1", "text": "x"}, {"b.csv": "1", "text": "x"}]
+
+
+@pytest.mark.parametrize("given, content", [("-", LINES), ("Tsv(path='-')", 'id\ttext\n1\tone, two\n2\tsays "no"\n')])
+def test_the_standard_input_is_read_as_it_comes(given, content, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    found, _ = read(given)
+    assert [fields for _, fields, _ in found] == ROWS and found[0][0].startswith("-:")
+
+
+def test_bad_records_end_it_or_are_named_and_counted(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    bad = ['{"txt": "b"}', "no", '{"text": 1.5}', "[]", '{"text": "\\ud800"}', "[" * 100_000, *"x" * 30]
+    path.write_text("\n".join(['{"text": "a"}', *bad, '{"text": "c"}\n']))
+    with pytest.raises(UserError, match=r"a\.jsonl:2: no field 'text', did you mean 'txt'.*--skip_bad leaves out"):
+        read(path)
+    found, records = read(path, skip_bad=True)
+    assert [fields for _, fields, _ in found] == [{"text": "a"}, {"text": "c"}] and records.bad == 36
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 21 and said[1].startswith(f"left out: {path}:3: broken JSON at column 1")
+    assert said[-1] == "left out: and more, which are counted at the end"
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("no/such.jsonl", "--input.path is 'no/such.jsonl', which does not exist"),
+        ("a.parquet", "--input=a.parquet is for Parquet, which is not read here: give JSON lines"),
+        ("Parquet(path='x')", "is Parquet, which is not read here"),
+        ("Csv(path='x', delimter=';')", "Csv has no field 'delimter', did you mean 'delimiter'"),
+        ("TextFiles(path='x')", "is TextFiles, which is not read here"),
+    ],
+)
+def test_what_is_not_read_is_one_line(given, said):
+    with pytest.raises(UserError) as e:
+        read(given)
+    assert said in str(e.value)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def asked(tmp_path, rows=ROWS):
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return list(Input(str(path), tiny.get_config("bert"), False).records(TASK))
+
+
+SAID = {"prediction": ["a", "b"], "probabilities": {"a": 0.75, "b": 0.5}}
+
+
+def test_a_line_has_the_fields_of_its_record_and_what_is_said(tmp_path):
+    with writing(str(tmp_path / "out.jsonl"), "jsonl") as output:
+        for each in asked(tmp_path):
+            output.add(each, SAID)
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == [r | SAID for r in ROWS]
+
+
+def test_what_no_file_can_hold_is_written_as_it_was_escaped(tmp_path):
+    with writing(str(tmp_path / "out.jsonl"), "jsonl") as output:
+        output.add(asked(tmp_path, [{"text": "a", "id": "\ud800"}])[0], SAID)
+    assert json.loads((tmp_path / "out.jsonl").read_text())["id"] == "\ud800"
+
+
+def test_a_table_has_a_column_for_each(tmp_path):
+    rows = [
+        {"id": 1, "text": "Ä, ö", "more": {"x": None}, "none": None},
+        {"none": 1, "more": [1], "text": "a\nb", "id": 2},
+    ]
+    with writing(str(tmp_path / "out.csv"), "csv") as output:
+        for each in asked(tmp_path, rows):
+            output.add(each, SAID)
+    with open(tmp_path / "out.csv", newline="", encoding="utf-8") as f:
+        found = list(csv.DictReader(f))
+    said = {"prediction": '["a", "b"]', "probabilities.a": "0.75", "probabilities.b": "0.5"}
+    assert found[0] == {"id": "1", "text": "Ä, ö", "more": '{"x": null}', "none": ""} | said
+    assert found[1] == {"id": "2", "text": "a\nb", "more": "[1]", "none": "1"} | said
+
+
+def test_an_output_is_there_as_a_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text("before")
+    with pytest.raises(KeyError), writing(str(path), "jsonl") as output:
+        output.add(asked(tmp_path)[0], SAID)
+        raise KeyError
+    assert path.read_text() == "before" and sorted(x.name for x in tmp_path.iterdir()) == ["asked.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "rows, format, said",
+    [
+        ([{"text": "a", "prediction": "x"}], "jsonl", "asked.jsonl:1: the record has a field 'prediction' already"),
+        ([{"text": "a"}, {"text": "a", "id": 1}], "csv", "asked.jsonl:2: the field 'id' is not in all records"),
+        ([{"text": "a", "id": 1}, {"text": "a"}], "csv", "asked.jsonl:2: the field 'id' is not in all records"),
+    ],
+)
+def test_fields_that_cannot_be_written_are_named(rows, format, said, tmp_path):
+    with pytest.raises(UserError, match=said), writing(str(tmp_path / "out"), format) as output:
+        for each in asked(tmp_path, rows):
+            output.add(each, SAID)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path):
+    with pytest.raises(UserError, match="--output=.*/none/out cannot be written: No such file"):
+        with writing(str(tmp_path / "none" / "out"), "jsonl"):
+            pass

@@ -1,0 +1,195 @@
+"""Runs whose rows are several texts or parts of one: each record once, on any mesh, to transformers and back."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax.config import Experiment, Extract, MeshConfig
+from pretrainax.config.config_file import read_config_file
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.data.sources import JsonLines
+from pretrainax.inference import answers
+from pretrainax.inference.load import load
+from pretrainax.interop import directories
+from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.tasks import ExtractiveQA, MultipleChoice, figures
+from pretrainax.tokenization import WordPiece
+from pretrainax.training import loop
+from pretrainax.training.metrics import read_metrics
+from pretrainax.training.setup import build_run
+from pretrainax.zoo.family import without_heads
+from tests.support import tiny
+
+TRAIN, VALID = 24, 13  # records; a batch has 16
+WORDS = "the red fox saw a small dog near old house and ran into green forest where birds sing".split()
+
+
+def written(folder, records) -> JsonLines:
+    for split, made in (("train", records[:TRAIN]), ("valid", records[TRAIN:])):
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made))
+    return JsonLines(path=str(folder / "train.jsonl"), valid_path=str(folder / "valid.jsonl"))
+
+
+def records_of(source: JsonLines, without: str = "") -> list[dict]:
+    """The records of the validation, without one of their fields."""
+    lines = pathlib.Path(source.valid_path).read_text().splitlines()
+    return [{name: x for name, x in json.loads(line).items() if name != without} for line in lines]
+
+
+def tuning(name: str, source: JsonLines, cache, task) -> Experiment:
+    experiment = read_config_file(f"finetune:{name}")
+    experiment.model = without_heads(tiny.get_config("bert").model)
+    experiment.model.norm_at, experiment.model.embedding_norm = "post", True
+    experiment.model.dropout_rate = experiment.model.attention_dropout_rate = 0.0
+    experiment.tokenizer, experiment.objective = WordPiece(vocab_size=80), task
+    experiment.data.source, experiment.data.cache_dir = source, str(cache)
+    experiment.data.prepare_workers, experiment.data.sequence_length = 1, 24
+    experiment.train.steps, experiment.train.global_batch_size, experiment.train.log_every = 2, 16, 1
+    experiment.evaluate.every = experiment.checkpoint.every = 2
+    experiment.schedule.warmup_steps = 1
+    task.complete(experiment)
+    return experiment
+
+
+def answers_on(experiment, workdir, devices: int):
+    mesh = make_mesh(MeshConfig(), jax.devices()[:devices])
+    with jax.set_mesh(mesh):
+        run = build_run(experiment, prepare(experiment, report=lambda line: None), mesh, Watchdog())
+        return run.answers(load(str(workdir), mesh=mesh).params)
+
+
+def flat(params):
+    return dict(zip(parameter_names(params), map(np.asarray, jax.tree.leaves(params)), strict=True))
+
+
+def there_and_back(workdir, folder, architecture: str):
+    """The model of a run after an export and an import, with the same numbers."""
+    directories.export_workdir(str(workdir), str(folder / "there"))
+    described = json.loads((folder / "there" / "config.json").read_text())
+    assert described["architectures"] == [architecture]
+    directories.import_directory(str(folder / "there"), str(folder / "back"))
+    mine, again = load(str(workdir)), load(str(folder / "back"))
+    theirs = flat(again.params)
+    assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
+    return again
+
+
+# --- multiple choice --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def choices(tmp_path_factory):
+    rng = np.random.RandomState(0)
+    text = lambda most: " ".join(rng.choice(WORDS, rng.randint(1, most)))  # noqa: E731
+    made = [
+        {"context": text(30), "question": text(4), "choices": [text(5) for _ in range(3)], "answer": "ABC"[i % 3]}
+        for i in range(TRAIN + VALID)
+    ]
+    return written(tmp_path_factory.mktemp("choices"), made)
+
+
+@pytest.fixture(scope="module")
+def chooser(choices, cache, tmp_path_factory):
+    experiment, workdir = (
+        tuning("choice", choices, cache, MultipleChoice(choices=3)),
+        tmp_path_factory.mktemp("chooser"),
+    )
+    experiment.train.accumulate = 2
+    assert loop.train(experiment, str(workdir / "run")) == 0
+    return experiment, workdir / "run"
+
+
+def test_each_record_is_asked_once_with_all_of_its_choices_on_any_mesh(chooser):
+    experiment, workdir = chooser
+    (_, one, notes), (_, eight, _) = (answers_on(experiment, workdir, devices) for devices in (1, 8))
+    assert one.shape == (VALID, 3) and [note["label"] for note in notes] == [(TRAIN + i) % 3 for i in range(VALID)]
+    np.testing.assert_allclose(one, eight, atol=1e-6)
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert line["labels"] == VALID
+    assert line["accuracy"] == pytest.approx(experiment.objective.metrics(one, notes)["accuracy"])
+
+
+def test_micro_batches_part_no_record(chooser, cache, choices, tmp_path):
+    experiment = tuning("choice", choices, cache, MultipleChoice(choices=3))
+    assert loop.train(experiment, str(tmp_path)) == 0
+    whole, parted = (
+        [line for line in read_metrics(str(folder / "metrics.jsonl")) if line["split"] == "train"]
+        for folder in (tmp_path, chooser[1])
+    )
+    assert len(whole) == 2 and whole[0]["labels"] == 16
+    for a, b in zip(whole, parted, strict=True):
+        names = ("loss", "accuracy", "labels", "gradient_norm")
+        assert [a[name] for name in names] == pytest.approx([b[name] for name in names], rel=1e-4)
+
+
+def test_a_chooser_says_the_same_of_records_without_answers(chooser, choices):
+    experiment, workdir = chooser
+    loaded = load(str(workdir))
+    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(choices, without="answer")))
+    right = [each["prediction"] == "ABC"[(TRAIN + i) % 3] for i, each in enumerate(said)]
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert len(said) == VALID and np.mean(right) == pytest.approx(line["accuracy"])
+    assert all(sum(each["probabilities"].values()) == pytest.approx(1.0, abs=1e-4) for each in said)
+
+
+def test_a_chooser_goes_to_transformers_and_back(chooser, tmp_path):
+    again = there_and_back(chooser[1], tmp_path, "BertForMultipleChoice")
+    assert (again.config.head.kind, again.config.head.num_labels) == ("choice", 3)
+    assert again.experiment.objective == MultipleChoice(choices=3)
+
+
+# --- answers in passages ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def passages(tmp_path_factory):
+    """Records whose passages are read in one to three windows; the fifth of each six has no answer."""
+    rng, made = np.random.RandomState(1), []
+    for i in range(TRAIN + VALID):
+        words = rng.choice(WORDS, 8 + 6 * (i % 6)).tolist()
+        first = rng.randint(len(words) - 2)
+        answer, start = " ".join(words[first : first + 2]), len(" ".join([*words[:first], ""]))
+        right = {"text": [answer], "answer_start": [start]} if i % 6 != 4 else {"text": [], "answer_start": []}
+        made.append({"question": "Where is it", "context": " ".join(words), "answers": right})
+    return written(tmp_path_factory.mktemp("passages"), made)
+
+
+@pytest.fixture(scope="module")
+def finder(passages, cache, tmp_path_factory):
+    task = ExtractiveQA(no_answer=True, stride=8, max_question_length=8)
+    experiment, workdir = tuning("answers", passages, cache, task), tmp_path_factory.mktemp("finder")
+    experiment.data.sequence_length = 30
+    assert loop.train(experiment, str(workdir / "run")) == 0
+    return experiment, workdir / "run"
+
+
+def test_windows_are_rows_and_figures_are_of_records(finder):
+    experiment, workdir = finder
+    (_, one, notes), (_, eight, _) = (answers_on(experiment, workdir, devices) for devices in (1, 8))
+    np.testing.assert_allclose(one, eight, atol=1e-5)
+    assert one.shape == (len(notes), 30, 2) and len(notes) > VALID
+    assert [note["window"] for note in notes].count(0) == VALID
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert line["labels"] == len(notes)
+    found = experiment.objective.metrics(one, notes)
+    assert found.keys() == set(experiment.objective.figures) and line.items() >= found.items()
+
+
+def test_a_finder_says_the_same_of_records_without_answers(finder, passages):
+    experiment, workdir = finder
+    loaded = load(str(workdir))
+    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(passages, without="answers")))
+    truth = [record["answers"]["text"] for record in records_of(passages)]
+    found = figures.of_answers([each["prediction"] for each in said], truth, some_have_none=True)
+    (line,) = (line for line in read_metrics(str(workdir / "metrics.jsonl")) if line["split"] == "valid")
+    assert {name: line[name] for name in found} == pytest.approx(found)
+
+
+def test_a_finder_goes_to_transformers_and_back(finder, tmp_path):
+    again = there_and_back(finder[1], tmp_path, "BertForQuestionAnswering")
+    assert isinstance(again.config.head, Extract) and isinstance(again.experiment.objective, ExtractiveQA)
