@@ -191,7 +191,7 @@ def describe_export(
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
-    if names := getattr(experiment.objective, "labels", ()):
+    if model.head is not None and (names := getattr(experiment.objective, "labels", ())):
         config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
         config_json["label2id"] = {name: i for i, name in enumerate(names)}
     _check_padding(family, config_json, model)

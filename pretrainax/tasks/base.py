@@ -12,7 +12,7 @@ import numpy as np
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.config.heads import Kind
 from pretrainax.config.json_files import JsonObject
-from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.preparation.shards import Encoded
@@ -186,21 +186,25 @@ class Task(Objective):
         """Returns how many tokens a row has at most."""
         return self.lengths(self._length).inputs
 
-    def room(self, texts: int) -> int:
-        """Counts the tokens of text that a row of so many texts has room for."""
-        return self._length - self._frame.count(texts)
+    def room(self, texts: int, length: Optional[int] = None) -> int:
+        """Counts the tokens of text that a row of so many texts has room for.
+
+        length: of the row; None: config.data.sequence_length.
+        """
+        return (length or self._length) - self._frame.count(texts)
 
     def is_cut(self, encoded: Encoded) -> bool:
         """Tells whether a document loses tokens where it is framed."""
         return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
 
-    def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary") -> Example:
-        """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row.
+    def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:
+        """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row,
+        of a length as in `room`.
 
         A decoder and an encoder read the row. Of an encoder-decoder both stacks do, the decoder one token later, as in
         BART (Lewis et al. 2019, section 3.1): its last token has seen everything.
         """
-        kept = longest_first([len(ids) for ids in texts], self.room(len(texts)))
+        kept = longest_first([len(ids) for ids in texts], self.room(len(texts), length))
         row, numbers = self._frame.around([ids[:n] for ids, n in zip(texts, kept, strict=True)])
         ones, places = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": places}
@@ -325,6 +329,15 @@ def text_in(record: Mapping, name: str, field: str) -> str:
     it holds none."""
     text = text_of(record, name, f"config.objective.{field}")
     return text if isinstance(text, str) else text.decode()
+
+
+def side_by_side(rows: Sequence[Example]) -> Example:
+    """Returns one example of several of one text each: text i is segment i + 1."""
+    joined = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in SEGMENT_FIELDS:
+        if name in joined:
+            joined[name] = [(i + 1) * ids for i, ids in enumerate(joined[name])]
+    return {name: np.concatenate(arrays) for name, arrays in joined.items()}
 
 
 def rounded(number: np.floating) -> float:

@@ -12,7 +12,7 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
-from pretrainax.tasks.base import Task, text_in
+from pretrainax.tasks.base import Task, side_by_side, text_in
 
 _AT = (1, 10, 100)
 _QUERIES = 256  # whose scores are in memory at a time
@@ -82,24 +82,15 @@ class Retrieval(Task):
 
     def example(self, text, rng, vocabulary):
         parts = enumerate(self.texts(text.tokens, text.parts))
-        rows = [self._frame.around([ids[: self._room(i)]])[0] for i, ids in parts]
-        sizes = [len(row) for row in rows]
-        example = {
-            "texts": np.array(len(rows), np.int32),
-            "tokens": np.concatenate(rows),
-            "segment_ids": np.repeat(np.arange(1, len(rows) + 1, dtype=np.int32), sizes),
-            "positions": np.concatenate([np.arange(n, dtype=np.int32) for n in sizes]),
-        }
-        if self._model.family == "encoder":
-            example["token_types"] = np.zeros(sum(sizes), np.int32)
-        return example
+        rows = [self.framed((ids,), vocabulary, self._most(i)) for i, ids in parts]
+        return {**side_by_side(rows), "texts": np.array(len(rows), np.int32)}
 
-    def _room(self, number: int) -> int:
-        """Returns how many tokens of a text of a row are kept: of the query, number 0, or of a passage."""
-        return (self._length if number else self.query_length) - self._frame.count(1)
+    def _most(self, number: int) -> int:
+        """Returns how many tokens a text of a row has at most, with special ones: the query, number 0, or a passage."""
+        return self._length if number else self.query_length
 
     def is_cut(self, encoded: Encoded) -> bool:
-        return any(len(ids) > self._room(i) for i, ids in enumerate(encoded.parts))
+        return any(len(ids) > self.room(1, self._most(i)) for i, ids in enumerate(encoded.parts))
 
     @property
     def most_texts(self) -> int:

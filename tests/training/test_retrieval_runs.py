@@ -7,12 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import Embed, MeshConfig
+from pretrainax.config import Embed, MeshConfig, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.inference.load import load
 from pretrainax.runtime.watchdog import Watchdog
+from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Retrieval
 from pretrainax.training import loop
@@ -73,3 +74,13 @@ def test_vectors_are_those_of_the_texts_alone_on_one_device_and_on_eight(tuned, 
         np.testing.assert_allclose(np.linalg.norm(answers, axis=-1), 1, atol=1e-5)
     last = read_metrics(f"{tuned}/metrics.jsonl")[-1]
     assert sum(float(s["label_loss"][0]) for s in sums) / len(WORDS) == pytest.approx(last["loss"], rel=1e-4)
+
+
+def test_records_of_any_source_are_ranked_as_in_a_validation_and_nothing_is_said_of_one(tuned, experiment):
+    loaded, last = load(tuned), read_metrics(f"{tuned}/metrics.jsonl")[-1]
+    results = score_records(loaded, loaded.experiment, experiment.data.source)
+    assert {result.measure: result.value for result in results} == {
+        name: pytest.approx(last[name]) for name in experiment.objective.figures
+    }
+    with pytest.raises(UserError, match=r"makes vectors.*\.embed\(texts\).*evaluate"):
+        loaded.predict([{"query": "aus x", "passage": "so aus", "worse": ["so le"]}])

@@ -78,6 +78,17 @@ def valid_lines(run):
     return [line for line in read_metrics(str(run / "metrics.jsonl")) if line["split"] == "valid"]
 
 
+def test_its_export_names_no_labels_as_it_has_no_head(tuned, tmp_path):
+    directories.export_workdir(str(tuned), str(tmp_path / "there"))
+    described = json.loads((tmp_path / "there" / "config.json").read_text())
+    assert described["architectures"] == ["T5ForConditionalGeneration"] and "id2label" not in described
+
+
+def test_what_writes_predicts_nothing(tuned):
+    with pytest.raises(UserError, match="TextGeneration, which writes texts: python -m pretrainax.generate"):
+        load(str(tuned)).predict(["aus mir"])
+
+
 def test_it_starts_from_all_that_is_pretrained(tuned):
     before, after = load(str(tuned.parent / "start")).parameters, load(f"{tuned}@0").parameters
     assert before.keys() == after.keys() and all((before[path] == after[path]).all() for path in before)

@@ -12,6 +12,7 @@ from pretrainax.config import Embed, ModelConfig, UserError
 from pretrainax.data.batch import has_texts
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+from pretrainax.models.heads.classify import pooled_texts
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
 _NO_CANDIDATE = -1e9  # the score of an empty row, which fills up the last batch of a validation
@@ -40,7 +41,8 @@ class Embedder(Head):
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> EmbedOutput:
         head = model.config.head
-        return EmbedOutput(pooled_texts(x, batch["segment_ids"], head.num_texts, head.pooling), head)
+        vectors = pooled_texts(x.astype(jnp.float32), batch["segment_ids"], head.num_texts, head.pooling)
+        return EmbedOutput(vectors, head)
 
     def answers(self, output: EmbedOutput, batch: Batch) -> jax.Array:
         return _compared(output.vectors, output.head)
@@ -61,25 +63,6 @@ class Embedder(Head):
         weights = real.astype(jnp.float32)
         loss = sum(loss for loss, _ in found) * weights
         return loss.sum(), mean_sums("label", loss, found[-1][1], weights)
-
-
-def pooled_texts(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
-    """Makes one state of those of each text of a row: [B, T, D] -> [B, S, D] float32.
-
-    segment_ids: [B, T], which text a token is of, from 1; 0 is padding.
-    """
-    numbers = jnp.arange(1, texts + 1, dtype=segment_ids.dtype)[None, :, None]
-    real = segment_ids[:, None] == numbers  # [B, S, T]
-    x = x.astype(jnp.float32)
-    if pooling == "max":
-        kept = jnp.where(real[..., None], x[:, None], -jnp.inf).max(2)  # [B, S, T, D] -> [B, S, D]
-        return jnp.where(real.any(2)[..., None], kept, 0.0)
-    weights = real.astype(jnp.float32)
-    places, counts = jnp.cumsum(weights, axis=-1), weights.sum(-1, keepdims=True)
-    if pooling != "mean":  # a product and no lookup, as the length may be split over devices
-        weights *= places == (1.0 if pooling == "cls" else counts)
-    weights /= jnp.maximum(weights.sum(-1, keepdims=True), 1.0)
-    return jnp.einsum("BST,BTD->BSD", weights, x)
 
 
 def _compared(vectors: jax.Array, head: Embed) -> jax.Array:
