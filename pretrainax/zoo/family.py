@@ -140,8 +140,8 @@ class HuggingFace:
         return [found for found in classes if found is not None]
 
     def classifier_of(self, head: Optional[HeadConfig]) -> Optional[Classifier]:
-        """Returns the class of transformers with such a head, or of one without parameters that of a whole row, whose
-        names of the rest are its own; None: it has none."""
+        """Returns the class of transformers with such a head; None: it has none. Of a head without parameters it is
+        that of a whole row, as what it names below its head has the names of the class without any."""
         if isinstance(head, Embed):
             return self.classifier
         return next((found for found in self.classifiers if _alike(found.head, head)), None)
