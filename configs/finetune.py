@@ -27,6 +27,14 @@ All tags of a sentence as a whole: `--config.model.head.kind=crf`, and `--config
 begins no span. From TFDS: `--config.data.source="TFDS(name='conll2003', valid_split='dev')"
 --config.objective.tags_field=ner`.
 
+Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of your own records, with
+`--config.objective="TextGeneration(input='summarize: {text}', target_field='summary')"`, and `:xsum :cnn_dailymail
+:samsum`. The model keeps its head over the vocabulary; without `init_from` it is a T5. For decoders `:instructions` of
+your own conversations, and `:alpaca :dolly`; without `init_from` a GPT-2.
+
+Vectors by which passages are found, of encoders and decoders: `:retrieval` of your own records, with
+`--config.objective="Retrieval(query_field='question', passage_field='answer')"`, `:natural_questions` and `:msmarco`.
+
 The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and 2 to 4 epochs, and takes the best on
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
 """
@@ -37,57 +45,76 @@ from pretrainax.config import (
     CheckpointConfig,
     Classify,
     DataConfig,
+    Embed,
     EvaluateConfig,
     Experiment,
     Extract,
-    HeadConfig,
     Tag,
     TrainConfig,
     UserError,
 )
 from pretrainax.config.errors import nearest
 from pretrainax.data.sources import JsonLines
-from pretrainax.interop.start import beginning_of
+from pretrainax.interop.start import Beginning, beginning_of
 from pretrainax.optim import AdamW, WarmupLinear
 from pretrainax.tasks import (
     Classification,
     ExtractiveQA,
+    Instructions,
     MultipleChoice,
     Regression,
+    Retrieval,
+    Task,
+    TextGeneration,
     TokenClassification,
     conll,
     glue,
     questions,
     superglue,
+    texts,
 )
 from pretrainax.tasks.glue import NamedTask
-from pretrainax.tokenization import WordPiece
+from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.family import without_heads
+from pretrainax.zoo.gpt import gpt2
+from pretrainax.zoo.t5 import t5
 
 BATCH, EPOCHS, OWN_EXAMPLES = 32, 3, 10_000
 OWN = {
-    kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "", length=384 if kind == "answers" else 128)
-    for kind, task in (
-        ("classification", Classification(labels=("0", "1"))),
-        ("regression", Regression()),
-        ("choice", MultipleChoice()),
-        ("answers", ExtractiveQA()),
-        ("token_classification", TokenClassification(labels=("O", "B-X", "I-X"))),
+    kind: NamedTask(task, JsonLines(path="records.jsonl"), OWN_EXAMPLES, "", length=length)
+    for kind, length, task in (
+        ("classification", 128, Classification(labels=("0", "1"))),
+        ("regression", 128, Regression()),
+        ("choice", 128, MultipleChoice()),
+        ("answers", 384, ExtractiveQA()),
+        ("token_classification", 128, TokenClassification(labels=("O", "B-X", "I-X"))),
+        ("text_to_text", 512, TextGeneration()),
+        ("instructions", 512, Instructions()),
+        ("retrieval", 128, Retrieval()),
     )
 }
 
 
+def _fresh(task: Task) -> Beginning:
+    """Returns a model that begins with random numbers: a BERT, or for a task that writes a T5 or a GPT-2."""
+    if "encoder" in task.families:
+        tokenizer = WordPiece(vocab_size=30_522, lowercase=True)
+        return Beginning(without_heads(bert("base")), tokenizer, (Classify(), Tag(), Extract()))
+    if "encoder_decoder" in task.families:
+        return Beginning(t5("v1_0_base"), Unigram(vocab_size=32_000), ())
+    return Beginning(gpt2("124m"), ByteBPE(vocab_size=50_257), ())
+
+
 def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experiment:
-    known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | OWN
+    known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | texts.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = known[variant or "sst2"]
-    model, tokenizer = without_heads(bert("base")), WordPiece(vocab_size=30_522, lowercase=True)
-    heads: tuple[HeadConfig, ...] = (Classify(), Tag(), Extract())
-    if init_from is not None:
-        model, tokenizer, heads = beginning_of(init_from)
-    model.head = next((head for head in heads if type(head) is type(named.task.head(model))), None)
+    model, tokenizer, heads = beginning_of(init_from) if init_from is not None else _fresh(named.task)
+    if named.task.has_head:
+        wanted, known_heads = type(named.task.head(model)), (*heads, Embed.usual(model))
+        model.head = next((head for head in known_heads if type(head) is wanted), None)
     steps = EPOCHS * named.examples // BATCH
     length = min(named.length, model.position.max_length or named.length)
     return Experiment(

@@ -39,7 +39,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Optional
 
 import jax
@@ -145,7 +145,7 @@ class Evaluation:
         else:
             self.origins = [find_origin(name)]
         experiment = experiment_of(self.origins[0])
-        self.of_task = isinstance(experiment.objective, Task)
+        self.of_task = isinstance(experiment.objective, Task) and experiment.objective.has_head
         return experiment if self.origins[0].steps or self.of_task else None
 
     @property
@@ -262,6 +262,7 @@ class Evaluation:
             raise UserError(f"{self.directory}: an imported model comes without text; {_GIVE_TEXT}")
         experiment = cli.experiment()
         experiment.distill = None  # what a student says is asked without its teacher
+        ask_in_full(experiment, cli.overrides())
         tokenizer = experiment.tokenizer.path
         fingerprint = load_tokenizer(tokenizer).fingerprint
         for step in [step for origin in self.origins for step in origin.steps]:
@@ -307,6 +308,13 @@ class Evaluation:
         if self.origins[0].folder != TRAINED:
             which = f"{self.origins[0].folder}_{which}"
         return f"{'text' if self.of_text else 'validation'}-{which}-{digest}"
+
+
+def ask_in_full(experiment: Experiment, overridden: Collection[str]) -> None:
+    """Asks a task of all records, also what takes too long in training, unless flags set how it is asked."""
+    task = experiment.objective
+    if isinstance(task, Task) and not any(path.partition(".")[0] == "objective" for path in overridden):
+        experiment.objective = task.evaluated()
 
 
 def _every_origin(directory: str, which: str) -> list[Origin]:

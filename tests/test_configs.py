@@ -26,7 +26,9 @@ VARIANTS = {
     "finetune": [
         *"cola sst2 mrpc stsb qqp mnli qnli rte wnli conll2000 conll2003".split(),
         *"squad squad_v2 race race_middle race_high swag boolq cb copa multirc superglue_rte wic wsc".split(),
-        *("answers", "choice", "token_classification", "regression", "classification"),
+        *"xsum cnn_dailymail samsum alpaca dolly natural_questions msmarco".split(),
+        *("answers", "choice", "token_classification", "text_to_text", "instructions", "retrieval"),
+        *("regression", "classification"),
     ],
     "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),
     "gpt2": ("124m", "355m", "774m", "1558m"),

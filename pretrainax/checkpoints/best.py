@@ -12,6 +12,7 @@ from pretrainax.config.json_files import JsonObject
 
 # Ends of the names of figures of which more is better; of others, less.
 _LARGER = ("accuracy", "exact_match", "precision", "recall", "f1", "f1_micro", "matthews", "pearson", "spearman")
+_LARGER += ("rouge1", "rouge2", "rougeL", "bleu", "chrf", "recall@1", "recall@10", "recall@100", "mrr")
 
 
 def larger_is_better(figure: str) -> bool:

@@ -21,7 +21,7 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
-from pretrainax.config.heads import Classify, Extract, HeadConfig, Tag
+from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -42,6 +42,7 @@ __all__ = [
     "CheckpointConfig",
     "Choice",
     "Classify",
+    "Embed",
     "DataConfig",
     "DisentangledPositions",
     "EvaluateConfig",

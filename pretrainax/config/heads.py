@@ -112,3 +112,35 @@ class Extract(HeadConfig):
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
             yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+
+
+@dataclasses.dataclass
+class Embed(HeadConfig):
+    """Makes a vector of each text of a row, a query and its passages, by pooling the last hidden states: it has no
+    parameters of its own (Karpukhin et al. 2020, arXiv 2004.04906; Reimers and Gurevych 2019, arXiv 1908.10084).
+    """
+
+    num_texts: Size = AUTO  # pyright: ignore[reportAssignmentType]  # of a row; auto: by the task
+    pooling: Pooling = "mean"  # of the tokens of a text: the first (cls), the mean or the maximum of all, the last
+    normalize: bool = True  # vectors have length 1, so that their product is the cosine
+    temperature: float = 0.05  # that scores are divided by (SimCSE: 0.05); of products that are not normalised 1
+    symmetric: bool = False  # the loss of finding the query of a passage too, half of each
+    # first numbers of a vector that are a vector too, each with a loss of its own (Matryoshka: Kusupati et al. 2022)
+    dimensions: tuple[int, ...] = ()
+
+    @classmethod
+    def usual(cls, model: "ModelConfig", num_texts: Size = AUTO) -> "Embed":  # pyright: ignore[reportArgumentType]
+        """Returns the head that a model of this architecture has where nobody says more."""
+        return cls(num_texts, pooling="last" if model.family == "decoder" else "mean")
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        model = experiment.model
+        if self.temperature <= 0:
+            yield f"config.model.head.temperature is {self.temperature}, it must be greater than 0"
+        if self.pooling == "cls" and model.family == "decoder":
+            yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"
+        if any(not 0 < n < model.d_model for n in self.dimensions) or len(set(self.dimensions)) < len(self.dimensions):
+            yield (
+                f"config.model.head.dimensions is {self.dimensions}, each must be another number below "
+                f"config.model.d_model {model.d_model}, which is always one"
+            )

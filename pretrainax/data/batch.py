@@ -75,6 +75,7 @@ FIELDS = (
         below="classes",
     ),
     Field("span", "BL", _ALL, "where the answer to a question begins and ends in a row", optional=True, below="T"),
+    Field("texts", "B", _ALL, "texts of the row, of a retriever: a query, its passage, hard negatives", optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
@@ -139,6 +140,11 @@ def has_word_labels(batch: Collection[str]) -> bool:
     return "word_labels" in batch
 
 
+def has_texts(batch: Collection[str]) -> bool:
+    """Returns whether a row is a query and its passages, each of which becomes a vector."""
+    return "texts" in batch
+
+
 def tokens_read(batch: Mapping[str, Any]) -> int:
     """Counts the tokens that enter the model, padding included; the encoder's and the decoder's."""
     return sum(batch[name].size for name in TOKEN_FIELDS if name in batch)
@@ -189,8 +195,8 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
     sizes["L"] = getattr(model.head, "num_labels", 0)
-    labelled = has_labels(batch) or has_word_labels(batch) or has_span(batch)
-    absent = ("targets", "loss_weights") if labelled else ()
+    has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
+    absent = ("targets", "loss_weights") if has_answers else ()
     fields = [
         f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
     ]

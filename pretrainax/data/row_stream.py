@@ -125,6 +125,11 @@ class RowStream:
             elsewhere = lambda rng: self._text(*self._another(start, rng), progress)  # noqa: E731
         return Text(corpus.tokens(start, length), np.ones(length, np.int32), parts, progress, elsewhere)
 
+    def record(self, n: int) -> Text:
+        """Returns the record that row n is made of."""
+        (start, length), *_ = self.row(n)[0]
+        return self._text(start, length, progress=1.0)
+
     def note(self, n: int) -> Note:
         """Returns what is noted of the record that row n is made of."""
         (start, _), *_ = self.row(n)[0]

@@ -20,7 +20,7 @@ from pretrainax.models import Outputs
 from pretrainax.models.heads.base import HEADS
 from pretrainax.sharding.axes import BATCH_AXES
 from pretrainax.sharding.param_paths import PyTree
-from pretrainax.tasks import Task
+from pretrainax.tasks import Task, WritingTask
 
 _TOGETHER = 16  # batches whose records are sorted by length, so that rows of a batch need little padding
 
@@ -55,6 +55,11 @@ def task_in(experiment: Experiment, origin: str) -> Task:
       UserError: a model without such a head, or a task that does not fit.
     """
     task, head = experiment.objective, experiment.model.head
+    if isinstance(task, WritingTask):
+        raise UserError(
+            f"{origin} was trained for {type(task).__name__}, which writes texts: python -m pretrainax.generate writes "
+            "after prompts, one or a file of them"
+        )
     if head is None or not isinstance(task, Task):
         raise UserError(
             f"{origin} has no head of a task, by which it would say something of records: --config=finetune:TASK "

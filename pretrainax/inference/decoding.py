@@ -94,6 +94,19 @@ def generate(
             room_after(examples[-1], loaded)
         except UserError as e:
             raise UserError(f"prompt {first + number + 1}: {e}" if len(prompts) > 1 else str(e)) from e
+    return write(loaded, examples, sampling, on_text, first, batch_size, rates)
+
+
+def write(
+    loaded: LoadedModel,
+    examples: Sequence[Example],
+    sampling: Sampling,
+    on_text: Optional[OnText] = None,
+    first: int = 0,
+    batch_size: int = 16,
+    rates: Optional[Rates] = None,
+) -> list[Generated]:
+    """Returns what `generate` does, after prompts that are examples without predictions, as the model reads them."""
     texts = []
     with jax.set_mesh(loaded.mesh):
         for start in range(0, len(examples), batch_size):
@@ -103,11 +116,10 @@ def generate(
 
 
 class Writer:
-    """Holds what a model needs to write, and what is compiled for it: made once for each model."""
+    """Holds what is compiled for a model that writes: made once for all checkpoints of a run."""
 
     def __init__(self, loaded: LoadedModel):
         stepper = CachedModel(loaded)
-        self.params = stepper.params
 
         def compiled(function: Callable[..., PyTree], *static: str, donated: str = "") -> Callable[..., PyTree]:
             return jax.jit(
@@ -120,12 +132,17 @@ class Writer:
         self.search_on = compiled(beam_search.go_on, donated="search")
 
 
+def stepping_params(loaded: LoadedModel) -> PyTree:
+    """Returns the parameters as the functions of a `Writer` take them."""
+    return CachedModel(loaded).params
+
+
 class _Job:
     """Holds a batch of prompts and what is asked for, as the device takes it."""
 
     def __init__(self, loaded: LoadedModel, prompts: Sequence[Example], sampling: Sampling, first: int):
         self.loaded, self.prompts, self.sampling, self.first = loaded, prompts, sampling, first
-        self.writer = loaded.keep(Writer)
+        self.writer, self.params = loaded.keep_compiled(Writer), loaded.keep(stepping_params)
         vocabulary = loaded.tokenizer.vocabulary
         self.end = vocabulary.separator
         self.rules = rules_of(loaded, sampling)
@@ -145,7 +162,7 @@ class _Job:
         keys = row_keys(sampling.seed, self.first + numbers // copies, numbers % copies)
         limits = np.repeat(self.limits, copies)
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
-        params = self.writer.params
+        params = self.params
         written: token_loop.Written = self.writer.begin(
             params, self.batch, self.rules, keys, limits, copies=copies, room=self.room
         )
@@ -174,7 +191,7 @@ class _Job:
         sampling = self.sampling
         clock = _Clock(rates, sum(map(tokens_of, self.prompts)))
         penalty, beams = sampling.length_penalty, sampling.num_beams
-        params = self.writer.params
+        params = self.params
         search: beam_search.Beams = self.writer.begin_search(
             params, self.batch, self.rules, penalty, self.limits, beams=beams, room=self.room
         )

@@ -1,12 +1,12 @@
 """Turns texts into vectors: the last hidden state of their tokens, pooled."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Optional
 
 import jax
 import numpy as np
 
-from pretrainax.config import UserError
+from pretrainax.config import Embed, UserError
 from pretrainax.data.batch import Batch
 from pretrainax.inference.framing import frame_of, framed_rows, longest, read_example
 from pretrainax.inference.loaded import LoadedModel
@@ -25,7 +25,9 @@ _POOLINGS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def embed(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling = "mean", truncate: bool = False) -> np.ndarray:
+def embed(
+    loaded: LoadedModel, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False
+) -> np.ndarray:
     """Returns a vector of each text, [n, d_model] float32, from the hidden states after the last block and its norm.
 
     Of an encoder-decoder the encoder reads the texts, of a run of ELECTRA the discriminator. Special tokens stand
@@ -34,12 +36,19 @@ def embed(loaded: LoadedModel, texts: Sequence[str], pooling: Pooling = "mean", 
 
     Args:
       pooling: what the vector is: the mean over all tokens; the first one, where that is a [CLS]; the last one (of an
-        encoder the [SEP] or </s> after the text); or the largest of each number over all tokens.
+        encoder the [SEP] or </s> after the text); or the largest of each number over all tokens. None: that of a model
+        trained for retrieval, with the length 1 that it was trained with; of others the mean.
       truncate: reads of a text that is too long the first part; else it is an error.
 
     Raises:
       UserError: an unknown pooling, or one that the model cannot give; a text without tokens, or with too many.
     """
+    head = loaded.experiment.model.head
+    if pooling is None and isinstance(head, Embed):
+        vectors = embed(loaded, texts, head.pooling, truncate)
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True) if head.normalize else 1.0
+        return vectors / np.maximum(lengths, 1e-12)
+    pooling = pooling or "mean"
     if pooling not in _POOLINGS:
         raise UserError(f"pooling is {pooling!r}, it must be one of {', '.join(_POOLINGS)}")
     if pooling == "cls" and frame_of(loaded).before != (loaded.tokenizer.vocabulary.cls,):

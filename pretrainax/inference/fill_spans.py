@@ -16,7 +16,7 @@ from pretrainax.data.batch import Example, has_prefix, is_encoder_decoder
 from pretrainax.data.objectives import DecoderOnly, Denoising, FillInTheMiddle, Objective, SpanCorruption
 from pretrainax.inference.beam_search import Texts
 from pretrainax.inference.constraints import FORBIDDEN, Automaton
-from pretrainax.inference.decoding import Writer
+from pretrainax.inference.decoding import Writer, stepping_params
 from pretrainax.inference.framing import before_text, check_length, longest, trained_by
 from pretrainax.inference.holes import Holes, with_marks
 from pretrainax.inference.loaded import LoadedModel
@@ -68,12 +68,10 @@ def _search(loaded: LoadedModel, example: Example, end: int, beams: int, limit: 
     rules = _spans_until(end, limit, loaded)
     ((_, batch),) = batches([example], loaded.mesh, most, vocabulary.pad)
     limits = np.full(len(batch["tokens"]), limit, np.int32)
-    writer, room = loaded.keep(Writer), bucket(limit)
+    writer, params, room = loaded.keep_compiled(Writer), loaded.keep(stepping_params), bucket(limit)
     with jax.set_mesh(loaded.mesh):
-        search = writer.begin_search(
-            writer.params, put_batch(batch, loaded.mesh), rules, 0.0, limits, beams=beams, room=room
-        )
-        search = writer.search_on(writer.params, search, rules, 0.0, room)
+        search = writer.begin_search(params, put_batch(batch, loaded.mesh), rules, 0.0, limits, beams=beams, room=room)
+        search = writer.search_on(params, search, rules, 0.0, room)
     return jax.device_get(search.finished)
 
 

@@ -27,8 +27,9 @@ class Frame(NamedTuple):
 
 def frame_of(loaded: LoadedModel) -> Frame:
     """Returns what stands around a text that `loaded` reads: [CLS] and [SEP], or what stands around its prompts."""
-    if loaded.experiment.model.family == "encoder":
-        frame = frame_of_texts("encoder", loaded.tokenizer.vocabulary)
+    model = loaded.experiment.model
+    if model.family == "encoder" or model.head is not None:  # with the head of a task, of whatever family
+        frame = frame_of_texts(model.family, loaded.tokenizer.vocabulary)
         return Frame(frame.before, frame.after)
     prompt = framed_prompt(np.array([_TEXT], np.int32), loaded.experiment, loaded.tokenizer)
     row = prompt["encoder_tokens" if is_encoder_decoder(prompt) else "tokens"].tolist()
@@ -42,7 +43,7 @@ def framed_prompt(ids: np.ndarray, experiment: Experiment, tokenizer: Tokenizer)
     Of several objectives the first one says it, without the mode that tells them apart.
     """
     objectives = [objective for _, objective in experiment.objective.components()]
-    objective = objectives[0].bind(tokenizer) if len(objectives) == 1 else objectives[0]
+    objective = objectives[0].adapted(experiment).bind(tokenizer) if len(objectives) == 1 else objectives[0]
     if isinstance(objective, CausalLM):
         ids = np.concatenate([before_text(experiment, tokenizer.vocabulary, not len(ids)), ids]).astype(np.int32)
     return objective.prompt(ids, tokenizer.vocabulary)

@@ -89,7 +89,7 @@ class LanguageModel(LoadedModel):
         """
         return fill(self.generator or self, text, top, order, max_new_tokens)
 
-    def embed(self, texts: Sequence[str], pooling: Pooling = "mean", truncate: bool = False) -> np.ndarray:
+    def embed(self, texts: Sequence[str], pooling: Optional[Pooling] = None, truncate: bool = False) -> np.ndarray:
         """Returns a vector of each text, [n, d_model] float32; see `inference.embed.embed`."""
         return embed(self, texts, pooling, truncate)
 

@@ -65,9 +65,23 @@ class LoadedModel:
     def _kept(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
         return functools.cache(lambda make: make(self))
 
+    def keep_compiled(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
+        """Returns `make` of this model without its parameters, made once for all checkpoints of a run: functions that
+        take parameters, and are compiled."""
+        return cast(Answer, self._made(make))
+
+    @functools.cached_property
+    def _made(self) -> Callable[[Callable[["LoadedModel"], object]], object]:
+        bare = dataclasses.replace(self, params=None)
+        return functools.cache(lambda make: make(bare))
+
+    def forget(self) -> None:
+        """Lets go of what `keep` has made, which is as large as the parameters where a model has written."""
+        self.__dict__.pop("_kept", None)
+
     def compiled_as(self, other: Self) -> Self:
         """Returns this model, that of another checkpoint of one run, after it has taken what `other` has compiled."""
-        self.__dict__["_compiled"] = other._compiled
+        self.__dict__["_compiled"], self.__dict__["_made"] = other._compiled, other._made
         return self
 
     def check_plain(self, purpose: str) -> None:

@@ -92,7 +92,7 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
     for family in sorted(families(), key=lambda family: family.model_type != imported):
         try:
             config_json = family.write_config(model)
-            found.append((family, config_json, family.read_config(config_json)))
+            found.append((family, config_json, family.read_as(config_json, model)))
         except UserError as e:
             reasons.append(str(e))
         except (AttributeError, KeyError, TypeError):  # a position of another kind has not the fields that it looks for

@@ -45,6 +45,7 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.safetensors_files import Tensors, Writer
+from pretrainax.interop.sentence_transformers import write_modules
 from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
@@ -55,6 +56,7 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
+from pretrainax.tokenization.chat import read_template, write_template
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
 from pretrainax.zoo.convert import Rows, places, rows_of, their_shape, view
@@ -85,6 +87,8 @@ def _import_directory(directory: str, workdir: str) -> str:
     tokenizer = read_tokenizer(directory)
     check_rows(directory, tokenizer.vocabulary, source.config)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
+    if template := read_template(directory):
+        write_template(os.path.join(workdir, "tokenizer"), template)
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
     for name in ("config.json", GENERATION):
@@ -148,7 +152,8 @@ def export_workdir(
         if model.family != "encoder":  # which generates nothing
             generation = {"_from_model_config": True, **_ids_of(config_json)} | _imported(workdir, GENERATION)
             _write_json(os.path.join(staging, GENERATION), generation)
-        write_tokenizer(tokenizer, staging, model)
+        write_tokenizer(tokenizer, staging, model, read_template(os.path.join(workdir, "tokenizer")))
+        write_modules(staging, model)
         manifest.seal(staging)
         if os.path.isdir(to):
             os.rmdir(to)
@@ -186,7 +191,7 @@ def describe_export(
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)
-    if names := getattr(experiment.objective, "labels", ()):
+    if model.head is not None and (names := getattr(experiment.objective, "labels", ())):
         config_json["id2label"] = {str(i): name for i, name in enumerate(names)}
         config_json["label2id"] = {name: i for i, name in enumerate(names)}
     _check_padding(family, config_json, model)
@@ -303,7 +308,7 @@ def _ids_of(config_json: ConfigJson) -> ConfigJson:
 
 def _check_padding(family: HuggingFace, config_json: ConfigJson, model: ModelConfig) -> None:
     """Raises a UserError where the ids are not only said but change what is computed: RoBERTa's positions."""
-    if differences(family.read_config(config_json), model):
+    if differences(family.read_as(config_json, model), model):
         (architecture,) = config_json["architectures"]
         raise UserError(
             f"the tokenizer's padding is id {config_json['pad_token_id']}, and {architecture} of transformers counts "

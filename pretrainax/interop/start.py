@@ -34,6 +34,7 @@ from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import differences, without_heads
 
 # Files in the folder of a run that say which parameters of others it needs.
@@ -51,7 +52,7 @@ class Beginning(NamedTuple):
     """A trained model as a config of another run takes it up."""
 
     model: ModelConfig  # without the heads of its pretraining
-    tokenizer: PretrainedTokenizer
+    tokenizer: TokenizerConfig
     heads: tuple[HeadConfig, ...]  # of tasks, as transformers' classes of the family have them
 
 

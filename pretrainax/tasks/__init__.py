@@ -8,20 +8,28 @@ from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.chunks import Chunks
 from pretrainax.tasks.classification import Classification
 from pretrainax.tasks.extractive_qa import ExtractiveQA
+from pretrainax.tasks.instructions import Instructions
 from pretrainax.tasks.marked_words import MarkedWords
 from pretrainax.tasks.multiple_choice import MultipleChoice
 from pretrainax.tasks.regression import Regression
+from pretrainax.tasks.retrieval import Retrieval
+from pretrainax.tasks.text_generation import TextGeneration
 from pretrainax.tasks.token_classification import TokenClassification
+from pretrainax.tasks.writing import WritingTask
 
 __all__ = [
     "AnswerJudgement",
     "Chunks",
     "Classification",
     "ExtractiveQA",
+    "Instructions",
     "MarkedWords",
     "MultipleChoice",
     "Regression",
+    "Retrieval",
     "Task",
+    "TextGeneration",
     "TextTask",
     "TokenClassification",
+    "WritingTask",
 ]

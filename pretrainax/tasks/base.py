@@ -12,7 +12,7 @@ import numpy as np
 from pretrainax.config import Experiment, HeadConfig, ModelConfig, UserError, nearest, to_json
 from pretrainax.config.heads import Kind
 from pretrainax.config.json_files import JsonObject
-from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
 from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_first
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.preparation.shards import Encoded
@@ -32,7 +32,8 @@ class Task(Objective):
     read       a record of a file or data set -> its texts, and a note of what else is known (labels): for preparation
     encode     texts -> ids, and the note as examples and figures need it; of a long text several documents
     example    ids and note -> the arrays of a batch, with the labels: see `framed`
-    head       the architecture of a model -> the head that it needs in the place of those of its pretraining
+    head       the architecture of a model -> the head that it needs in the place of those of its pretraining, unless it
+               writes: see `writing.WritingTask`
     metrics    what that head answers to each record of a split, and their notes -> the task's figures
     ask        a record that says no label -> its texts, and a note: for `python -m pretrainax.predict`
     prediction what the head answers to one record -> what is written of it
@@ -46,6 +47,7 @@ class Task(Objective):
     packs: ClassVar[bool] = False
     shortest: ClassVar[int] = _MOST_SPECIAL + 2
     static: bool = True
+    has_head: ClassVar[bool] = True  # of its own; False: the model keeps that over the vocabulary
 
     _model: ClassVar[ModelConfig] = ModelConfig()  # of the config, see `adapted`
     _length: ClassVar[int] = 0  # tokens of a row, of the same
@@ -80,6 +82,10 @@ class Task(Objective):
     def head_problems(self, head: HeadConfig) -> Iterator[str]:
         """Yields why a head does not fit the task."""
         yield from ()
+
+    def evaluated(self) -> "Task":
+        """Returns the task as the command `evaluate` asks it, which has more time than a validation in training."""
+        return self
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
         """Returns the `figures` of a split.
@@ -132,6 +138,8 @@ class Task(Objective):
         return self.figures
 
     def complete(self, experiment: Experiment) -> None:
+        if not self.has_head:
+            return
         wanted = self.head(experiment.model)
         head = experiment.model.head
         experiment.model.head = wanted if head is None else head.completed(wanted)
@@ -178,21 +186,25 @@ class Task(Objective):
         """Returns how many tokens a row has at most."""
         return self.lengths(self._length).inputs
 
-    def room(self, texts: int) -> int:
-        """Counts the tokens of text that a row of so many texts has room for."""
-        return self._length - self._frame.count(texts)
+    def room(self, texts: int, length: Optional[int] = None) -> int:
+        """Counts the tokens of text that a row of so many texts has room for.
+
+        length: of the row; None: config.data.sequence_length.
+        """
+        return (length or self._length) - self._frame.count(texts)
 
     def is_cut(self, encoded: Encoded) -> bool:
         """Tells whether a document loses tokens where it is framed."""
         return sum(map(len, encoded.parts)) > self.room(len(encoded.parts))
 
-    def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary") -> Example:
-        """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row.
+    def framed(self, texts: Sequence[np.ndarray], vocabulary: "Vocabulary", length: Optional[int] = None) -> Example:
+        """Returns what the model reads of the ids of texts: with the special tokens of its pretraining, cut to a row,
+        of a length as in `room`.
 
         A decoder and an encoder read the row. Of an encoder-decoder both stacks do, the decoder one token later, as in
         BART (Lewis et al. 2019, section 3.1): its last token has seen everything.
         """
-        kept = longest_first([len(ids) for ids in texts], self.room(len(texts)))
+        kept = longest_first([len(ids) for ids in texts], self.room(len(texts), length))
         row, numbers = self._frame.around([ids[:n] for ids, n in zip(texts, kept, strict=True)])
         ones, places = np.ones(len(row), np.int32), np.arange(len(row), dtype=np.int32)
         example = {"tokens": row, "segment_ids": ones, "positions": places}
@@ -210,9 +222,11 @@ class Task(Objective):
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         data, head, name = experiment.data, experiment.model.head, type(self).__name__
-        if head is None:
+        if self.has_head and head is None:
             yield f"config.objective is {name}, and config.model.head is None: take --config=finetune"
-        else:
+        elif not self.has_head and head is not None:
+            yield f"config.model.head is {head}, {name} writes with the head of the pretraining: set it to None"
+        elif head is not None:
             yield from self.head_problems(head)
         if len(data.source.components()) > 1:
             yield f"config.data.source is {type(data.source).__name__}, {name} is of one source"
@@ -221,7 +235,7 @@ class Task(Objective):
                 yield f"config.data.{field} is of texts, {name} has records: set it to None"
         if experiment.phases:
             yield f"config.phases are not for {name}: set them to ()"
-        if experiment.train.label_smoothing or experiment.train.z_loss:
+        if self.has_head and (experiment.train.label_smoothing or experiment.train.z_loss):
             yield f"config.train.label_smoothing and z_loss are of predicted tokens, {name} has none: set them to 0"
 
     def statistics(self, examples: Sequence[Example], vocabulary: "Vocabulary"):
@@ -315,6 +329,15 @@ def text_in(record: Mapping, name: str, field: str) -> str:
     it holds none."""
     text = text_of(record, name, f"config.objective.{field}")
     return text if isinstance(text, str) else text.decode()
+
+
+def side_by_side(rows: Sequence[Example]) -> Example:
+    """Returns one example of several of one text each: text i is segment i + 1."""
+    joined = {name: [row[name] for row in rows] for name in rows[0]}
+    for name in SEGMENT_FIELDS:
+        if name in joined:
+            joined[name] = [(i + 1) * ids for i, ids in enumerate(joined[name])]
+    return {name: np.concatenate(arrays) for name, arrays in joined.items()}
 
 
 def rounded(number: np.floating) -> float:

@@ -11,11 +11,11 @@ import numpy as np
 
 from pretrainax.config import Classify, HeadConfig
 from pretrainax.config.json_files import JsonObject
-from pretrainax.data.batch import SEGMENT_FIELDS, Example, Lengths
+from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
-from pretrainax.tasks.base import Task, rounded, text_in
+from pretrainax.tasks.base import Task, rounded, side_by_side, text_in
 from pretrainax.tasks.chunks import softmax
 
 _LETTERS = string.ascii_uppercase
@@ -114,7 +114,7 @@ class MultipleChoice(Task):
         pairs = ((context, choice[-room:]) for context, choice in zip(parts[::2], parts[1::2], strict=True))
         rows = [self.framed((context[: room - len(choice)], choice), vocabulary) for context, choice in pairs]
         labels = {"labels": np.array(text.note["label"], np.int32)} if "label" in text.note else {}
-        return {**_side_by_side(rows), **labels}
+        return {**side_by_side(rows), **labels}
 
     def is_cut(self, encoded: Encoded) -> bool:
         sizes = np.array([len(ids) for ids in encoded.parts]).reshape(-1, 2)
@@ -176,12 +176,3 @@ class MultipleChoice(Task):
                 f"IN EVERY RECORD CHOICE {number} (from 0) IS RIGHT: a model learns the place alone; is "
                 "config.objective.answer_field the right field?"
             )
-
-
-def _side_by_side(rows: Sequence[Example]) -> Example:
-    """Returns one example of several of one text each: text i is segment i + 1."""
-    joined = {name: [row[name] for row in rows] for name in rows[0]}
-    for name in SEGMENT_FIELDS:
-        if name in joined:
-            joined[name] = [(i + 1) * ids for i, ids in enumerate(joined[name])]
-    return {name: np.concatenate(arrays) for name, arrays in joined.items()}

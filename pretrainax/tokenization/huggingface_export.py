@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Optional
 
 from tokenizers import processors
 
@@ -12,7 +13,9 @@ from pretrainax.tokenization.subwords import SubwordTokenizer
 from pretrainax.tokenization.tokenizer_json import tokenizer_json
 
 
-def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) -> None:
+def write_tokenizer(
+    tokenizer: Tokenizer, directory: str, model: ModelConfig, chat_template: Optional[str] = None
+) -> None:
     """Writes the files with which AutoTokenizer of transformers loads a tokenizer with the same ids for the same text.
 
     But for special pieces within a text, as "<s>" or "[MASK]": they stay text here, and become special ids there unless
@@ -34,6 +37,8 @@ def write_tokenizer(tokenizer: Tokenizer, directory: str, model: ModelConfig) ->
         "clean_up_tokenization_spaces": False,
         **named,
     }
+    if chat_template is not None:
+        config["chat_template"] = chat_template
     if model.position.max_length is not None:
         config["model_max_length"] = model.position.max_length
     if not isinstance(tokenizer, SubwordTokenizer):

@@ -9,6 +9,7 @@ from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.data.sources import PythonDocs
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.units import large_number, scientific, three_digits
+from pretrainax.tasks import Task
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.setup import Run
 
@@ -148,8 +149,9 @@ def _task_warnings(run: Run) -> Iterator[str]:
         return
     if run.experiment.checkpoint.init_from is None:
         yield "FROM RANDOM NUMBERS: nothing is pretrained, as config.checkpoint.init_from is not set"
-    (corpus,) = run.prepared.train
-    yield from run.task.warnings(corpus.note(i) for i in range(corpus.num_documents))
+    (stream,) = run.train_batches.streams
+    assert isinstance(stream.objective, Task)  # bound: it knows the room that there is in a row
+    yield from stream.objective.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
 
 def _warnings(experiment: Experiment, epochs: list[tuple[str, float]]) -> Iterator[str]:

@@ -25,6 +25,8 @@ from pretrainax.interop.teacher import check_tokenizer_of, find_teacher, teacher
 from pretrainax.reporting.units import byte_size
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
+from pretrainax.tasks import Instructions
+from pretrainax.tokenization.chat import PLAIN, write_template
 from pretrainax.training import longer, train_step
 from pretrainax.training.loop_state import LoopState
 from pretrainax.training.setup import Run
@@ -62,6 +64,8 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
         saved = os.path.join(workdir, "tokenizer")
         if not (os.path.exists(path) and os.path.isdir(saved)):  # that of the run stays, whatever the text is now
             prepared.tokenizer.save(saved)
+            if isinstance(experiment.objective, Instructions):
+                write_template(saved, experiment.objective.template or PLAIN)
         write_atomically(path, config_lib.dump(experiment))  # a run that is killed here leaves no half-written config
     elif not os.path.exists(path):  # process 0 was here before
         raise UserError(

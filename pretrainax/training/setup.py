@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from pretrainax import adapt, models
-from pretrainax.config import Experiment, ModelConfig, RunPhase, naming, phase_at, phases_of
+from pretrainax.config import Experiment, ModelConfig, RunPhase, UserError, naming, phase_at, phases_of
 from pretrainax.data.batch import HostBatch, Lengths, tokens_read
 from pretrainax.data.collate import collate
 from pretrainax.data.parts import parts_of_streams
@@ -24,6 +24,9 @@ from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
 from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled
 from pretrainax.distill.distilled import without_maps
+from pretrainax.inference.decoding import Generated, write
+from pretrainax.inference.loaded import LoadedModel
+from pretrainax.inference.request import Sampling
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import for_this_machine
@@ -37,7 +40,7 @@ from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.arrays import check_mesh, put_batch
 from pretrainax.sharding.mesh import make_mesh, platform
 from pretrainax.sharding.param_paths import PyTree
-from pretrainax.tasks import Task
+from pretrainax.tasks import Task, WritingTask
 from pretrainax.training import train_step
 from pretrainax.training.metrics import add_up, summarize, summarize_parts
 from pretrainax.training.train_step import Frozen, Params
@@ -234,6 +237,8 @@ class Run:
         Beside them, where there are several sources or objectives, those of each, {"loss/source=wiki": …}; of a task,
         its figures.
         """
+        if isinstance(self.task, WritingTask):
+            return self._validate_writing(self.task, params)
         if self.task is not None:
             return self._validate_task(self.task, params)
         parts, sums = [], []
@@ -263,6 +268,37 @@ class Run:
         count = min(len(found) * self.experiment.train.global_batch_size, self.valid_batches.rows_per_epoch)
         whole = jax.tree.map(lambda *parts: np.concatenate(parts)[:count], *answers)
         return list(sums), whole, [stream.note(n) for n in range(count)]
+
+    def written(self, params: Params, task: WritingTask) -> tuple[list[Generated], list[Note]]:
+        """Returns what the model writes for as many records of the validation split as `task.answers` says, evenly
+        over it, with their notes."""
+        (stream,) = self.valid_batches.streams
+        bound, rows = stream.objective, self.valid_batches.rows_per_epoch
+        assert isinstance(bound, WritingTask)
+        count = rows if task.answers is None else min(task.answers, rows)
+        numbers = [i * rows // count for i in range(count)]
+        prompts = [bound.asked(stream.record(n), stream.vocabulary) for n in numbers]
+        loaded = dataclasses.replace(self._writer, params=self.plain(params)[1]).compiled_as(self._writer)
+        sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
+        said = write(loaded, prompts, sampling)
+        loaded.forget()
+        return said, [stream.note(n) for n in numbers]
+
+    @functools.cached_property
+    def _writer(self) -> LoadedModel:
+        """Holds what is compiled to write, for all validations."""
+        model = adapt.plain(self.model)
+        return LoadedModel(self.experiment, model, None, self.prepared.tokenizer, self.mesh, "this run")
+
+    def _validate_writing(self, task: WritingTask, params: Params) -> dict[str, float]:
+        found = [
+            self.eval_step(params, put_batch(batch, self.mesh), self.frozen) for batch in self.validation_batches()
+        ]
+        figures = summarize(add_up(jax.device_get(found)))
+        if task.answers == 0:
+            return figures
+        said, notes = self.written(params, task)
+        return figures | task.metrics([each.text for each in said], notes)
 
     def _validate_task(self, task: Task, params: Params) -> dict[str, float]:
         sums, answers, notes = self.answers(params)
@@ -414,6 +450,7 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
 
     Of one in phases it returns the first. Phases that differ in their text alone share their steps.
     """
+    check_answers(experiment)
     processes = jax.process_index(), jax.process_count()
     valid_batches = batches_of(experiment, prepared, "valid", *processes)
     made: list[tuple[tuple, Steps]] = []
@@ -447,6 +484,23 @@ def build_run(experiment: Experiment, prepared: Prepared, mesh: jax.sharding.Mes
     for run in runs:
         run.phases = tuple(runs) if experiment.phases else ()
     return runs[0]
+
+
+def check_answers(experiment: Experiment) -> None:
+    """Raises UserError where a validation is to write answers and cannot."""
+    asked, tuning = experiment.validation_objective, experiment.tuning
+    if not isinstance(asked, WritingTask) or asked.answers == 0:
+        return
+    if jax.process_count() > 1:
+        raise UserError(
+            f"config.objective.answers is {asked.answers}, and one process writes answers: set it to 0, and let "
+            "python -m pretrainax.evaluate write them in a process by itself"
+        )
+    if tuning is not None and not cast(adapt.Tuning, tuning).is_mergeable:
+        raise UserError(
+            f"config.objective.answers is {asked.answers}, and a model with {tuning} writes no text: set it to 0, or "
+            "tune by LoRA"
+        )
 
 
 @contextlib.contextmanager

@@ -3,10 +3,11 @@
 import copy
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Optional, TypeAlias
 
-from pretrainax.config import Classify, Extract, HeadConfig, ModelConfig, Tag, UserError
+from pretrainax.config import Classify, Embed, Extract, HeadConfig, ModelConfig, Tag, UserError
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
@@ -139,7 +140,10 @@ class HuggingFace:
         return [found for found in classes if found is not None]
 
     def classifier_of(self, head: Optional[HeadConfig]) -> Optional[Classifier]:
-        """Returns the class of transformers with such a head; None: it has none."""
+        """Returns the class of transformers with such a head; None: it has none. Of a head without parameters it is
+        that of a whole row, as what it names below its head has the names of the class without any."""
+        if isinstance(head, Embed):
+            return self.classifier
         return next((found for found in self.classifiers if _alike(found.head, head)), None)
 
     def names(self, config: ModelConfig) -> list[Row]:
@@ -150,9 +154,10 @@ class HuggingFace:
         rows = [row for row in rows if row.path.partition("/")[0] not in _OF_PRETRAINING]
         if config.family == "encoder":  # perhaps that of an encoder-decoder
             rows = [row for row in rows if not row.path.startswith("decoder")]
-        if classifier is None or not isinstance(head, TaskHead):
+        if classifier is None:
             return rows
-        return [classifier.name_of(row) for row in rows] + classifier.rows(head)
+        rows = [classifier.name_of(row) for row in rows]
+        return rows + classifier.rows(head) if isinstance(head, TaskHead) else rows
 
     def read_config(self, json: ConfigJson) -> ModelConfig:
         """Returns the architecture that a config.json describes; UserError where it is none that we compute."""
@@ -174,12 +179,19 @@ class HuggingFace:
         self.read(json, config)
         return config
 
+    def read_as(self, json: ConfigJson, config: ModelConfig) -> ModelConfig:
+        """Returns what `read_config` does of the config.json of `config`: with its head, where that has no parameters,
+        and transformers' class is the one without any head."""
+        read = self.read_config(json)
+        return dataclasses.replace(without_heads(read), head=config.head) if isinstance(config.head, Embed) else read
+
     def class_of(self, config: ModelConfig) -> str:
         """Returns the class of transformers whose logits are those of `config`."""
         if config.head is not None:
             if (classifier := self.classifier_of(config.head)) is None:
                 raise UserError(f"{self.model_type!r} of transformers has no class with the head {config.head}")
-            return classifier.architecture
+            bare = re.sub("For[A-Z][A-Za-z]+$", "Model", classifier.architecture)
+            return bare if isinstance(config.head, Embed) else classifier.architecture
         return self.architecture if isinstance(self.architecture, str) else self.architecture(config)
 
     def write_config(self, config: ModelConfig) -> ConfigJson:
@@ -195,7 +207,7 @@ class HuggingFace:
         json |= self.write(config)
         if isinstance(config.head, TaskHead):
             json |= _write_head(config.head)
-        theirs = self.read_config(json)
+        theirs = self.read_as(json, config)
         more = zip(biases(theirs), biases(config), strict=True)
         fillable = _BIASES if all(mine <= their for their, mine in more) else ()
         different = [name for name in differences(theirs, config) if name not in fillable]

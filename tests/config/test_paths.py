@@ -15,21 +15,10 @@ from tests.support import tiny
 
 # Fields that hold text and name no file of this machine; what datasets and TFDS are given, they look up themselves.
 NO_PATHS = {
-    *(
-        "text_field",
-        "target_field",
-        "prefix",
-        "on_error",
-        "language",
-        "special_pieces",
-        "mode",
-        "name",
-        "select_by",
-        "targets",
-    ),
+    *("prefix", "on_error", "language", "special_pieces", "mode", "name", "select_by"),
+    *("labels", "numbered", "marks", "scores", "input", "template"),  # of tasks
+    *("columns", "delimiter"),  # of tables
     *("targets", "prompts", "data_dir", "revision", "data_files", "valid_data_files", "train_split", "valid_split"),
-    *("pair_field", "label_field", "labels", "words_field", "tags_field"),
-    *("numbered", "columns", "delimiter", "marks"),
 }
 
 
@@ -58,7 +47,7 @@ def test_every_field_of_text_is_a_path_or_known_to_be_none():
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith("pretrainax.")
         for name in (field.name for field in dataclasses.fields(kind))
         if "str" in str(hint := typing.get_type_hints(kind)[name]) and "Literal" not in str(hint)
-        if name not in NO_PATHS and name not in values.PATHS and not name.endswith(("_field", "_fields"))
+        if name not in NO_PATHS and name not in values.PATHS and not name.endswith(("_field", "_fields"))  # of a record
     }
     assert unknown == set()
 

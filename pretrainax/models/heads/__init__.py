@@ -3,13 +3,14 @@
 A new head is a file here with one class (`base.Head`), and its name in the line below.
 """
 
-from pretrainax.models.heads import classify, extract, language_model, pairs, replaced_tokens, tag
+from pretrainax.models.heads import classify, embed, extract, language_model, pairs, replaced_tokens, tag
 from pretrainax.models.heads.base import HEADS, Head, heads_of, register_head
 
 __all__ = [
     "HEADS",
     "Head",
     "classify",
+    "embed",
     "extract",
     "heads_of",
     "language_model",

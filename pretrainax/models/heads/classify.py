@@ -110,7 +110,7 @@ class ClassifierHead(nn.Module):
         head = self.config.head
         assert isinstance(head, Classify)
         if head.kind == "choice":
-            x = _pooled_texts(x, segment_ids, int(head.num_labels), head.pooling)
+            x = pooled_texts(x, segment_ids, int(head.num_labels), head.pooling)
             logits = label_logits(self.config, constrain(x, logical_spec("batch")), deterministic, labels=1)
             return logits.squeeze(-1)  # [B, L, 1] -> [B, L]
         x = _pooled(x, segment_ids > 0, head.pooling)
@@ -148,7 +148,7 @@ def _pooled(x: jax.Array, real: jax.Array, pooling: str) -> jax.Array:
     return jnp.einsum("BT,BTD->BD", weights.astype(x.dtype), x)
 
 
-def _pooled_texts(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
+def pooled_texts(x: jax.Array, segment_ids: jax.Array, texts: int, pooling: str) -> jax.Array:
     """Makes one state of those of each text of each row, [B, T, D] -> [B, L, D]; text i is segment i + 1."""
     of_text = segment_ids[:, None] == jnp.arange(1, texts + 1)[None, :, None]  # [B, T] -> [B, L, T]
     if pooling == "cls":  # of the first token alone

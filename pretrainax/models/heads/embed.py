@@ -1,0 +1,86 @@
+"""The head that makes a vector of each text of a row, and finds the passage of a query among all of a batch."""
+
+from typing import Optional, Unpack
+
+import chex
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import Embed, ModelConfig, UserError
+from pretrainax.data.batch import has_texts
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+from pretrainax.models.heads.classify import pooled_texts
+from pretrainax.models.heads.vocabulary_loss import LossOptions
+
+_NO_CANDIDATE = -1e9  # the score of an empty row, which fills up the last batch of a validation
+
+
+@flax.struct.dataclass
+class EmbedOutput:
+    vectors: jax.Array  # [B, S, D] float32, of the S texts of a row: the query, its passage, hard negatives
+    head: Embed = flax.struct.field(pytree_node=False)  # config.model.head
+
+
+@register_head
+class Embedder(Head):
+    """Its answers are the vectors [B, S, D], as they are compared.
+
+    The negatives of a query are all other passages of the batch, over all devices.
+    """
+
+    name, loss_name = "embed", "label_loss"
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return isinstance(config.head, Embed)
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {}
+
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> EmbedOutput:
+        head = model.config.head
+        vectors = pooled_texts(x.astype(jnp.float32), batch["segment_ids"], head.num_texts, head.pooling)
+        return EmbedOutput(vectors, head)
+
+    def answers(self, output: EmbedOutput, batch: Batch) -> jax.Array:
+        return _compared(output.vectors, output.head)
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return (batch["texts"] > 0).sum() if has_texts(batch) else None
+
+    def check(self, output: Optional[EmbedOutput], batch: Batch) -> None:
+        if (output is None) == has_texts(batch):
+            lack = "queries and passages have no head" if has_texts(batch) else "the head has no queries to learn from"
+            raise UserError(f"config.model.head and config.objective do not fit: {lack}")
+
+    def sums(self, output: EmbedOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
+        vectors, head, real = output.vectors, output.head, batch["texts"] > 0
+        chex.assert_shape(real, vectors.shape[:1], custom_message="vectors are [B, S, D], texts [B]")
+        # Matryoshka's sum over the first numbers of a vector, and all of it at the end
+        found = [_contrast(vectors[..., :n], head, real) for n in (*head.dimensions, vectors.shape[-1])]
+        weights = real.astype(jnp.float32)
+        loss = sum(loss for loss, _ in found) * weights
+        return loss.sum(), mean_sums("label", loss, found[-1][1], weights)
+
+
+def _compared(vectors: jax.Array, head: Embed) -> jax.Array:
+    """Returns vectors [..., D] of which a product is the score."""
+    if not head.normalize:
+        return vectors
+    return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
+
+
+def _contrast(vectors: jax.Array, head: Embed, real: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the loss of each row, [B], and whether its passage has the best score; vectors: [B, S, D]."""
+    vectors = _compared(vectors, head)
+    # [B, D], [B, S - 1, D] -> [B, B, S - 1]: each query, and the passages of each row
+    scores = jnp.einsum("BD,CPD->BCP", vectors[:, 0], vectors[:, 1:]) / head.temperature
+    scores = jnp.where(real[None, :, None], scores, _NO_CANDIDATE)
+    rows, own = scores.reshape(len(scores), -1), jnp.einsum("BB->B", scores[..., 0])
+    loss = jax.nn.logsumexp(rows, axis=-1) - own
+    if head.symmetric:
+        to_passages = jnp.where(real[:, None], scores[..., 0], _NO_CANDIDATE)  # [B, B]: a column is a passage's
+        loss = (loss + jax.nn.logsumexp(to_passages, axis=0) - own) / 2
+    return loss, own >= rows.max(-1)

@@ -1,0 +1,177 @@
+"""Instruction tuning: a decoder learns the answers of conversations, in the form of a chat template."""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar, Optional
+
+import numpy as np
+
+from pretrainax.config import UserError, nearest
+from pretrainax.data.batch import Lengths
+from pretrainax.data.preparation.shards import Encoded
+from pretrainax.data.sources.base import Note, Record
+from pretrainax.data.sources.records import value_of
+from pretrainax.tasks.base import text_in
+from pretrainax.tasks.writing import WritingTask, predicting, reading
+from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, parsed, read_template
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclasses.dataclass
+class Instructions(WritingTask):
+    """The answers of conversations (Wei et al. 2021, arXiv 2109.01652; Ouyang et al. 2022, arXiv 2203.02155): the loss
+    is of what the assistant says alone, with the end of each turn.
+
+    A record has a list of messages, {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content":
+    "Hello"}]}, of any number of turns; or, with messages_field=None, the fields of Alpaca (Taori et al. 2023), of which
+    instruction and input are the user's and output the assistant's. With ChatML as the template it becomes
+
+        tokens        <|im_start|> user ⏎ Hi <|im_end|> ⏎ <|im_start|> assistant ⏎     Hello      <|im_end|>
+        targets       user         ⏎ Hi  … ⏎ <|im_start|> assistant    ⏎         Hello <|im_end|> ⏎
+        loss_weights  0            0 0   … 0 0            0            0         1     1          0
+
+    The ids are those of transformers' apply_chat_template. Without `template` it is that of the tokenizer that a run
+    starts with, where it has one, else plain text ("User:", a new line, …). An export has it in tokenizer_config.json.
+    A conversation that is longer than config.data.sequence_length loses its end.
+    """
+
+    messages_field: Optional[str] = "messages"  # the field of the list of messages; None: the next three instead
+    instruction_field: str = "instruction"  # what the user asks
+    input_field: Optional[str] = "input"  # what it is asked of, which may be empty or missing; None: there is none
+    output_field: str = "output"  # the answer
+    template: Optional[str] = None  # in Jinja, as chat_template of tokenizer_config.json; None: see above
+
+    families: ClassVar[tuple[str, ...]] = ("decoder",)
+    _chat: ClassVar[Optional[Chat]] = None  # see `bind`
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        if self.messages_field is not None:
+            return (self.messages_field,)
+        return tuple(filter(None, (self.instruction_field, self.input_field, self.output_field)))
+
+    def complete(self, experiment) -> None:
+        super().complete(experiment)
+        path = getattr(experiment.tokenizer, "path", None)
+        if self.template is None and path is not None and os.path.isdir(os.path.expanduser(path)):
+            self.template = read_template(os.path.expanduser(path))
+
+    def bind(self, tokenizer):
+        task = super().bind(tokenizer)
+        task._chat = chat_of(self.template or PLAIN, tokenizer)  # pyright: ignore[reportAttributeAccessIssue]
+        return task
+
+    def read(self, record: Mapping) -> Record:
+        messages = self._alpaca(record) if self.messages_field is None else self._messages(record, self.messages_field)
+        answers = [message["content"] for message in messages if message["role"] == "assistant"]
+        if not answers:
+            raise ValueError("no message is of the assistant: there is no answer to learn")
+        if any(not answer.strip() for answer in answers):
+            raise ValueError("an answer of the assistant is empty")
+        note = {"roles": [message["role"] for message in messages], "answer": answers[-1]}
+        return Record(tuple(message["content"] for message in messages), note)
+
+    def _alpaca(self, record: Mapping) -> list[Message]:
+        asked = text_in(record, self.instruction_field, "instruction_field")
+        if self.input_field is not None and record.get(self.input_field):
+            asked += "\n\n" + text_in(record, self.input_field, "input_field")
+        answer = text_in(record, self.output_field, "output_field")
+        return [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
+
+    def _messages(self, record: Mapping, field: str) -> list[Message]:
+        given, found = value_of(record, field, "config.objective.messages_field"), []
+        if not isinstance(given, (list, tuple, np.ndarray)) or not len(given):
+            raise ValueError(f"field {field!r} holds {type(given).__name__}, it must be a list of messages, not empty")
+        for number, message in enumerate(given, 1):
+            role, content = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "content"))
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise ValueError(
+                    f"message {number} of field {field!r} must be an object with texts 'role' and 'content'"
+                )
+            if role not in _ROLES:
+                raise ValueError(f"message {number} of field {field!r} has the role {role!r}, {nearest(role, _ROLES)}")
+            found.append({"role": role, "content": content})
+        return found
+
+    def encode(self, record, tokenizer):
+        roles = record.note["roles"]
+        messages = [{"role": r, "content": text} for r, text in zip(roles, record.texts, strict=True)]
+        ids, is_answer = chat_of(self.template or PLAIN, tokenizer).encode(messages)
+        # What is no answer and what is one take turns.
+        starts = np.flatnonzero(np.diff(is_answer, prepend=False))
+        yield Encoded(np.split(ids, starts), {"answer": record.note["answer"]})
+
+    def example(self, text, rng, vocabulary):
+        is_answer = np.zeros(len(text.tokens), bool)
+        for start, end in _answers(text.parts, len(text.tokens)):
+            is_answer[start:end] = True
+        return predicting(text.tokens[: self._length + 1], is_answer[: self._length + 1])
+
+    def prompt(self, tokens, vocabulary):
+        return reading(tokens)
+
+    def asked(self, text, vocabulary):
+        """Returns all that comes before the last answer; of what is too long the end."""
+        *_, (start, _) = _answers(text.parts, len(text.tokens))
+        room = max(self._length - self.room_for_answer, 1)
+        return reading(text.tokens[max(start - room, 0) : start])
+
+    @property
+    def room_for_answer(self) -> int:
+        return self.max_new_tokens or self._length // 2
+
+    def lengths(self, sequence_length: int) -> Lengths:
+        return Lengths(sequence_length, sequence_length, sequence_length)
+
+    def measure(self, raw: int) -> Lengths:
+        """Returns lengths that no example exceeds: what is cut is counted by `warnings`."""
+        length = min(max(raw - 1, 1), self._length)
+        return Lengths(raw, length, length)
+
+    def sample_note(self):
+        return {"answer": ""}
+
+    def field_problems(self):
+        yield from super().field_problems()
+        try:
+            parsed(self.template or PLAIN)
+        except UserError as e:
+            yield str(e)
+
+    def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
+        assert self._chat is not None
+        if self._chat.lacking:
+            yield (
+                f"NO TOKENS OF THEIR OWN: the vocabulary lacks {', '.join(self._chat.lacking)} of "
+                "config.objective.template, and reads them as text, a few tokens each"
+            )
+        yield from self._end_problems(self._chat)
+        cut = lost = count = 0
+        for note in notes:
+            ends = note["parts"]
+            cut += ends[-1] > self._length + 1
+            lost += all(start > self._length for start, _ in _answers(ends, ends[-1]))
+            count += 1
+        if cut:
+            yield (
+                f"CUT TO THEIR ROOM: {cut:,} of {count:,} conversations lose their end, {lost:,} of them all answers: "
+                f"config.data.sequence_length is {self._length}"
+            )
+
+    def _end_problems(self, chat: Chat) -> Iterator[str]:
+        """Yields that a text which the model writes will not end where an answer does."""
+        end = chat.end_of_turn()
+        if end != chat.end_of_text:
+            yield (
+                f"ANSWERS END WITH {end!r}, and a text that is generated with {chat.end_of_text!r}: give "
+                f"--stop when you generate, or a config.objective.template that ends answers with eos_token"
+            )
+
+
+def _answers(ends: Iterable[int], length: int) -> list[tuple[int, int]]:
+    """Returns where each answer begins and ends, of a conversation whose parts end so: every other one is an answer."""
+    bounds = [0, *map(int, ends), length]
+    return [pair for i, pair in enumerate(itertools.pairwise(bounds)) if i % 2 and pair[0] < pair[1]]

@@ -1,0 +1,126 @@
+"""Instruction tuning: the example of a conversation, what is cut of it, broken records, the template of a start."""
+
+import numpy as np
+import pytest
+
+from pretrainax.config import UserError
+from pretrainax.config.validation import validate
+from pretrainax.data.objectives import Text
+from pretrainax.data.sources import JsonLines
+from pretrainax.tasks import Instructions
+from pretrainax.tokenization import ByteBPE, PretrainedTokenizer
+from pretrainax.tokenization.chat import PLAIN, write_template
+from tests.support import tiny
+
+TOKENIZER = ByteBPE(vocab_size=280).build(iter(["Hi you, hello it rains", "User:\nAssistant:\n it rains"] * 20))
+USER, ANSWER = {"role": "user", "content": "Hi you"}, {"role": "assistant", "content": "hello"}
+TALK = {"messages": [USER, ANSWER, {"role": "user", "content": "and"}, {"role": "assistant", "content": "it rains"}]}
+
+
+def adapted(length=60, **fields):
+    experiment = tiny.get_config("gpt")
+    experiment.data.sequence_length = length
+    return Instructions(**fields).adapted(experiment).bind(TOKENIZER)
+
+
+def text_of(task, record):
+    (encoded,) = task.encode(task.read(record), TOKENIZER)
+    ends, tokens = np.cumsum([len(ids) for ids in encoded.parts]), np.concatenate(encoded.parts)
+    return Text(tokens, np.ones_like(tokens), ends, note={**encoded.note, "parts": ends.tolist()})
+
+
+def test_the_loss_is_of_the_answers_and_of_the_ends_of_their_turns():
+    task, end = adapted(), TOKENIZER.vocabulary.eos
+    found = task.example(text_of(task, TALK), None, TOKENIZER.vocabulary)
+    written = found["targets"][found["loss_weights"] > 0].tolist()
+    assert written == [*TOKENIZER.encode("hello"), end, *TOKENIZER.encode("it rains"), end]
+    assert found["tokens"][1:].tolist() == found["targets"][:-1].tolist()
+    whole = "User:\nHi you\n\nAssistant:\nhello<|endoftext|>\n\nUser:\nand\n\nAssistant:\nit rains<|endoftext|>"
+    assert TOKENIZER.decode(found["tokens"]).startswith(whole)
+
+
+def test_what_is_read_before_the_last_answer_is_that_of_training():
+    task = adapted(120)
+    text = text_of(task, TALK)
+    asked = task.asked(text, TOKENIZER.vocabulary)["tokens"]
+    assert TOKENIZER.decode(asked).endswith("User:\nand\n\nAssistant:\n")
+    assert asked.tolist() == text.tokens[: len(asked)].tolist() and text.note["answer"] == "it rains"
+    short = adapted(16).asked(text, TOKENIZER.vocabulary)["tokens"]
+    assert short.tolist() == asked[-8:].tolist()
+
+
+def test_alpacas_fields_are_a_conversation_of_one_turn():
+    task = adapted(messages_field=None)
+    read = task.read({"instruction": "Say", "input": "it", "output": "rains"})
+    assert read.texts == ("Say\n\nit", "rains") and read.note["roles"] == ["user", "assistant"]
+    for record in ({"instruction": "Say", "input": "", "output": "rains"}, {"instruction": "Say", "output": "rains"}):
+        assert task.read(record).texts == ("Say", "rains")
+    assert task.fields == ("instruction", "input", "output") and adapted().fields == ("messages",)
+
+
+def test_what_is_cut_is_counted():
+    task = adapted(20)
+    texts = [text_of(task, {"messages": [USER, ANSWER]}), text_of(task, TALK)]
+    texts.append(text_of(task, {"messages": [{"role": "user", "content": "it rains " * 20}, ANSWER]}))
+    found = [task.example(text, None, TOKENIZER.vocabulary) for text in texts]
+    assert max(len(example["tokens"]) for example in found) == 20 and found[2]["loss_weights"].sum() == 0
+    cut = sum(len(text.tokens) > 21 for text in texts)
+    (said,) = task.warnings([text.note for text in texts])
+    assert f"{cut} of 3 conversations lose their end, 1 of them all answers" in said and cut >= 2
+
+
+def test_a_template_that_does_not_fit_the_vocabulary_is_said():
+    chatml = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    chatml += "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    lacking, ends = adapted(template=chatml).warnings([])
+    assert "lacks <|im_end|>, <|im_start|>" in lacking and "ANSWERS END WITH" in ends and "<|endoftext|>" in ends
+    assert not list(adapted().warnings([]))
+
+
+@pytest.mark.parametrize(
+    "record, said",
+    [
+        ({"messages": [USER]}, "no message is of the assistant"),
+        ({"messages": [USER, {"role": "assistant", "content": " "}]}, "an answer of the assistant is empty"),
+        ({"messages": []}, "it must be a list of messages, not empty"),
+        ({"messages": "Hi"}, "holds str, it must be a list"),
+        (
+            {"messages": [USER, {"role": "assitant", "content": "a"}]},
+            "message 2 .*'assitant', did you mean 'assistant'",
+        ),
+        ({"messages": [USER, {"from": "gpt", "value": "a"}]}, "message 2 .* 'role' and 'content'"),
+        ({"messages": [USER, {"role": "assistant", "content": [{"type": "text"}]}]}, "message 2 .*with texts"),
+        ({"messages": ["Hi", "hello"]}, "message 1 .*must be an object"),
+        ({"conversation": [USER, ANSWER]}, "no field 'messages'.*config.objective.messages_field"),
+    ],
+)
+def test_a_broken_record_says_what_is_wrong_with_it(record, said):
+    with pytest.raises(ValueError, match=said):
+        adapted().read(record)
+
+
+def config(**fields):
+    experiment = tiny.get_config("gpt")
+    experiment.data.source, experiment.objective = JsonLines(path=__file__), Instructions(**fields)
+    return experiment
+
+
+def test_a_wrong_template_is_one_line():
+    with pytest.raises(UserError, match="config.objective.template is no Jinja template"):
+        validate(config(template="{% for"))
+    experiment = config()
+    experiment.model.family = "encoder_decoder"
+    with pytest.raises(UserError, match="Instructions, which trains config.model.family decoder"):
+        validate(experiment)
+
+
+def test_the_template_is_that_of_the_tokenizer_of_the_start_unless_one_is_given(tmp_path):
+    write_template(str(tmp_path), "{{ messages[0].content }}")
+    for given, found in ((None, "{{ messages[0].content }}"), (PLAIN, PLAIN)):
+        experiment = config(template=given)
+        experiment.tokenizer = PretrainedTokenizer(path=str(tmp_path))
+        experiment.objective.complete(experiment)
+        assert experiment.objective.template == found
+    experiment = config()
+    experiment.objective.complete(experiment)
+    assert experiment.objective.template is None
