@@ -25,6 +25,7 @@ from pretrainax import cli  # noqa: E402
 from pretrainax.config.paths import define_path  # noqa: E402
 from pretrainax.reporting.tables import text_table  # noqa: E402
 from pretrainax.tokenization.base import TextTable, Vocabulary  # noqa: E402
+from pretrainax.training.description import describe  # noqa: E402
 
 STEPS = flags.DEFINE_integer(
     "timed_steps", 20, "Steps that count, in 5 groups; as many again run before, at most 5", lower_bound=5
@@ -123,7 +124,7 @@ def measured(run, seconds: list[float], compile_seconds: float, first_step_secon
     return {
         "config": cli.config_name(),
         "device": f"{run.mesh.size} × {jax.devices()[0].device_kind}",
-        "compute": dict(run.describe())["compute"],
+        "compute": dict(describe(run))["compute"],
         "parameters": run.parameters,
         "batch_size": run.experiment.train.global_batch_size,
         "tokens_per_step": run.tokens_per_step,

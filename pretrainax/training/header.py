@@ -10,6 +10,7 @@ from pretrainax.data.sources import PythonDocs
 from pretrainax.interop.directories import describe_export
 from pretrainax.reporting.units import large_number, scientific, three_digits
 from pretrainax.tasks import Task
+from pretrainax.training.description import describe
 from pretrainax.training.metrics_writer import MetricsWriter
 from pretrainax.training.setup import Run
 
@@ -66,7 +67,7 @@ def rows(run: Run, paper: Paper = UNKNOWN) -> list[Row]:
     tokens = sum(part.tokens_per_step * part.steps for part in run.parts)
     times = " and ".join(three_digits(times) for _, times in epochs)
     described = [
-        *run.describe(),
+        *describe(run),
         ("source", _source(experiment, run.prepared, paper.source)),
         ("tokenizer", f"{experiment.tokenizer}, {vocabulary.size:,} ids"),
         ("objective", str(experiment.objective)),

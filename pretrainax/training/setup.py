@@ -22,17 +22,16 @@ from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.pipeline import Batches, PhaseBatches, batches_of, phase_batches
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.data.sources.base import Note
-from pretrainax.distill import MAPS, TEACHER, Distillation, Distilled
+from pretrainax.distill import Distilled
 from pretrainax.distill.distilled import without_maps
 from pretrainax.inference.decoding import Generated, write
 from pretrainax.inference.loaded import LoadedModel
 from pretrainax.inference.request import Sampling
-from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import for_this_machine
 from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
-from pretrainax.optim.layers import by_layer, count_trained
+from pretrainax.optim.layers import by_layer
 from pretrainax.runtime import host
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
@@ -303,92 +302,6 @@ class Run:
     def _validate_task(self, task: Task, params: Params) -> dict[str, float]:
         sums, answers, notes = self.answers(params)
         return summarize(add_up(sums)) | task.metrics(answers, notes)
-
-    def describe(self) -> list[tuple[str, str]]:
-        """Returns the rows of the run's header."""
-        model, train = self.experiment.model, self.experiment.train
-        layers = model.num_layers + (model.decoder_layers if model.family == "encoder_decoder" else 0)
-        shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
-        mesh = " × ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items() if size > 1)
-        device = jax.devices()[0].device_kind
-        specs = [spec for part in self.parts for spec in part.attention_specs]
-        chosen = [choose_implementation(self.model.compute.attention, platform(), spec) for spec in specs]
-        attention = dict.fromkeys(name for name, _ in chosen)
-        warnings = dict.fromkeys(warning for _, warning in chosen if warning)
-        no_bytes = self.valid_batches.no_target_bytes if model.family == "decoder" else ""  # others never have any
-        total = sum(part.flops_per_step * part.steps for part in self.parts)
-        return [
-            ("model", f"{model.family.replace('_', '-')}, {self.parameters / 1e6:,.1f} M parameters, {shape}"),
-            *self._describe_tuning(),
-            *self._describe_teacher(),
-            ("data", self.prepared.summary),
-            *(self._describe_phases() if self.phases else [("batch", self._describe_batch())]),
-            ("mesh", f"{self.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
-            ("compute", f"{self.model.compute.dtype}, attention {', '.join(attention)}"),
-            *self._describe_layers(),
-            *self._describe_ema(),
-            ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if self.phases else self._describe_flops()),
-            *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
-            *(("WARNING", warning) for warning in warnings),
-        ]
-
-    def _describe_batch(self) -> str:
-        return f"{self.trained.train.global_batch_size} examples, {self.tokens_per_step:,} tokens"
-
-    def _describe_flops(self) -> str:
-        done = self.flops_done_per_step / self.flops_per_step
-        skipped = f"; done {done:.0%}: attention skips what its masks hide" if done < 1 else ""
-        return (
-            f"{self.flops_per_step:.3g} a step, {self.flops_per_step * self.steps:.3g} in {self.steps:,} steps{skipped}"
-        )
-
-    def _describe_phases(self) -> Iterator[tuple[str, str]]:
-        for part in self.phases:
-            assert part.phase is not None
-            yield part.phase.name, f"{part.phase.what}; {part._describe_batch()}, FLOPs {part._describe_flops()}"
-        length, rows = self.experiment.data.sequence_length, self.experiment.train.global_batch_size
-        yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
-
-    def _describe_layers(self) -> Iterator[tuple[str, str]]:
-        if said := self.experiment.layers.describe():
-            count = count_trained(self.experiment.layers, self.abstract_state.params)
-            yield "layers", f"{said}; {count:,} of {self.parameters:,} parameters are trained"
-
-    def _describe_tuning(self) -> Iterator[tuple[str, str]]:
-        if self.experiment.tuning is not None:
-            trained, share = self.trained_parameters, self.trained_parameters / self.parameters
-            yield "tuning", f"{self.experiment.tuning}: {trained:,} parameters are trained, {share:.2%} of all"
-
-    def _describe_teacher(self) -> Iterator[tuple[str, str]]:
-        distillation, teacher = cast(Distillation, self.trained.distill), self.teacher
-        if teacher is None or self.abstract_frozen is None:
-            return
-        size = sum(p.size for p in jax.tree.leaves(self.abstract_frozen[TEACHER])) / 1e6
-        layers = " + ".join(map(str, teacher.stacks.values()))
-        maps = sum(p.size for p in jax.tree.leaves(self.abstract_state.params.get(MAPS)))
-        learned = f"; {maps:,} parameters map states to its width" if maps else ""
-        yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {teacher.d_model}{learned}"
-        fastest = {choose_implementation("auto", platform(), spec)[0] for spec in self.attention_specs} - {"xla"}
-        if distillation.attention and fastest:
-            yield (
-                "WARNING",
-                f"SLOW ATTENTION: 'xla' is used in the place of {', '.join(sorted(fastest))}, as "
-                "config.distill.attention compares the logits, which no other kernel holds; config.distill.relations "
-                "needs none",
-            )
-        if not distillation.own and not distillation.soft:
-            yield (
-                "WARNING",
-                "HEADS ARE NOT TRAINED: config.distill has weights 0 of the loss and of soft targets, so that what the "
-                "model says, and each validation of it, means nothing before another training; config.distill.own and "
-                "soft are these weights",
-            )
-
-    def _describe_ema(self) -> Iterator[tuple[str, str]]:
-        decay, validated = self.experiment.train.ema_decay, self.experiment.evaluate.parameters == "ema"
-        if decay is not None:
-            what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
-            yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
 
 
 class Steps(NamedTuple):

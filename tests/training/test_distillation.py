@@ -32,6 +32,7 @@ from pretrainax.tasks import Classification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training import loop
+from pretrainax.training.description import describe
 from pretrainax.training.restore import describe_start, restore_or_init
 from pretrainax.training.setup import open_run
 from pretrainax.training.trained import trained_model
@@ -169,7 +170,7 @@ def test_a_plan_and_a_run_count_the_teacher_s_memory_and_its_forward(student, te
         own, theirs = (flops_per_step(model, *step) for model in (experiment.model, run.teacher))
         assert run.flops_per_step == pytest.approx(own + theirs / 3)
         assert run.parameters == plain.parameters / 4
-        assert "width 32; 1,024 parameters map states to its width" in dict(run.describe())["teacher"]
+        assert "width 32; 1,024 parameters map states to its width" in dict(describe(run))["teacher"]
 
 
 def test_attention_runs_by_the_kernel_that_holds_its_logits_where_they_are_compared(teacher, text, cache):

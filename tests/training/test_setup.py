@@ -15,6 +15,7 @@ from pretrainax.data.sources import JsonLines
 from pretrainax.layers import multi_head
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh, make_mesh
+from pretrainax.training.description import describe
 from pretrainax.training.setup import Run, build_run, build_steps
 from tests.support import tiny
 from tests.support.tables import example_shapes
@@ -66,7 +67,7 @@ def run_on(platform, experiment, length=512, **sizes):
 def header(experiment, platform, length=512, **sizes):
     """What is announced of attention, and the warnings."""
     with run_on(platform, experiment, length, **sizes) as run:
-        rows = run.describe()
+        rows = describe(run)
     return dict(rows)["compute"].split(", attention ")[1], [value for name, value in rows if name == "WARNING"]
 
 
@@ -140,7 +141,7 @@ def gpt():
 @pytest.mark.parametrize("platform, pairs", [("gpu", 512 * 513 / 2), ("tpu", 512**2), ("cpu", 512**2)])
 def test_a_run_counts_what_its_attention_skips(traced, platform, pairs):
     with run_on(platform, gpt()) as run:
-        row = dict(run.describe())["FLOPs"]
+        row = dict(describe(run))["FLOPs"]
     # 8 rows, 2 layers, 4 heads of 64, 2 products forward and 4 backward
     assert run.flops_per_step - run.flops_done_per_step == 2 * 6 * 8 * 2 * 4 * 64 * (512**2 - pairs)
     share = f"; done {run.flops_done_per_step / run.flops_per_step:.0%}: attention skips what its masks hide"

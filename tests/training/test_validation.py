@@ -32,6 +32,7 @@ from pretrainax.interop.origin import find_origin
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training import finish, header, loop
+from pretrainax.training.description import describe
 from pretrainax.training.metrics import add_up, read_metrics, summarize
 from pretrainax.training.setup import build_run
 from tests.support import tiny
@@ -304,7 +305,7 @@ def test_bits_per_byte_are_there_or_the_reason_is_by_what_validation_asks(traine
     run, _ = built(experiment)
     assert ("target_bytes" in run.valid_batches[0]) == (reason is None)
     with jax.set_mesh(run.mesh):
-        assert dict(run.describe()).get("bits per byte") == reason
+        assert dict(describe(run)).get("bits per byte") == reason
 
 
 def test_the_baseline_has_the_form_of_what_validation_asks(text, cache):

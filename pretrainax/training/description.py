@@ -1,0 +1,104 @@
+"""Says what a run computes: model, what of it is trained, batch, mesh, attention, FLOPs."""
+
+from collections.abc import Iterator
+from typing import cast
+
+import jax
+
+from pretrainax.distill import MAPS, TEACHER, Distillation
+from pretrainax.layers.attention import choose_implementation
+from pretrainax.optim.layers import count_trained
+from pretrainax.sharding.mesh import platform
+from pretrainax.training.setup import Run
+
+
+def describe(run: Run) -> list[tuple[str, str]]:
+    """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
+    model, train = run.experiment.model, run.experiment.train
+    layers = model.num_layers + (model.decoder_layers if model.family == "encoder_decoder" else 0)
+    shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
+    mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
+    device = jax.devices()[0].device_kind
+    specs = [spec for part in run.parts for spec in part.attention_specs]
+    chosen = [choose_implementation(run.model.compute.attention, platform(), spec) for spec in specs]
+    attention = dict.fromkeys(name for name, _ in chosen)
+    warnings = dict.fromkeys(warning for _, warning in chosen if warning)
+    no_bytes = run.valid_batches.no_target_bytes if model.family == "decoder" else ""  # others never have any
+    total = sum(part.flops_per_step * part.steps for part in run.parts)
+    return [
+        ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
+        *_tuning(run),
+        *_teacher(run),
+        ("data", run.prepared.summary),
+        *(_phases(run) if run.phases else [("batch", _batch(run))]),
+        ("mesh", f"{run.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
+        ("compute", f"{run.model.compute.dtype}, attention {', '.join(attention)}"),
+        *_layers(run),
+        *_ema(run),
+        ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),
+        *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
+        *(("WARNING", warning) for warning in warnings),
+    ]
+
+
+def _batch(run: Run) -> str:
+    return f"{run.trained.train.global_batch_size} examples, {run.tokens_per_step:,} tokens"
+
+
+def _flops(run: Run) -> str:
+    done = run.flops_done_per_step / run.flops_per_step
+    skipped = f"; done {done:.0%}: attention skips what its masks hide" if done < 1 else ""
+    return f"{run.flops_per_step:.3g} a step, {run.flops_per_step * run.steps:.3g} in {run.steps:,} steps{skipped}"
+
+
+def _phases(run: Run) -> Iterator[tuple[str, str]]:
+    for part in run.phases:
+        assert part.phase is not None
+        yield part.phase.name, f"{part.phase.what}; {_batch(part)}, FLOPs {_flops(part)}"
+    length, rows = run.experiment.data.sequence_length, run.experiment.train.global_batch_size
+    yield "validation", f"in every phase as the config says: sequence_length {length}, {rows} examples a batch"
+
+
+def _layers(run: Run) -> Iterator[tuple[str, str]]:
+    if said := run.experiment.layers.describe():
+        count = count_trained(run.experiment.layers, run.abstract_state.params)
+        yield "layers", f"{said}; {count:,} of {run.parameters:,} parameters are trained"
+
+
+def _tuning(run: Run) -> Iterator[tuple[str, str]]:
+    if run.experiment.tuning is not None:
+        trained, share = run.trained_parameters, run.trained_parameters / run.parameters
+        yield "tuning", f"{run.experiment.tuning}: {trained:,} parameters are trained, {share:.2%} of all"
+
+
+def _teacher(run: Run) -> Iterator[tuple[str, str]]:
+    distillation, teacher = cast(Distillation, run.trained.distill), run.teacher
+    if teacher is None or run.abstract_frozen is None:
+        return
+    size = sum(p.size for p in jax.tree.leaves(run.abstract_frozen[TEACHER])) / 1e6
+    layers = " + ".join(map(str, teacher.stacks.values()))
+    maps = sum(p.size for p in jax.tree.leaves(run.abstract_state.params.get(MAPS)))
+    learned = f"; {maps:,} parameters map states to its width" if maps else ""
+    yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {teacher.d_model}{learned}"
+    fastest = {choose_implementation("auto", platform(), spec)[0] for spec in run.attention_specs} - {"xla"}
+    if distillation.attention and fastest:
+        yield (
+            "WARNING",
+            f"SLOW ATTENTION: 'xla' is used in the place of {', '.join(sorted(fastest))}, as "
+            "config.distill.attention compares the logits, which no other kernel holds; config.distill.relations "
+            "needs none",
+        )
+    if not distillation.own and not distillation.soft:
+        yield (
+            "WARNING",
+            "HEADS ARE NOT TRAINED: config.distill has weights 0 of the loss and of soft targets, so that what the "
+            "model says, and each validation of it, means nothing before another training; config.distill.own and "
+            "soft are these weights",
+        )
+
+
+def _ema(run: Run) -> Iterator[tuple[str, str]]:
+    decay, validated = run.experiment.train.ema_decay, run.experiment.evaluate.parameters == "ema"
+    if decay is not None:
+        what = "it is validated, and kept as the best" if validated else "the trained ones are validated"
+        yield "average", f"moving average of the parameters, decay {decay:g}; {what}"
