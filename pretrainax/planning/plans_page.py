@@ -35,9 +35,9 @@ says what follows from the collectives as compiled.
 def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
     """Yields the cells of COLUMNS, of each config with its default variant on each of TOPOLOGIES."""
     for file in files or (find_config(name)[0] for name in config_names()):
-        experiment = runpy.run_path(file)["get_config"]()
-        experiment.objective.complete(experiment)
         for name in TOPOLOGIES:
+            experiment = runpy.run_path(file)["get_config"]()
+            experiment.objective.complete(experiment)
             yield row(file, experiment, Topology.parse(name))
 
 
