@@ -62,9 +62,8 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
         name
         for name in differences(source.config, model)
         if not (is_head(name) and (fresh_heads or not getattr(model, name)))
-        and not (name == "family" and takes_encoder(source.config, model))
     ]
-    if names:
+    if names and not (names == ["family"] and takes_encoder(source.config, model)):
         raise other_architecture(directory, source.config, model, names)
     source.bind(model)
     return source

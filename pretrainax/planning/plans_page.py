@@ -36,7 +36,9 @@ def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
     """Yields the cells of COLUMNS, of each config with its default variant on each of TOPOLOGIES."""
     for file in files or (find_config(name)[0] for name in config_names()):
         for name in TOPOLOGIES:
-            yield row(file, runpy.run_path(file)["get_config"](), Topology.parse(name))
+            experiment = runpy.run_path(file)["get_config"]()
+            experiment.objective.complete(experiment)
+            yield row(file, experiment, Topology.parse(name))
 
 
 def row(file: str, experiment: Experiment, topology: Topology) -> tuple[str, ...]:

@@ -323,7 +323,7 @@ def test_transformers_reads_and_rewrites_our_config_json(name):
         ({"attention_head_size": 32}, "attention_head_size 32"),
         ({"conv_kernel_size": 3}, "conv_act 'tanh'"),
         ({"conv_kernel_size": 3, "conv_act": "gelu", "conv_groups": 2}, "conv_groups 2"),
-        ({"architectures": ["DebertaV2ForTokenClassification"]}, "DebertaV2ForTokenClassification"),
+        ({"architectures": ["DebertaForMaskedLM"]}, "DebertaForMaskedLM"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(changes, message):

@@ -326,6 +326,7 @@ RELEASED = {
     "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
     "electra_base": bert,
     "electra_small": bert,
+    "finetune": bert,
     "gemma": adamw,
     "gpt2": adamw,
     "gpt3": adamw,

@@ -292,7 +292,7 @@ def test_init_from_takes_the_parameters_of_another_run(experiment, tmp_path):
 
 def test_init_from_a_folder_without_checkpoints_is_an_error(experiment, tmp_path):
     experiment.checkpoint.init_from = str(tmp_path)
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="is neither a run, .* nor a Hugging Face directory"):
         loop.train(experiment, str(tmp_path / "run"))
 
 
