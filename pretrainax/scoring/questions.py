@@ -190,12 +190,18 @@ class Targets(Method):
     def __init__(self, loaded: LoadedModel, scoring: Scoring):
         super().__init__(loaded, scoring)
         objective, self.seed = loaded.experiment.objective.bind(self.tokenizer), scoring.seed or 0
-        self.of_text = [(w, o) for w, o in objective.components() if isinstance(o, Objective) and o.unit != "pairs"]
+        parts = [(w, o) for w, o in objective.components() if isinstance(o, Objective)]
+        self.of_text = [(w, o) for w, o in parts if o.unit not in ("pairs", "records")]
         self.of_pairs = [o for _, o in objective.components(pairs=True) if o.unit == "pairs"]
         start = objective.components()[0][1].decoder_start(self.vocabulary)
         if not self.of_pairs and loaded.experiment.model.family == "encoder_decoder" and start == self.vocabulary.pad:
             self.of_pairs = [SequenceToSequence()]  # whose format T5's pretraining has too
         name = type(objective).__name__
+        if not self.of_text and not self.of_pairs:
+            raise UserError(
+                f"{loaded.origin} was trained by {name}, on records: python -m pretrainax.evaluate without --source "
+                "gives its figures"
+            )
         self.counted = f"{self.manner}, {name}" + (f", seed {self.seed}" if self.of_text else "") + self.limit
         self._name = name
 

@@ -89,6 +89,11 @@ def test_what_writes_predicts_nothing(tuned):
         load(str(tuned)).predict(["aus mir"])
 
 
+def test_texts_are_no_records_of_it(tuned):
+    with pytest.raises(UserError, match="trained by TextGeneration, on records: .* without --source"):
+        load(str(tuned)).score(["aus mir"])
+
+
 def test_it_starts_from_all_that_is_pretrained(tuned):
     before, after = load(str(tuned.parent / "start")).parameters, load(f"{tuned}@0").parameters
     assert before.keys() == after.keys() and all((before[path] == after[path]).all() for path in before)
