@@ -55,7 +55,7 @@ def beginning_of(name: str) -> Beginning:
     """
     origin = find_origin(name)
     if origin.steps:
-        model, folder = _single(_experiment(origin).model), os.path.join(origin.directory, "tokenizer")
+        model, folder = _single(experiment_of(origin).model), os.path.join(origin.directory, "tokenizer")
         try:
             family = describe_model(model, None)[0]
         except UserError:  # transformers has none like it
@@ -66,7 +66,8 @@ def beginning_of(name: str) -> Beginning:
     return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), heads)
 
 
-def _experiment(origin: Origin) -> Experiment:
+def experiment_of(origin: Origin) -> Experiment:
+    """Returns the config, without phases, that the checkpoints of a run were trained by."""
     experiment = config.load(os.path.join(origin.directory, "config.json"))
     return trained_as(experiment, list(map(step_of, origin.steps)))
 
@@ -99,7 +100,7 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     """
     ours, changed = models.abstract_params(model), []
     if origin.steps:
-        experiment = _experiment(origin)
+        experiment = experiment_of(origin)
         _check_plain(origin, experiment)
         their_model = experiment.model if model.generator is not None else _single(experiment.model)
         changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
@@ -159,7 +160,7 @@ def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Opti
     """
     if not origin.steps:
         return weights.load_params(origin.directory, model, abstract, fresh)
-    fit, experiment = fit_of(origin, model, fresh is not None), _experiment(origin)
+    fit, experiment = fit_of(origin, model, fresh is not None), experiment_of(origin)
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
     params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
     if experiment.model.generator is not None and model.generator is None:
@@ -235,7 +236,7 @@ def _digest(start: Origin) -> str:
     if not start.steps:
         found = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
         names = [os.path.join(start.directory, name) for name in ("config.json", *found)]
-    elif _experiment(start).tuning is not None:
+    elif experiment_of(start).tuning is not None:
         digest.update(_digest(find_known_start(start.directory)).encode())
     for name in names:
         with open(name, "rb") as f:
