@@ -56,8 +56,7 @@ class Classify(HeadConfig):
             yield "config.model.head.num_labels and kind are 'auto', which a task of config.objective says: it is none"
         elif self.num_labels < 1:
             yield f"config.model.head.num_labels is {self.num_labels}, it must be at least 1"
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+        yield from _rate_problems(self.dropout_rate)
         if self.pooling == "cls" and experiment.model.family == "decoder":
             yield "config.model.head.pooling is 'cls', and the first token of a decoder has seen nothing: take 'last'"
 
@@ -93,8 +92,7 @@ class Tag(HeadConfig):
                 f"config.model.head.follows is {self.follows}, it must have for each of the {self.num_labels} tags the "
                 "numbers of others"
             )
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+        yield from _rate_problems(self.dropout_rate)
 
 
 @dataclasses.dataclass
@@ -110,8 +108,7 @@ class Extract(HeadConfig):
     num_labels: ClassVar[int] = 2  # the begin and the end
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
-        if self.dropout_rate is not None and not 0 <= self.dropout_rate < 1:
-            yield f"config.model.head.dropout_rate is {self.dropout_rate}, it must be in [0, 1)"
+        yield from _rate_problems(self.dropout_rate)
 
 
 @dataclasses.dataclass
@@ -144,3 +141,8 @@ class Embed(HeadConfig):
                 f"config.model.head.dimensions is {self.dimensions}, each must be another number below "
                 f"config.model.d_model {model.d_model}, which is always one"
             )
+
+
+def _rate_problems(dropout_rate: Optional[float]) -> Iterator[str]:
+    if dropout_rate is not None and not 0 <= dropout_rate < 1:
+        yield f"config.model.head.dropout_rate is {dropout_rate}, it must be in [0, 1)"

@@ -12,12 +12,11 @@ from pretrainax import config as config_lib
 from pretrainax import models
 from pretrainax.adapt import Tuning, adapted
 from pretrainax.checkpoints.run_json import check_tokenizer
-from pretrainax.checkpoints.steps import step_of
-from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest, trained_as
+from pretrainax.config import Experiment, MeshConfig, ModelConfig, UserError, nearest
 from pretrainax.inference.language_model import LanguageModel
+from pretrainax.interop import start
 from pretrainax.interop.directories import check_rows, evaluation_of
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.start import load_run
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.models import electra
@@ -91,14 +90,13 @@ def _of_run(
     origin: Origin, mesh: Optional[jax.sharding.Mesh]
 ) -> tuple[Experiment, Tokenizer, PyTree, jax.sharding.Mesh]:
     folder = os.path.join(os.path.abspath(origin.directory), "tokenizer")
-    experiment = config_lib.load(os.path.join(origin.directory, "config.json"))
-    experiment = trained_as(experiment, list(map(step_of, origin.steps)))
+    experiment = start.experiment_of(origin)
     experiment.tokenizer.path = folder
     tokenizer = load_tokenizer(folder)
     for step in origin.steps:
         check_tokenizer(step, tokenizer.fingerprint, folder)
-    _, mesh = _placed(experiment.model, mesh)
-    params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    mesh = mesh or default_mesh(models.abstract_params(experiment.model), jax.devices())
+    params = start.load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
     experiment.distill = None
     if experiment.tuning is not None and cast(Tuning, experiment.tuning).is_mergeable:
         experiment.tuning = None  # the parameters are those of a plain model
@@ -114,15 +112,9 @@ def _of_huggingface(
     tokenizer = read_tokenizer(origin.directory)
     check_rows(origin.directory, tokenizer.vocabulary, source.config)
     experiment = evaluation_of(source.config, tokenizer.vocabulary, os.path.abspath(origin.directory), source.labels)
-    abstract, mesh = _placed(source.config, mesh)
+    mesh = mesh or default_mesh(source.abstract, jax.devices())
+    abstract = with_shardings(source.abstract, tree_shardings(mesh, source.abstract))
     return experiment, tokenizer, source.params(abstract), mesh
-
-
-def _placed(config: ModelConfig, mesh: Optional[jax.sharding.Mesh]) -> tuple[PyTree, jax.sharding.Mesh]:
-    """Returns the shapes of a model's parameters with their shardings, and the mesh."""
-    params = models.abstract_params(config)
-    mesh = mesh or default_mesh(params, jax.devices())
-    return with_shardings(params, tree_shardings(mesh, params)), mesh
 
 
 def default_mesh(params: PyTree, devices: Sequence[Device], room: Optional[int] = None) -> jax.sharding.Mesh:

@@ -30,7 +30,7 @@ from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.interop.directories import describe_export, evaluation_of
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
-from pretrainax.interop.start import find_known_start, remember_start
+from pretrainax.interop.start import experiment_of, find_known_start, remember_start
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
@@ -349,9 +349,7 @@ def _base(origin: Origin, workdir: str) -> tuple[Experiment, Tokenizer]:
     """Returns what the run of an adapter says beside its tuning, and the tokenizer, of the model that it is for."""
     base = origin.directory
     if origin.steps:
-        experiment = config.load(os.path.join(base, "config.json"))
-        experiment = config.trained_as(experiment, list(map(step_of, origin.steps)))
-        return experiment, load_tokenizer(os.path.join(base, "tokenizer"))
+        return experiment_of(origin), load_tokenizer(os.path.join(base, "tokenizer"))
     tokenizer = read_tokenizer(base)
     path = os.path.abspath(os.path.join(workdir, "tokenizer"))
     return evaluation_of(DirectoryWeights(base).config, tokenizer.vocabulary, path), tokenizer
