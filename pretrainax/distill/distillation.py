@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from pretrainax.config import AUTO, Classify, DisentangledPositions, Experiment, ModelConfig, kinds
+from pretrainax.config import AUTO, Classify, DisentangledPositions, Experiment, ModelConfig, Tag, kinds
 from pretrainax.distill.soft_targets import SOFT_TARGETS
 from pretrainax.models.heads import heads_of
 
@@ -144,10 +144,15 @@ class Distillation(kinds.Distillation):
                 f"{name} has no answers of the heads {', '.join(lacking)} that config.model has: take one that was "
                 "trained for the same, or set config.distill.soft to 0"
             )
-        elif isinstance(student.head, Classify) and isinstance(teacher.head, Classify):
-            asked = [(head.kind, head.num_labels) for head in (student.head, teacher.head)]
-            if asked[0] != asked[1]:
-                yield f"{name} answers with {asked[1]} (kind, labels), config.model.head is of {asked[0]}: another task"
+        elif (asked := _task(student)) != (known := _task(teacher)):
+            yield f"{name} answers with {known}, config.model.head is of {asked}: another task"
+
+
+def _task(model: ModelConfig) -> str:
+    """Tells what a task's head must have in common with a teacher's."""
+    if isinstance(model.head, Classify):
+        return f"{model.head.num_labels} labels, kind={model.head.kind}"
+    return f"{model.head.num_labels} labels" if isinstance(model.head, Tag) else ""
 
 
 @dataclasses.dataclass

@@ -1,30 +1,13 @@
 """Each distance of a student from its teacher is that of its paper, in NumPy."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax.distill import distances, soft_targets
+from pretrainax.distill import distances
 from pretrainax.layers.attention_mask import FORBIDDEN
-from pretrainax.models.heads.classify import ClassifierOutput
-from pretrainax.models.heads.language_model import LanguageModelOutput
+from tests.distill.by_hand import drawn, kl, softmax
 
-RNG = np.random.RandomState(0)
 B, T, D = 3, 5, 12
-
-
-def drawn(*shape):
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def softmax(x):
-    powers = np.exp(x - x.max(-1, keepdims=True))
-    return powers / powers.sum(-1, keepdims=True)
-
-
-def kl(teacher, student):
-    """Of probabilities, over the last axis."""
-    return (teacher * np.log(teacher / student)).sum(-1)
 
 
 def test_hidden_states_by_mean_squares_and_by_cosine(variant):
@@ -60,30 +43,3 @@ def test_relations_of_any_number_of_heads_between_other_widths_and_heads(heads):
     a, b = relation(ours), relation(theirs)
     wanted = [kl(b[..., t, : t + 1], a[..., t, : t + 1]).mean(1) for t in range(T)]
     np.testing.assert_allclose(distances.relations(ours, theirs, heads, seen), np.stack(wanted, -1), atol=1e-5)
-
-
-@pytest.mark.parametrize("chunk", (1000, 6))
-def test_soft_targets_of_tokens_however_many_are_there_at_a_time(chunk):
-    def said(width):
-        return LanguageModelOutput(jnp.asarray(drawn(B, T, width)), jnp.asarray(drawn(width, 7)), jnp.asarray(drawn(7)))
-
-    ours, theirs, weights = said(4), said(6), RNG.randint(0, 2, (B, T)).astype(np.float32)
-    student, teacher = (softmax(np.asarray(x.logits()) / 2) for x in (ours, theirs))
-    found = soft_targets.of_tokens(ours, theirs, {"loss_weights": jnp.asarray(weights)}, 2.0, chunk)
-    np.testing.assert_allclose(found, (4 * kl(teacher, student) * weights).sum(), rtol=1e-4)
-
-
-def test_soft_targets_of_labels_are_of_rows_with_text():
-    ours, theirs = drawn(B, 4), drawn(B, 4)
-    batch = {"segment_ids": jnp.array([[1], [1], [0]])}
-
-    def found(kind):
-        return soft_targets.of_labels(ClassifierOutput(ours, kind), ClassifierOutput(theirs, kind), batch, 3.0, 1)
-
-    one = 9 * kl(softmax(theirs / 3), softmax(ours / 3))
-    np.testing.assert_allclose(found("single"), one[:2].sum(), rtol=1e-4)
-    np.testing.assert_allclose(soft_targets.of_pairs(ours, theirs, batch, 3.0, 1), one[:2].sum(), rtol=1e-4)
-    p, q = (1 / (1 + np.exp(-x / 3)) for x in (theirs, ours))
-    several = 9 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean(-1)
-    np.testing.assert_allclose(found("multi"), several[:2].sum(), rtol=1e-3)
-    np.testing.assert_allclose(found("regression"), ((ours - theirs) ** 2).mean(-1)[:2].sum(), rtol=1e-5)

@@ -109,7 +109,7 @@ def test_a_task_of_other_labels_is_another_task():
     )
     teacher = dataclasses.replace(model, head=Classify(num_labels=3, kind="single"))
     (found,) = Distillation("T").teacher_problems(model, teacher)
-    assert "answers with ('single', 3) (kind, labels), config.model.head is of ('single', 2): another task" in found
+    assert "answers with 3 labels, kind=single, config.model.head is of 2 labels, kind=single: another task" in found
 
 
 @pytest.mark.parametrize("preset", (DistilBERT, TinyBERT, MiniLM))

@@ -82,6 +82,11 @@ def head_modules(config: ModelConfig) -> set[str]:
     return {name for head in heads_of(config) for name in head.modules(config)}
 
 
+def rows_with_text(batch: Batch) -> jax.Array:
+    """Returns 1 for each row that is not all padding, [B] float32."""
+    return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
+
+
 def mean_sums(name: str, loss: jax.Array, right: jax.Array, weights: jax.Array) -> Sums:
     """Returns the sums of a loss and an accuracy over answers of any shape; `loss` is weighted already."""
     total, count = jax.lax.stop_gradient(loss.sum()), weights.sum()

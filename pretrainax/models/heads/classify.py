@@ -14,7 +14,7 @@ from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.base import Batch, Head, register_head, rows_with_text
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -52,7 +52,7 @@ class Classifier(Head):
         return output.logits
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return _rows_with_text(batch).sum() if has_labels(batch) else None
+        return rows_with_text(batch).sum() if has_labels(batch) else None
 
     def check(self, output: Optional[ClassifierOutput], batch: Batch) -> None:
         if (output is None) == has_labels(batch):
@@ -60,7 +60,7 @@ class Classifier(Head):
             raise UserError(f"config.model.head and config.objective do not fit: {lack}")
 
     def sums(self, output: ClassifierOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        logits, real, right = output.logits, _rows_with_text(batch), None
+        logits, real, right = output.logits, rows_with_text(batch), None
         if output.kind in ("single", "choice"):
             labels = batch["labels"]
             chex.assert_shape(labels, logits.shape[:1], custom_message="logits are [B, L], labels [B]")
@@ -86,11 +86,6 @@ class Classifier(Head):
         if config.head.kind == "choice":  # of each text one number
             return 2 * config.d_model * (hidden + 1) * int(config.head.num_labels)
         return 2 * config.d_model * (hidden + config.head.num_labels)
-
-
-def _rows_with_text(batch: Batch) -> jax.Array:
-    """Returns 1 for each row that is not all padding, [B] float32."""
-    return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
 
 
 class ClassifierHead(nn.Module):

@@ -59,7 +59,7 @@ class Embedder(Head):
         vectors, head, real = output.vectors, output.head, batch["texts"] > 0
         chex.assert_shape(real, vectors.shape[:1], custom_message="vectors are [B, S, D], texts [B]")
         # Matryoshka's sum over the first numbers of a vector, and all of it at the end
-        found = [_contrast(vectors[..., :n], head, real) for n in (*head.dimensions, vectors.shape[-1])]
+        found = [_contrast(scores(output, batch, n), head, real) for n in (*head.dimensions, None)]
         weights = real.astype(jnp.float32)
         loss = sum(loss for loss, _ in found) * weights
         return loss.sum(), mean_sums("label", loss, found[-1][1], weights)
@@ -72,12 +72,19 @@ def _compared(vectors: jax.Array, head: Embed) -> jax.Array:
     return vectors * jax.lax.rsqrt(jnp.maximum(jnp.square(vectors).sum(-1, keepdims=True), 1e-24))
 
 
-def _contrast(vectors: jax.Array, head: Embed, real: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the loss of each row, [B], and whether its passage has the best score; vectors: [B, S, D]."""
-    vectors = _compared(vectors, head)
-    # [B, D], [B, S - 1, D] -> [B, B, S - 1]: each query, and the passages of each row
-    scores = jnp.einsum("BD,CPD->BCP", vectors[:, 0], vectors[:, 1:]) / head.temperature
-    scores = jnp.where(real[None, :, None], scores, _NO_CANDIDATE)
+def scores(output: EmbedOutput, batch: Batch, dimensions: Optional[int] = None) -> jax.Array:
+    """Returns the score of each query and each passage of each row of the batch, [B, B, S - 1].
+
+    dimensions: the first numbers of a vector that are compared; None: all.
+    """
+    vectors, real = _compared(output.vectors[..., :dimensions], output.head), batch["texts"] > 0
+    # [B, D], [B, S - 1, D] -> [B, B, S - 1]
+    found = jnp.einsum("BD,CPD->BCP", vectors[:, 0], vectors[:, 1:]) / output.head.temperature
+    return jnp.where(real[None, :, None], found, _NO_CANDIDATE)
+
+
+def _contrast(scores: jax.Array, head: Embed, real: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the loss of each row, [B], and whether its passage has the best score."""
     rows, own = scores.reshape(len(scores), -1), jnp.einsum("BB->B", scores[..., 0])
     loss = jax.nn.logsumexp(rows, axis=-1) - own
     if head.symmetric:

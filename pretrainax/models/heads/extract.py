@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pretrainax.config import Extract, ModelConfig, UserError
 from pretrainax.data.batch import has_span
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.base import Batch, Head, register_head, rows_with_text
 from pretrainax.models.heads.classify import label_logits
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 
@@ -49,7 +49,7 @@ class Extractor(Head):
         return output.logits
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return _rows_with_text(batch).sum() if has_span(batch) else None
+        return rows_with_text(batch).sum() if has_span(batch) else None
 
     def check(self, output: Optional[ExtractorOutput], batch: Batch) -> None:
         if (output is None) == has_span(batch):
@@ -57,7 +57,7 @@ class Extractor(Head):
             raise UserError(f"config.model.head and config.objective do not fit: {lack}")
 
     def sums(self, output: ExtractorOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        span, real = batch["span"], _rows_with_text(batch)
+        span, real = batch["span"], rows_with_text(batch)
         chex.assert_shape(span, (output.logits.shape[0], 2), custom_message="span is [B, 2]")
         of_ends = output.logits.swapaxes(1, 2)  # [B, T, 2] -> [B, 2, T]
         said = jnp.take_along_axis(of_ends, span[..., None], axis=2).squeeze(2)  # [B, 2]
@@ -70,11 +70,6 @@ class Extractor(Head):
         assert isinstance(config.head, Extract)
         hidden = 0 if config.head.hidden == "none" else config.d_model
         return 2 * targets * config.d_model * (hidden + config.head.num_labels)
-
-
-def _rows_with_text(batch: Batch) -> jax.Array:
-    """Returns 1 for each row that is not all padding, [B] float32."""
-    return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
 
 
 class ExtractorHead(nn.Module):

@@ -11,7 +11,7 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.data.batch import has_pairs
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.sums import Sums
-from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head
+from pretrainax.models.heads.base import Batch, Head, mean_sums, register_head, rows_with_text
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
@@ -38,7 +38,7 @@ class Pairs(Head):
         return model.pair_head(x)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
-        return _rows_with_text(batch).sum() if has_pairs(batch) else None
+        return rows_with_text(batch).sum() if has_pairs(batch) else None
 
     def check(self, output: Optional[jax.Array], batch: Batch) -> None:
         if (output is None) == (has_pairs(batch)):
@@ -49,15 +49,10 @@ class Pairs(Head):
         labels = batch["pair_labels"]
         chex.assert_shape(output, (*labels.shape, 2), custom_message="logits are [B, 2], pair_labels [B]")
         said = jnp.take_along_axis(output, labels[:, None], axis=1).squeeze(1)  # [B, 2] -> [B]
-        real = _rows_with_text(batch)
+        real = rows_with_text(batch)
         loss = (jax.nn.logsumexp(output, axis=-1) - said) * real
         right = jnp.argmax(output, axis=-1) == labels
         return loss.sum(), mean_sums("pair", loss, right, real)
-
-
-def _rows_with_text(batch: Batch) -> jax.Array:
-    """Returns 1 for each row that is not all padding, [B] float32."""
-    return (batch["segment_ids"][:, 0] > 0).astype(jnp.float32)
 
 
 class PairHead(nn.Module):

@@ -52,7 +52,7 @@ class Tagger(Head):
         return model.tagger(x, _words(batch), deterministic)
 
     def answers(self, output: TaggerOutput, batch: Batch) -> dict[str, jax.Array]:
-        real, tags = _real(batch), _tags(output, batch)
+        real, tags = real_words(batch), _tags(output, batch)
         if output.transitions is None:
             probabilities = jax.nn.softmax(output.logits)
         else:
@@ -69,7 +69,7 @@ class Tagger(Head):
             raise UserError(f"config.model.head and config.objective do not fit: {lack}")
 
     def sums(self, output: TaggerOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
-        logits, labels, real = output.logits, batch["word_labels"], _real(batch)
+        logits, labels, real = output.logits, batch["word_labels"], real_words(batch)
         chex.assert_shape(labels, logits.shape[:2], custom_message="logits are [B, W, L], word_labels [B, W]")
         if output.transitions is None:
             said = jnp.take_along_axis(logits, labels[..., None], axis=2).squeeze(2)  # [B, W, L] -> [B, W]
@@ -93,7 +93,7 @@ def _words(batch: Batch) -> jax.Array:
     return batch["words"] if "words" in batch else jnp.cumsum(segments > 0, axis=1) * (segments > 0)
 
 
-def _real(batch: Batch) -> jax.Array:
+def real_words(batch: Batch) -> jax.Array:
     """Tells where a row has a word, [B, W] bool: they are numbered from 1, and W = T."""
     words = _words(batch)
     return jnp.arange(words.shape[1])[None] < words.max(1, keepdims=True)
@@ -104,7 +104,7 @@ def _tags(output: TaggerOutput, batch: Batch) -> jax.Array:
     if output.transitions is None:
         return output.logits.argmax(-1)
     logits, transitions = jax.lax.stop_gradient((output.logits, output.transitions))
-    return chain.best_tags(logits, _real(batch), transitions, output.allowed)
+    return chain.best_tags(logits, real_words(batch), transitions, output.allowed)
 
 
 class TaggerHead(nn.Module):

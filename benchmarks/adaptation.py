@@ -1,0 +1,260 @@
+"""Asks whether pretraining has helped: small models learn four tasks, pretrained and from random weights, in five ways.
+
+    python benchmarks/adaptation.py --workdir=runs/adaptation --books=books --tasks=tasks
+
+A BERT, an ELECTRA, a T5 and a GPT of 4 blocks of width 128 are pretrained on `books` (folders of JSON lines with a
+text), and learn SST-2, CoLA, RTE and CoNLL-2000 of `tasks` (`sst2/train.jsonl`), each with several seeds: whole, from
+random weights (the same run's checkpoint of step 0, so the same tokenizer) and pretrained; then by LoRA, by a prefix
+and by the head alone. The rate of each way is the best of three on SST-2 with seed 0, of each model. The figure is of
+the last validation. Runs that are there already are not made again. Written at --to: the picture, and beside it the
+numbers in JSON.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple, Optional
+
+import matplotlib
+import numpy as np
+from matplotlib import figure
+from scipy import stats
+
+from pretrainax.reporting.curves import FAINT, PARTS, STYLE
+from pretrainax.reporting.tables import markdown
+from pretrainax.tasks.conll import TASKS as CONLL
+
+SHARED = ["--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0"]  # not one epoch of the text
+MODELS = {
+    "BERT": [
+        *("--config=configs/bert_base.py:tiny", "--config.model.num_layers=4"),
+        *("--config.model.pair_head=False", "--config.objective=MaskedLM()"),
+    ],
+    "ELECTRA": [
+        *("--config=configs/electra_small.py", "--config.tokenizer.vocab_size=8192", "--config.model.vocab_size=auto"),
+        *("--config.model.num_layers=4", "--config.model.d_model=128", "--config.model.d_ff=512"),
+        *("--config.model.num_heads=2", "--config.model.embedding_dim=None", "--config.model.position.max_length=auto"),
+        "--config.model.generator=Generator(num_layers=4, d_model=64, d_ff=256, num_heads=1)",
+        *("--config.train.global_batch_size=32", "--config.optimizer.learning_rate=1e-3"),
+    ],
+    "T5": ["--config=configs/t5_base.py:tiny"],  # 2 blocks in each stack
+    "GPT": ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=4"],
+}
+
+
+class Set(NamedTuple):
+    """How a task is read, and by which figure it is judged."""
+
+    figure: str
+    valid: str  # the file of its records that are not learnt from
+    steps: int  # of 32 records: three epochs
+    flags: list[str]
+
+
+PAIR = "Classification(text_field='premise', pair_field='hypothesis', labels=('0', '1'))"
+TAGS = f"TokenClassification(words_field='tokens', tags_field='tags', labels={CONLL['conll2000'].task.labels})"  # pyright: ignore[reportAttributeAccessIssue]
+SETS = {
+    "sst2": Set("accuracy", "valid", 648, ["--config=finetune:classification", "--config.data.sequence_length=64"]),
+    "cola": Set("matthews", "valid", 801, ["--config=finetune:classification", "--config.data.sequence_length=32"]),
+    "rte": Set(
+        *("accuracy", "valid", 315),
+        [
+            *("--config=finetune:classification", f"--config.objective={PAIR}", "--config.data.sequence_length=128"),
+            "--config.data.packing=OneEach(buckets=(64,))",
+        ],
+    ),
+    "conll2000": Set(
+        *("strict_f1", "test", 837),
+        [
+            *("--config=finetune:token_classification", f"--config.objective={TAGS}"),
+            *("--config.data.sequence_length=128", "--config.data.packing=OneEach(buckets=(48, 64))"),
+        ],
+    ),
+}
+
+
+class Way(NamedTuple):
+    """How a model learns a task."""
+
+    start: str  # after the name of the pretrained run
+    rate: float  # to try with a third and three times it
+    tuning: Optional[str] = None
+
+
+WHOLE, RANDOM = "whole", "whole, random weights"
+WAYS = {
+    RANDOM: Way("@0", 1e-3),
+    WHOLE: Way("", 1e-3),
+    "LoRA": Way("", 3e-3, "LoRA(rank=8)"),
+    "prefix": Way("", 1e-2, "PrefixTuning(length=20)"),
+    "head alone": Way("", 1e-2, "HeadAlone()"),
+}
+CURVE = 6  # validations of a run
+
+
+def program(words: Sequence[str]) -> None:
+    """Runs the training command in a process of its own; ends this one, with its last line, where it fails."""
+    done = subprocess.run([sys.executable, "-m", "pretrainax.main", *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
+
+
+def lines_of(workdir: str) -> list[dict]:
+    """Returns the lines of a run's metrics.jsonl; none where there is none."""
+    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
+        return []
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+def pretrain(options: argparse.Namespace, model: str) -> str:
+    """Trains a model where that was not done yet; returns its folder."""
+    workdir, steps = os.path.join(options.workdir, model), options.steps
+    train, valid = (os.path.join(options.books, f"{split}*.jsonl.gz") for split in ("train", "valid"))
+    fields = {
+        "data.source": f"JsonLines(path={train!r}, valid_path={valid!r})",
+        "data.sequence_length": 128,
+        "schedule.warmup_steps": steps // 20,
+        "train.steps": steps,
+        "train.attention": "xla",
+        "evaluate.every": steps // 10,
+        "checkpoint.every": steps // 10,
+        "checkpoint.keep": 1,
+        "checkpoint.keep_at": "(0,)",
+    }
+    if not any(line["step"] == steps and line["split"] == "valid" for line in lines_of(workdir)):
+        flags = [*MODELS[model], *SHARED, *(f"--config.{field}={value}" for field, value in fields.items())]
+        program([*flags, f"--workdir={workdir}"])
+    return workdir
+
+
+def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: float, more: Sequence[str]) -> str:
+    """Makes the runs of one grid, where that was not done yet; returns their folder."""
+    kind, chosen = WAYS[way], SETS[task]
+    folder = os.path.join(options.tasks, task)
+    source = f"JsonLines(path={folder + '/train.jsonl'!r}, valid_path={f'{folder}/{chosen.valid}.jsonl'!r})"
+    name = f"{task}-{model}-{way}-{rate:.1g}".replace(" ", "_").replace(",", "")
+    fields = {
+        "data.source": source,
+        "checkpoint.init_from": os.path.join(options.workdir, model) + kind.start,
+        "model.dropout_rate": 0.1,
+        "model.attention_dropout_rate": 0.1,
+        "optimizer.learning_rate": rate,
+        "schedule.warmup_steps": chosen.steps // 10,
+        "train.steps": chosen.steps,
+        "train.attention": "xla",
+        "evaluate.every": chosen.steps // CURVE,
+        "evaluate.select_by": chosen.figure,
+        "checkpoint.every": chosen.steps,
+    } | ({"tuning": kind.tuning} if kind.tuning else {})
+    workdir = os.path.join(options.workdir, name)
+    flags = [*chosen.flags, *(f"--config.{field}={value}" for field, value in fields.items())]
+    program([*flags, f"--workdir={workdir}", *more])
+    return workdir
+
+
+def best_rate(options: argparse.Namespace, model: str, way: str) -> float:
+    """Returns which of three rates is best on SST-2 with seed 0."""
+    rates = [WAYS[way].rate * factor for factor in (1 / 3, 1, 3)]
+    found = {rate: curve(learn(options, model, "sst2", way, rate, ["--seeds=1"]), 0, "sst2") for rate in rates}
+    return max(rates, key=lambda rate: found[rate][-1][1])
+
+
+def curve(workdir: str, seed: int, task: str) -> list[tuple[int, float]]:
+    """Returns the steps and figures of the validations of a run."""
+    lines = lines_of(os.path.join(workdir, f"seed-{seed}"))
+    return [(line["step"], line[SETS[task].figure]) for line in lines if line["split"] == "valid"]
+
+
+def measure(options: argparse.Namespace) -> dict[str, dict]:
+    """Returns, by model and task and way, the rate and the curve of each seed."""
+    found: dict[str, dict] = {}
+    for model in options.models:
+        pretrain(options, model)
+        rates = {way: best_rate(options, model, way) for way in WAYS}
+        for task in options.sets:
+            for way in WAYS:
+                workdir = learn(options, model, task, way, rates[way], [f"--seeds={options.seeds}"])
+                curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
+                found.setdefault(task, {}).setdefault(model, {})[way] = {"rate": rates[way], "curves": curves}
+                print(task, model, way, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
+    return found
+
+
+# --- what it comes to ------------------------------------------------------------------------------------------------
+
+
+def finals(cell: dict) -> np.ndarray:
+    return np.array([curve[-1][1] for curve in cell["curves"]])
+
+
+def gain(one: np.ndarray, other: np.ndarray) -> str:
+    """Returns the mean of the differences of one seed each, with its interval of 95 % by Student's t."""
+    differences = one - other
+    half = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / np.sqrt(len(differences))
+    mean = differences.mean()
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+
+
+def tables(found: dict[str, dict]) -> str:
+    """Returns two tables: medians with spreads, and differences of the same seed."""
+    cells, differences = [], []
+    for task, models in found.items():
+        for model, ways in models.items():
+            numbers = {way: finals(ways[way]) for way in WAYS}
+            known = [f"{statistics.median(n):.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
+            cells.append([f"{task}, {SETS[task].figure}", model, *known])
+            whole = numbers[WHOLE]
+            others = [gain(numbers[way], whole) for way in WAYS if way not in (WHOLE, RANDOM)]
+            differences.append([task, model, gain(whole, numbers[RANDOM]), *others])
+    less = [f"{way} - whole" for way in WAYS if way not in (WHOLE, RANDOM)]
+    first = markdown(["task, figure", "model", *WAYS], cells)
+    return first + "\n" + markdown(["task", "model", "pretrained - random", *less], differences)
+
+
+def draw(path: str, found: dict[str, dict]) -> None:
+    """Draws the median over seeds, and all between the least and the most, over the steps: a task a row."""
+    with matplotlib.rc_context(STYLE):
+        rows, columns = len(found), max(map(len, found.values()))
+        picture = figure.Figure(figsize=(3.4 * columns, 2.4 * rows + 1.1), dpi=120)
+        panels = picture.subplots(rows, columns, sharey="row", squeeze=False)
+        for row, (task, models) in zip(panels, found.items(), strict=True):
+            for panel, (model, ways) in zip(row, models.items(), strict=False):
+                for color, (way, cell) in zip(PARTS, ways.items(), strict=False):
+                    values = np.array([[value for _, value in curve] for curve in cell["curves"]])
+                    steps = [step for step, _ in cell["curves"][0]]
+                    panel.plot(steps, np.median(values, 0), color=color, lw=1.8, label=way)
+                    panel.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
+                panel.set_title(f"{model}: {task}, {SETS[task].figure}")
+        handles, labels = panels[0][0].get_legend_handles_labels()
+        picture.legend(handles, labels, ncols=len(WAYS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.985))
+        picture.supxlabel("steps of 32 records", color=FAINT, fontsize=10)
+        picture.tight_layout(rect=(0, 0, 1, 0.96))
+        picture.savefig(path, facecolor="white")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True, help="a folder for the runs")
+    parser.add_argument("--books", required=True, help="a folder with train*.jsonl.gz and valid*.jsonl.gz")
+    parser.add_argument("--tasks", required=True, help="a folder with a folder for each task")
+    parser.add_argument("--steps", type=int, default=6_000, help="of pretraining, each of 32 rows of 128 tokens")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="TASK")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--to", help="where the picture goes, as docs/adapt.png; its numbers beside it, as .json")
+    options = parser.parse_args()
+    found = measure(options)
+    if options.to:
+        with open(os.path.splitext(options.to)[0] + ".json", "w") as file:
+            json.dump(found, file, indent=1)
+        draw(options.to, found)
+    print(tables(found))
+
+
+if __name__ == "__main__":
+    main()
