@@ -13,12 +13,12 @@ if TYPE_CHECKING:  # with their methods
     from pretrainax.data.packing import Packing
     from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
     from pretrainax.data.sources import Source
-    from pretrainax.distill import Distillation
+    from pretrainax.distill import Distillation as DistillConfig
     from pretrainax.optim import Optimizer, Schedule
     from pretrainax.tokenization import TokenizerConfig
 else:  # their bases, which need neither JAX nor NumPy
     from pretrainax.config.kinds import (
-        Distillation,
+        DistillConfig,
         NearDuplicates,
         Objective,
         Optimizer,
@@ -191,7 +191,7 @@ class Experiment:
     evaluate: EvaluateConfig = dataclasses.field(default_factory=EvaluateConfig)  # validation
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)  # what is saved
     tuning: Optional[Tuning] = None  # trains a few parameters of `checkpoint.init_from` alone; None: all are trained
-    distill: Optional[Distillation] = None  # a teacher that the model learns from too; None: there is none
+    distill: Optional[DistillConfig] = None  # a teacher that the model learns from too; None: there is none
     phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one
 
     @property

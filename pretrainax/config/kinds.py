@@ -43,5 +43,5 @@ class Tuning(Choice):
     """Trains a few parameters of a model that else stays as it is: pretrainax.adapt."""
 
 
-class Distillation(Choice):
+class DistillConfig(Choice):
     """Trains a model to be like a teacher, beside its own loss: pretrainax.distill."""

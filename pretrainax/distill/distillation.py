@@ -10,7 +10,7 @@ from pretrainax.models.heads import heads_of
 
 
 @dataclasses.dataclass
-class Distillation(kinds.Distillation):
+class Distillation(kinds.DistillConfig):
     """Trains by own · loss + soft · soft_loss + hidden · hidden_loss + embeddings · embedding_loss
     + attention · attention_loss + relations · relation_loss, each a mean over predictions or tokens.
 

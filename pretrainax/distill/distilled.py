@@ -196,6 +196,5 @@ def _of_stacks(batch: Batch, config: ModelConfig) -> tuple[list[jax.Array], list
 
 def count_tokens(batch: Batch) -> jax.Array:
     """Returns how many tokens a model reads, padding left out; the encoder's and the decoder's."""
-    return sum(
-        (batch[name] > 0).sum(dtype=jnp.float32) for name in ("encoder_segment_ids", "segment_ids") if name in batch
-    )
+    read = [batch[name] > 0 for name in ("encoder_segment_ids", "segment_ids") if name in batch]
+    return sum((tokens.sum(dtype=jnp.float32) for tokens in read), start=jnp.zeros((), jnp.float32))

@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple, Optional, cast
 
 import jax
@@ -114,37 +114,36 @@ def fit_of(origin: Origin, model: ModelConfig, fresh_heads: bool) -> Fit:
     Raises:
       UserError: the start is of another model.
     """
-    ours, changed = models.abstract_params(model), []
-    if origin.steps:
-        experiment = experiment_of(origin)
-        _check_plain(origin, experiment)
-        their_model = experiment.model if model.generator is not None else _single(experiment.model)
-        changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
-        lacking = None
-    else:
+    if not origin.steps:
         source = weights.open_start(origin.directory, model, fresh_heads)
-        their_model, lacking = source.config, source.lacking
-    theirs = models.abstract_params(their_model)
-    there, shapes = ({path: x.shape for path, x in flat(tree).items()} for tree in (theirs, ours))
-    named = {path: path if path in there else _of_pair(path, model) for path in parameter_names(ours)}
-    if lacking is None:
-        heads = head_modules(model) if fresh_heads else set()
-        other = [path for path, name in named.items() if there.get(name) != shapes[path]]
-        lacking = [path for path in other if path.partition("/")[0] in heads]
-    taken = {path: name for path, name in named.items() if path not in lacking}
-    left_out = [path for path in there if path not in taken.values()]
-    if origin.steps:
-        wrong = [path for path, name in taken.items() if there.get(name) != shapes[path]]
-        heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
-        wrong += [
-            path
-            for path in left_out
-            if not (fresh_heads and (path.partition("/")[0] in heads or (no_decoder and path.startswith("decoder"))))
-        ]
-        if wrong:
-            names = differences(their_model, model)
-            raise weights.other_architecture(origin.directory, their_model, model, names, wrong)
-    return Fit(taken, lacking, left_out, changed)
+        return _fit(_shapes(source.config), model, source.lacking, [])
+    experiment = experiment_of(origin)
+    _check_plain(origin, experiment)
+    their_model = experiment.model if model.generator is not None else _single(experiment.model)
+    there, ours = _shapes(their_model), _shapes(model)
+    other = [path for path, shape in ours.items() if there.get(_name_there(path, there, model)) != shape]
+    heads = head_modules(model) if fresh_heads else set()
+    changed = [name for name in differences(their_model, model) if not weights.is_head(name)]
+    fit = _fit(there, model, [path for path in other if path.partition("/")[0] in heads], changed)
+    wrong = [path for path in other if path in fit.taken]
+    their_heads, no_decoder = head_modules(their_model), weights.takes_encoder(their_model, model)
+    for path in fit.left_out:
+        is_optional = path.partition("/")[0] in their_heads or (no_decoder and path.startswith("decoder"))
+        if not (fresh_heads and is_optional):
+            wrong.append(path)
+    if wrong:
+        names = differences(their_model, model)
+        raise weights.other_architecture(origin.directory, their_model, model, names, wrong)
+    return fit
+
+
+def _fit(there: Mapping[str, tuple[int, ...]], model: ModelConfig, lacking: list[str], changed: list[str]) -> Fit:
+    taken = {path: _name_there(path, there, model) for path in _shapes(model) if path not in lacking}
+    return Fit(taken, lacking, [path for path in there if path not in taken.values()], changed)
+
+
+def _shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    return {path: x.shape for path, x in flat(models.abstract_params(model)).items()}
 
 
 def _check_plain(origin: Origin, experiment: Experiment) -> None:
@@ -155,10 +154,10 @@ def _check_plain(origin: Origin, experiment: Experiment) -> None:
         )
 
 
-def _of_pair(path: str, model: ModelConfig) -> str:
-    """Returns the path of the pair head's layer that stands for one of a head: BERT's pooler is trained with it."""
+def _name_there(path: str, there: Container[str], model: ModelConfig) -> str:
+    """Returns the path of a parameter in a start: of a head's pooler perhaps the pair head's, which BERT trains."""
     is_pooler = isinstance(model.head, Classify) and (model.head.hidden, model.head.pooling) == ("tanh", "cls")
-    return path.replace("classifier/dense/", "pair_head/dense/") if is_pooler else path
+    return path if path in there or not is_pooler else path.replace("classifier/dense/", "pair_head/dense/")
 
 
 # --- its numbers -----------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from tests.support import tables
 
 PACKAGE = pathlib.Path(pretrainax.__file__).parent
 # Words that are no axis: the name of a line of the run's header, and of Matplotlib's coordinates.
-OTHER_WORDS = {("training/setup.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
+OTHER_WORDS = {("training/description.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
 
 
 # Arrays of modules that are no Linear and no Embedding.
