@@ -3,11 +3,12 @@
     python -m pretrainax.main --config=finetune:sst2 --config.checkpoint.init_from=runs/mine
 
 `init_from` is a run (RUN@best, RUN@2000 too), an export or a Hugging Face directory: architecture and tokenizer are
-its own, its heads are left out, and that of the task is drawn anew. Without it a BERT-base begins with random numbers.
+its own, its heads are left out, and that of the task is drawn anew, unless the start has it with the same labels.
+Without `init_from` a BERT-base begins with random numbers.
 
 Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle
-:race_high :swag`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :copa :multirc
-:superglue_rte :wic :wsc`. The same from TFDS:
+:race_high :swag :copa`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :multirc :superglue_rte
+:wic :wsc`. The same from TFDS:
 `--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or two each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"
@@ -23,8 +24,8 @@ or records with lists of words and of tags (`TokenClassification(words_field=...
     --config=finetune:token_classification --config.data.source="ConllFiles(path='train.conll', valid_path='dev.conll')"
     --config.objective="TokenClassification(labels=('O', 'B-LOC', 'I-LOC'))"
 
-All tags of a sentence as a whole: `--config.model.head.kind=crf`, and `--config.model.head.follows=auto` for none that
-begins no span. From TFDS: `--config.data.source="TFDS(name='conll2003', valid_split='dev')"
+All tags of a sentence as a whole: `--config.model.head.kind=crf`; `--config.model.head.follows=auto` lets none begin a
+span where it may not. From TFDS: `--config.data.source="TFDS(name='conll2003', valid_split='dev')"
 --config.objective.tags_field=ner`.
 
 Tasks that write a text, for encoder-decoders and decoders: `:text_to_text` of your own records, with
@@ -39,6 +40,7 @@ The paper tries learning rates of 2e-5, 3e-5 and 5e-5, batches of 16 and 32, and
 the validation split; here it is one of them. A model as small as a trial's learns with ten times the rate.
 """
 
+import copy
 from typing import Optional
 
 from pretrainax.config import (
@@ -110,7 +112,7 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     known = glue.TASKS | conll.TASKS | questions.TASKS | superglue.TASKS | texts.TASKS | OWN
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
-    named = known[variant or "sst2"]
+    named = copy.deepcopy(known[variant or "sst2"])  # a config is changed by its flags
     model, tokenizer, heads = beginning_of(init_from) if init_from is not None else _fresh(named.task)
     if named.task.has_head:
         wanted, known_heads = type(named.task.head(model)), (*heads, Embed.usual(model))

@@ -57,10 +57,10 @@ def of_tokens(
 def of_labels(
     student: ClassifierOutput, teacher: ClassifierOutput, batch: Batch, temperature: float, chunk: int
 ) -> jax.Array:
-    """Returns the sum over the rows: of one label of several, of each by itself, or of numbers their squares."""
+    """Returns the sum over the rows: of one label of several, or a choice, of each by itself, or squares of numbers."""
     del chunk
     ours, theirs = student.logits, teacher.logits
-    if student.kind == "single":
+    if student.kind in ("single", "choice"):
         found = softened(ours, theirs, temperature)
     elif student.kind == "multi":  # a label and its absence are two classes of logits ±x / 2
         found = softened(*(jnp.stack([x / 2, -x / 2], axis=-1) for x in (ours, theirs)), temperature).mean(-1)

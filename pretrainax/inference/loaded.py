@@ -88,7 +88,7 @@ class LoadedModel:
         """Raises UserError where a tuning stands beside the model, as its parameters are none of a plain one."""
         if isinstance(self.model, Adapted):
             raise UserError(
-                f"{self.origin} is a model with {self.model.tuning}, which can be evaluated and scored; it cannot "
+                f"{self.origin} is a model with {self.model.tuning}, which can be evaluated, scored and asked by predict; it cannot "
                 f"{purpose}: for that, tune it by LoRA"
             )
 

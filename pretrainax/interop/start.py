@@ -30,7 +30,7 @@ from pretrainax.interop.architectures import describe_model, described_model, re
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
-from pretrainax.models.heads.base import head_modules
+from pretrainax.models.heads.base import head_modules, heads_of
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
 from pretrainax.tokenization import PretrainedTokenizer
@@ -86,6 +86,14 @@ def model_at(origin: Origin) -> ModelConfig:
     if origin.steps:
         return _single(experiment_of(origin).model)
     return described_model(read_config_json(origin.directory))[1]
+
+
+def labels_of(origin: Origin) -> Optional[tuple[str, ...]]:
+    """Returns the names of a task's answers in their order, () where it has none; None: nobody has named them."""
+    if origin.steps:
+        return tuple(getattr(experiment_of(origin).objective, "labels", ()))
+    names = weights.label_names(read_config_json(origin.directory))
+    return None if all(name == f"LABEL_{i}" for i, name in enumerate(names)) else names
 
 
 def _single(model: ModelConfig) -> ModelConfig:
@@ -156,8 +164,31 @@ def _check_plain(origin: Origin, experiment: Experiment) -> None:
 
 def _name_there(path: str, there: Container[str], model: ModelConfig) -> str:
     """Returns the path of a parameter in a start: of a head's pooler perhaps the pair head's, which BERT trains."""
-    is_pooler = isinstance(model.head, Classify) and (model.head.hidden, model.head.pooling) == ("tanh", "cls")
-    return path if path in there or not is_pooler else path.replace("classifier/dense/", "pair_head/dense/")
+    if path in there or not _has_pooler(model):
+        return path
+    return path.replace("classifier/dense/", "pair_head/dense/")
+
+
+def _has_pooler(model: ModelConfig) -> bool:
+    return isinstance(model.head, Classify) and (model.head.hidden, model.head.pooling) == ("tanh", "cls")
+
+
+def answers_taken(fit: Fit, model: ModelConfig) -> list[str]:
+    """Returns the parameters of a task's head, but for a pooler, that a start has: with them a model answers as it."""
+    heads = {name for head in heads_of(model) if head.loss_name == "label_loss" for name in head.modules(model)}
+    return [
+        path
+        for path, name in fit.taken.items()
+        if name == path and path.partition("/")[0] in heads and not (_has_pooler(model) and "/dense/" in path)
+    ]
+
+
+def answers_redrawn(origin: Origin, fit: Fit, experiment: Experiment) -> list[str]:
+    """Returns those of `answers_taken` that mean something else in this run: another kind of answer, other labels."""
+    theirs, ours = labels_of(origin), tuple(getattr(experiment.objective, "labels", ()))
+    kinds = [(type(model.head), getattr(model.head, "kind", "")) for model in (model_at(origin), experiment.model)]
+    is_same = kinds[0] == kinds[1] and (theirs is None or theirs == ours)
+    return [] if is_same else answers_taken(fit, experiment.model)
 
 
 # --- its numbers -----------------------------------------------------------------------------------------------------

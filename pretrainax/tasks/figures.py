@@ -36,8 +36,11 @@ def of_labels(said: np.ndarray, truth: np.ndarray) -> dict[str, float]:
     of the labels, and F1 over all of them together."""
     from sklearn.metrics import f1_score
 
+    # One label alone is to scikit-learn a question with two classes, of which the F1 of the first is asked here.
+    columns = [1] if truth.shape[1] == 1 else None
     scores = {
-        f"f1_{kind}": float(f1_score(truth, said, average=kind, zero_division=0.0)) for kind in ("macro", "micro")
+        f"f1_{kind}": float(f1_score(truth, said, labels=columns, average=kind, zero_division=0.0))
+        for kind in ("macro", "micro")
     }
     return {"accuracy": float((said == truth).all(1).mean()), "f1": scores["f1_macro"], "f1_micro": scores["f1_micro"]}
 

@@ -35,6 +35,7 @@ from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.tasks import Task
 from pretrainax.training import header, loss_spikes
 from pretrainax.training.finish import finish
 from pretrainax.training.loop_state import Counts, LoopState
@@ -337,7 +338,8 @@ class Loop:
         now = time.perf_counter()
         self.seconds, self.resumed, self.steps = self.seconds + now - self.resumed, now, self.steps + len(steps)
         self.pending, self.newest = [], metrics_of_steps[-1]
-        train, trained, left_out = self.run.experiment.train, self.run.experiment.objective.select_by, []
+        train, objective, left_out = self.run.experiment.train, self.run.experiment.objective, []
+        watched = "loss" if isinstance(objective, Task) else objective.select_by  # a task is kept for another figure
         for step, counts, metrics in zip(steps, taken, metrics_of_steps, strict=True):
             counts.add(Counts(**{name: int(count) for name, count in metrics["text"].items()}))
             for total in filter(None, (self.counts, self.loop_state.counts)):
@@ -345,7 +347,7 @@ class Loop:
             if metrics["finite"]:
                 self.loop_state.add_sums(metrics["sums"])
                 found, norm = summarize(metrics["sums"]), float(metrics["gradient_norm"])
-                loss = found.get(trained, found["loss"])  # which is all that a step without pairs trains
+                loss = found.get(watched, found["loss"])  # which is all that a step without pairs trains
                 loss_spikes.observe_step(self.loop_state.recent, step, loss, norm, train)
                 continue
             line = self._describe_nonfinite(step, int(metrics["bad_parameter"]))

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pretrainax import adapt, models
 from pretrainax import config as config_lib
+from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import Params
 from pretrainax.checkpoints.steps import list_steps
@@ -20,8 +21,17 @@ from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.distill import TEACHER, Distillation, Distilled
 from pretrainax.interop.layers import picked
 from pretrainax.interop.origin import Origin, find_origin
-from pretrainax.interop.start import TEACHER_START, find_known_start, fit_of, load_start, remember_start
-from pretrainax.interop.teacher import check_tokenizer_of, find_teacher, teacher_of
+from pretrainax.interop.same_ids import check_tokenizer_of, has_tokenizer
+from pretrainax.interop.start import (
+    TEACHER_START,
+    answers_redrawn,
+    answers_taken,
+    find_known_start,
+    fit_of,
+    load_start,
+    remember_start,
+)
+from pretrainax.interop.teacher import find_teacher, teacher_of
 from pretrainax.reporting.units import byte_size
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
@@ -100,7 +110,13 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
     start = picked(origin, model, checkpoint.init_layers)
     fit = fit_of(origin, start.model, experiment.draws_heads)
     changed = [f"config.model.{name}" for name in fit.changed]
-    said = {"fresh": _modules(fit.lacking), "left out": _modules(fit.left_out), "computes otherwise": changed}
+    redrawn = answers_redrawn(origin, fit, experiment)
+    said = {
+        "fresh": _modules([*fit.lacking, *redrawn]),
+        "with its answers": [] if redrawn else _modules(answers_taken(fit, experiment.model)),
+        "left out": _modules(fit.left_out),
+        "computes otherwise": changed,
+    }
     notes = (f"{what}: {', '.join(names)}" for what, names in said.items() if names)
     return [("start", "; ".join(filter(None, [f"from {origin.description}", start.description, *notes])))]
 
@@ -191,7 +207,7 @@ def read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     distillation, model = cast(Distillation, run.experiment.distill), run.model
     assert isinstance(model, Distilled) and run.abstract_frozen is not None
     origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
-    check_tokenizer_of(origin, run.prepared.tokenizer)
+    check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
     shapes = dict(zip(parameter_names(abstract), jax.tree.leaves(abstract), strict=True))
     nothing = lambda paths: {p: jnp.zeros(shapes[p].shape, device=shapes[p].sharding) for p in paths}  # noqa: E731
@@ -208,6 +224,8 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
     if run.experiment.tuning is not None and run.frozen is not None:  # after a rollback the same
         return _split(run, _whole(find_known_start(workdir), run))
     start = find_origin(os.path.expanduser(init_from))
+    if has_tokenizer(start):
+        check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:")
     if isinstance(run.model, Distilled):
         return _started(run, run.model, _whole(start, run))
     if run.experiment.tuning is None:
@@ -225,7 +243,11 @@ def _whole(start: Origin, run: Run) -> Params:
     abstract = models.abstract_params(kept.model)
     abstract = with_shardings(abstract, tree_shardings(run.mesh, abstract))
     fresh = run.fresh_params if run.experiment.draws_heads else None
-    return kept.take(load_start(start, kept.model, abstract, fresh), shardings)
+    params = kept.take(load_start(start, kept.model, abstract, fresh), shardings)
+    redrawn = answers_redrawn(start, fit_of(start, kept.model, fresh is not None), run.experiment)
+    drawn = run.fresh_params(redrawn) if redrawn else {}
+    leaves = [drawn.get(path, x) for path, x in flat(params).items()]
+    return jax.tree.unflatten(jax.tree.structure(params), leaves)
 
 
 def _split(run: Run, whole: Params) -> Params:

@@ -286,8 +286,7 @@ class Run:
     @functools.cached_property
     def _writer(self) -> LoadedModel:
         """Holds what is compiled to write, for all validations."""
-        model = adapt.plain(self.model)
-        return LoadedModel(self.experiment, model, None, self.prepared.tokenizer, self.mesh, "this run")
+        return LoadedModel(self.experiment, plain(self.model), None, self.prepared.tokenizer, self.mesh, "this run")
 
     def _validate_writing(self, task: WritingTask, params: Params) -> dict[str, float]:
         found = [

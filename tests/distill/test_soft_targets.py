@@ -39,7 +39,8 @@ def test_soft_targets_of_labels_are_of_rows_with_text():
         return soft_targets.of_labels(ClassifierOutput(ours, kind), ClassifierOutput(theirs, kind), batch, 3.0, 1)
 
     one = 9 * kl(softmax(theirs / 3), softmax(ours / 3))
-    np.testing.assert_allclose(found("single"), one[:2].sum(), rtol=1e-4)
+    for kind in ("single", "choice"):
+        np.testing.assert_allclose(found(kind), one[:2].sum(), rtol=1e-4)
     np.testing.assert_allclose(soft_targets.of_pairs(ours, theirs, batch, 3.0, 1), one[:2].sum(), rtol=1e-4)
     p, q = (1 / (1 + np.exp(-x / 3)) for x in (theirs, ours))
     several = 9 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).mean(-1)

@@ -184,6 +184,9 @@ def test_the_figures_of_labels_and_of_numbers():
     task = Classification(labels=("a", "b"), multi_label=True)
     found = task.metrics(np.array([[1.0, -1.0], [1.0, 1.0]]), [{"labels": [0]}, {"labels": [1]}])
     assert found == pytest.approx({"accuracy": 0.5, "f1": (2 / 3 + 1) / 2, "f1_micro": 0.8})
+    alone = Classification(labels=("a",), multi_label=True)  # said of the second of three, true of the first two
+    found = alone.metrics(np.array([[-1.0], [1.0], [-1.0]]), [{"labels": [0]}, {"labels": [0]}, {"labels": []}])
+    assert found == pytest.approx({"accuracy": 2 / 3, "f1": 2 / 3, "f1_micro": 2 / 3})
     numbers = Regression()
     found = numbers.metrics(np.array([[0.0], [1.0], [4.0]]), [{"score": x} for x in (0.0, 1.0, 2.0)])
     assert found["spearman"] == pytest.approx(1.0) and found["squared_error"] == pytest.approx(4 / 3)

@@ -22,7 +22,7 @@ from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import Chunks, Classification, Regression
-from pretrainax.training import loop, restore
+from pretrainax.training import loop, loss_spikes, restore
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
@@ -93,6 +93,44 @@ def test_the_header_names_what_is_fresh_and_what_is_left_out(pretrained, records
     ((_, said),) = restore.describe_start(fine_tuning(pretrained, records, cache), str(tmp_path))
     assert said.startswith(f"from {pretrained}, step 2; fresh: classifier/output; left out: masked_lm_head/dense,")
     assert "pair_head/dense" not in said and "pair_head/output" in said
+
+
+@pytest.mark.parametrize(
+    "task, redrawn",
+    [
+        (Classification(text_field="a", labels=("0", "1")), False),
+        (Classification(text_field="a", labels=("1", "0")), True),
+        (Classification(text_field="a", labels=("0", "1"), multi_label=True), True),
+    ],
+)
+def test_answers_of_a_start_are_kept_where_they_are_those_of_the_task(task, redrawn, tuned, records, cache, tmp_path):
+    """As of a task like it; the pooler, which belongs to the model, is always."""
+    experiment = fine_tuning(str(tuned), records, cache, task)
+    ((_, said),) = restore.describe_start(experiment, str(tmp_path))
+    wanted = "fresh: classifier/output" if redrawn else "with its answers: classifier/output"
+    assert said == f"from {tuned}, step 4; {wanted}"
+    experiment.train.steps = 1
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    before, start = flat(load(str(tuned)).params), flat(load(f"{tmp_path}/run@0").params)
+    same = {path for path, x in before.items() if (start[path] == x).all()}
+    assert before.keys() - same == ({"classifier/output/kernel"} if redrawn else set())  # the bias is 0 in both
+
+
+def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path, monkeypatch):
+    """Whatever the figure that the model is kept for: accuracy may leap."""
+    seen, observe = [], loss_spikes.observe_step
+    monkeypatch.setattr(loss_spikes, "observe_step", lambda *words: (seen.append(words[2]), observe(*words)))
+    assert loop.train(fine_tuning(pretrained, records, cache), str(tmp_path / "run")) == 0
+    trained = [
+        line["loss"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "train"
+    ]
+    np.testing.assert_allclose(seen, trained, rtol=1e-6)
+
+
+def test_each_config_has_a_task_of_its_own():
+    one, other = (read_config_file("finetune:alpaca", None) for _ in range(2))
+    one.objective.answers, one.data.source.valid_fraction = 7, 0.5
+    assert other.objective.answers != 7 and other.data.source.valid_fraction != 0.5
 
 
 def test_a_validation_has_each_record_once_and_the_figures(tuned):

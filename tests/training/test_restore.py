@@ -105,6 +105,15 @@ def test_a_start_that_does_not_fit_is_told_before_the_text_is_prepared(init_from
     assert not (tmp_path / "cache").exists() and not (tmp_path / "run").exists()
 
 
+def test_a_start_whose_ids_mean_something_else_is_refused(experiment, tmp_path):
+    """A tokenizer of as many ids that are other pieces would read embeddings that are not theirs."""
+    other = write_run(tmp_path / "other", MASKED_LM, pad_id=1)
+    experiment.tokenizer = PretrainedTokenizer(path=str(other / "tokenizer"))
+    experiment.checkpoint.fresh_heads = True
+    with pytest.raises(UserError, match=r"config.checkpoint.init_from: .* has another tokenizer .*PretrainedTokenizer"):
+        loop.train(experiment, str(tmp_path / "run"))
+
+
 def test_a_run_that_has_saved_no_longer_needs_its_start(experiment, bare, tmp_path):
     experiment.checkpoint.fresh_heads = True
     assert loop.train(experiment, str(tmp_path / "run")) == 0

@@ -12,6 +12,7 @@ from pretrainax.adapt import PrefixTuning
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.sources import JsonLines
+from pretrainax.distill import Distillation
 from pretrainax.inference.load import load
 from pretrainax.interop import directories
 from pretrainax.tasks import Instructions, TextGeneration
@@ -72,6 +73,14 @@ def test_a_validation_writes_what_a_user_gets(tuned, records):
     figures = task.metrics([each.text for each in said], notes)
     assert {name: line[name] for name in task.figures} == figures and set(task.figures) == set(figures)
     assert line["loss_tokens"] >= 2 * VALID  # of all records, though five are written
+
+
+def test_a_student_writes_in_its_validations(tuned, records, cache, tmp_path):
+    experiment = fine_tuning(str(tuned), records, str(cache))
+    experiment.distill, experiment.train.steps = Distillation(str(tuned)), 1
+    experiment.evaluate.every, experiment.objective.answers = 1, 1
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert 0 <= valid_lines(tmp_path / "run")[-1]["exact_match"] <= 1
 
 
 def valid_lines(run):
