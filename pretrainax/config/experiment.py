@@ -165,9 +165,8 @@ class CheckpointConfig:
     keep: int = free(2)  # newest ones kept, beside the best
     # steps that are saved and kept for good, beside these; log: 0, 1, 2, 4, 8, …, to study what is learned when
     keep_at: KeptSteps = free(())
-    init_from: Optional[str] = (
-        None  # parameters to start from: a run, RUN@2000, RUN@best, an export, or a Hugging Face directory
-    )
+    # parameters to start from: a run, RUN@2000, RUN@best, an export, or a Hugging Face directory
+    init_from: Optional[str] = None
     # layers of `init_from` that a model of fewer starts with, from 0; evenly: 0, 2, 4, … for half as many; (): all
     init_layers: InitLayers = ()
     fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named

@@ -88,8 +88,8 @@ class LoadedModel:
         """Raises UserError where a tuning stands beside the model, as its parameters are none of a plain one."""
         if isinstance(self.model, Adapted):
             raise UserError(
-                f"{self.origin} is a model with {self.model.tuning}, which can be evaluated, scored and asked by predict; it cannot "
-                f"{purpose}: for that, tune it by LoRA"
+                f"{self.origin} is a model with {self.model.tuning}, which can be evaluated, scored and asked by "
+                f"predict; it cannot {purpose}: for that, tune it by LoRA"
             )
 
     def _put(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
