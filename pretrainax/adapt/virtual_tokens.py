@@ -74,9 +74,14 @@ class _VirtualTokens(Tuning):
                 f"config.data.sequence_length {length} and config.tuning.length {self.length} are more than the {most} "
                 f"positions of config.model.position: set config.data.sequence_length to at most {most - self.length}"
             )
-        packings = [experiment.data.packing or default_packing(part) for _, part in experiment.objective.components()]
-        if not all(isinstance(packing, OneEach) for packing in packings):
+        parts = [part for _, part in experiment.objective.components()]
+        if not all(isinstance(experiment.data.packing or default_packing(part), OneEach) for part in parts):
             yield f"config.tuning is {self}, for rows of one text each: set config.data.packing to OneEach()"
+        if several := next((part for part in parts if part.parts_rows), None):
+            yield (
+                f"config.tuning is {self}, whose tokens the first text of a row alone would see, and "
+                f"{type(several).__name__} has several in each: set config.tuning to LoRA() or IA3()"
+            )
         if experiment.mesh.sequence != 1:
             yield f"config.mesh.sequence is {experiment.mesh.sequence}, with config.tuning {self} it must be 1"
 

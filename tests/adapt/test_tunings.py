@@ -11,10 +11,12 @@ from pretrainax.adapt.tuning import flat
 from pretrainax.config import MeshConfig, UserError, kinds
 from pretrainax.config.validation import validate
 from pretrainax.data.packing import OneEach
+from pretrainax.data.sources import JsonLines
 from pretrainax.layers.compute import Compute
 from pretrainax.models import build
 from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.rules import param_specs
+from pretrainax.tasks import MultipleChoice, Retrieval
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support import tables, tiny
@@ -100,6 +102,21 @@ def test_a_mistake_is_one_line(mistake):
     with pytest.raises(UserError, match=line) as caught:
         validate(experiment, files=False)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("tuning", (PromptTuning(4), PrefixTuning(4)))
+@pytest.mark.parametrize("task", (MultipleChoice(choices=2), Retrieval()))
+def test_a_prompt_is_not_for_rows_of_several_texts_of_which_one_would_see_it(task, tuning):
+    """Each is a segment of its row, and the mask hides from it the virtual tokens, which are of the first."""
+    experiment = tiny.get_config("bert")
+    experiment.objective, experiment.data.source = task, JsonLines(path="records.jsonl")
+    experiment.tuning, experiment.checkpoint.init_from = tuning, "runs/base"
+    experiment.model.masked_lm_head = False
+    task.complete(experiment)
+    with pytest.raises(UserError, match=f"the first text .* {type(task).__name__} has several .* set config.tuning to"):
+        validate(experiment, files=False)
+    experiment.tuning = LoRA()
+    validate(experiment, files=False)
 
 
 def test_all_of_it_is_written_as_a_flag_and_read_back():

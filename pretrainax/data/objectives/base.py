@@ -61,6 +61,7 @@ class Objective(kinds.Objective):
     unit: ClassVar[str] = "tokens"
     pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
+    parts_rows: ClassVar[bool] = False  # an example is several texts side by side, which do not see one another
     is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
     select_by: ClassVar[str] = "loss"  # the figure of a validation that its model is kept for: a loss that is trained
     head_figures: ClassVar[tuple[str, ...]] = ()  # that a validation of it has of further heads
