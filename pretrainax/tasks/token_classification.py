@@ -168,7 +168,7 @@ class TokenClassification(Task):
     def head(self, model):
         begins = {"iob2": "I-", "iob1": "B-", "": None}[self.spans]
         after = [
-            tuple(i for i, x in enumerate(self.labels) if x in (f"B-{name[2:]}", f"I-{name[2:]}"))
+            tuple(self.labels.index(x) for x in (f"B-{name[2:]}", f"I-{name[2:]}") if x in self.labels)
             if name[:2] == begins
             else ()
             for name in self.labels
