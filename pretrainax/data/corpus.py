@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data import checksums
-from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, base_of
+from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, base_of
 from pretrainax.data.sources.base import Note
 
 
@@ -85,6 +85,11 @@ class Corpus:
         """Returns what is noted of document i of a corpus of records; "parts" are the ends of its texts."""
         start, stop = int(self._note_ends[i - 1]) if i else 0, int(self._note_ends[i])
         return json.loads(self._notes[start:stop].tobytes())
+
+    def encoded(self, i: int) -> Encoded:
+        """Returns document i of a corpus of records as its task has made it."""
+        note = self.note(i)
+        return Encoded(np.split(self.document(i), note["parts"][:-1]), note)
 
     @functools.cached_property
     def _note_ends(self) -> np.ndarray:

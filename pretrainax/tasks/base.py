@@ -299,10 +299,6 @@ class TextTask(Task):
         """Returns answers [records, L] and notes of records, of those [n, L] of their windows."""
         return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
 
-    def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        if count := sum(LOST in note for note in notes):
-            yield f"{count:,} RECORDS LOSE THEIR END: more than the windows of config.objective.chunks hold"
-
     def prepared_by(self) -> object:
         own = super().prepared_by()
         return own if self.chunks is None else [own, self._length, self._model.family]  # which windows follow from

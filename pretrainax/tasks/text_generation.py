@@ -136,8 +136,17 @@ class TextGeneration(WritingTask):
         targets = self.target_length or sequence_length
         return Lengths(sequence_length + targets, sequence_length, targets)
 
+    def is_cut(self, encoded: Encoded) -> bool:
+        source, target = map(len, encoded.parts)
+        return any(self._loses(source, target, encoded.note["tail"]))
+
+    def _loses(self, source: int, target: int, tail: int) -> tuple[bool, bool]:
+        """Tells of which of input and target, of so many tokens, some are not kept."""
+        first, last, rest = self._room(source - tail, tail, target)
+        return first + last < source, rest < target
+
     def measure(self, raw: int) -> Lengths:
-        """Returns lengths that no example exceeds: what is cut is counted by `warnings`, of inputs and targets."""
+        """Returns lengths that no example exceeds."""
         length, most = raw + self._frame.count(1), self.lengths(self._length)
         return Lengths(raw, min(length, most.inputs), min(length, most.targets))
 
@@ -151,9 +160,8 @@ class TextGeneration(WritingTask):
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
         cut, count = np.zeros(2, int), 0
         for note in notes:
-            (source, end), tail = note["parts"], note["tail"]
-            first, last, rest = self._room(source - tail, tail, end - source)
-            cut += (first + last < source, rest < end - source)
+            source, end = note["parts"]
+            cut += self._loses(source, end - source, note["tail"])
             count += 1
         if cut.any():
             yield (

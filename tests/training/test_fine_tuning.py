@@ -22,7 +22,7 @@ from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import Chunks, Classification, Regression
-from pretrainax.training import loop, restore
+from pretrainax.training import header, loop, restore
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
@@ -218,6 +218,9 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepared, mesh, Watchdog())
         figures, (_, _, notes) = run.validate(loaded.params), run.answers(loaded.params)
+        warnings = [value for name, value in header.rows(run) if name == "WARNING"]
+    (stream,) = run.train_batches.streams
+    assert any(line.startswith(f"{stream.plan.statistics['records cut short']} RECORDS LOSE") for line in warnings)
     assert figures["labels"] == len(notes) == prepared.valid[0].num_documents
     assert sum(note["window"] == 0 for note in notes) == VALID and max(note["window"] for note in notes) == 2
     assert (figures["accuracy"] * VALID) == pytest.approx(round(figures["accuracy"] * VALID))

@@ -12,6 +12,7 @@ from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.sources.base import Note
 
 if TYPE_CHECKING:
+    from pretrainax.data.preparation.shards import Encoded
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 
@@ -91,6 +92,10 @@ class Objective(kinds.Objective):
     def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
         """Returns inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
         return sizes
+
+    def is_cut(self, encoded: "Encoded") -> bool:
+        """Tells whether a document of a corpus of records loses tokens where it becomes an example."""
+        raise NotImplementedError
 
     def between(self, begin: float, end: float) -> "Objective":
         """Returns the objective as it is in this part of the training, from 0 to 1: its `statistics` are asked for."""
