@@ -24,6 +24,7 @@ class Corpus:
             raise ValueError(f"{directory} holds no prepared corpus")
         self.num_tokens: int = index["tokens"]
         self.num_documents: int = index["documents"]
+        self.num_records: int = index.get("records", self.num_documents)  # that documents are windows of
         self.num_bytes: int = index["bytes"]  # of the text in UTF-8
         self.skipped: dict[str, int] = index["skipped"]  # reason -> records left out
         self.parts: Optional[str] = index.get("parts")  # documents are: "sentences" | "pairs" | "records" | None

@@ -212,7 +212,9 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     task = Classification(text_field="a", pair_field="b", labels=("0", "1"), chunks=Chunks(most=3))
     experiment = fine_tuning(pretrained, records, cache, task)
     prepared = prepare(experiment, report=lambda line: None)
-    assert prepared.valid[0].num_documents > VALID
+    windows = {"train": prepared.train[0].num_documents, "valid": prepared.valid[0].num_documents}
+    for split, count in (("train", TRAIN), ("valid", VALID)):
+        assert windows[split] > count and f"{split} {count} records in {windows[split]:,} windows," in prepared.summary
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     loaded = load(str(tuned), mesh=mesh)
     with jax.set_mesh(mesh):
