@@ -1,5 +1,6 @@
 """Text to text: what a model writes after an input that a prefix or a template says the task of."""
 
+import collections
 import dataclasses
 import string
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import text_figures
-from pretrainax.tasks.base import label_number, text_in
+from pretrainax.tasks.base import label_number, never_seen, text_in
 from pretrainax.tasks.writing import WritingTask, predicting, reading
 
 
@@ -158,16 +159,18 @@ class TextGeneration(WritingTask):
         return of_labels | super().metrics(answers, notes)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        cut, count = np.zeros(2, int), 0
+        cut, count, said = np.zeros(2, int), 0, collections.Counter()
         for note in notes:
             source, end = note["parts"]
             cut += self._loses(source, end - source, note["tail"])
             count += 1
+            said[note["answer"]] += 1
         if cut.any():
             yield (
                 f"CUT TO THEIR ROOM: {cut[0]:,} inputs and {cut[1]:,} targets of {count:,} records lose their end: "
                 "config.data.sequence_length and config.objective.target_length say how much there is"
             )
+        yield from never_seen({i: said[label] for i, label in enumerate(self.labels)}, self.labels)
 
     def sample_note(self):
         return {"answer": "", "tail": 0}
