@@ -71,6 +71,11 @@ class Task(Objective):
         """
         raise NotImplementedError
 
+    def leaves_out(self, record: Record) -> bool:
+        """Tells whether `encode` makes no document of a record, which `read` has counted."""
+        del record
+        return False
+
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
         """Yields the documents that a record becomes: the ids of its texts without special ones, and a note. One."""
         yield Encoded(tokenizer.encode_batch(list(record.texts)), record.note)
