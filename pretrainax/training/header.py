@@ -155,8 +155,8 @@ def _task_warnings(run: Run) -> Iterator[str]:
     cut, length = stream.plan.statistics["records cut short"], run.experiment.data.sequence_length
     if cut and run.task.has_head:  # one that writes says more itself
         yield (
-            f"{cut:,} RECORDS LOSE TEXT, which is more than config.data.sequence_length {length:,} holds, or all windows "
-            "of config.objective.chunks where that is set"
+            f"{cut:,} RECORDS LOSE TEXT, which is more than config.data.sequence_length {length:,} holds, or all "
+            "windows of config.objective.chunks where that is set"
         )
     yield from stream.objective.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
