@@ -34,6 +34,11 @@ class Tuning(kinds.Tuning):
         """Returns how many tokens are read before those of a text."""
         return 0
 
+    def limits(self, config: ModelConfig) -> dict[str, int]:
+        """Returns how many tokens of a text the model reads at most, by the field of config.model that says so."""
+        most = config.position.max_length
+        return {"position.max_length": most - self.tokens} if isinstance(most, int) else {}
+
     def trains(self, path: str, heads: set[str]) -> bool:
         """Tells whether a parameter of the model is trained; heads: the first parts of the paths of its heads'."""
         del path, heads
@@ -84,6 +89,21 @@ class Tuning(kinds.Tuning):
                 f"config.tuning is {self}, which trains a few parameters of a model that is there: set "
                 "config.checkpoint.init_from to the --workdir of a run or a Hugging Face directory"
             )
+        yield from self.length_problems(experiment)
+
+    def length_problems(self, experiment: Experiment) -> Iterator[str]:
+        """Yields where rows are longer than what the model reads behind the tokens of the tuning."""
+        length, objective = experiment.data.sequence_length, experiment.objective
+        if not self.tokens or list(objective.field_problems()) or length < objective.shortest:
+            return  # there are no lengths to compare
+        row = objective.adapted(experiment).places(length)
+        for field, most in self.limits(experiment.model).items():
+            if row > most:
+                lower = f"config.data.sequence_length to at most {most}" if most > 0 else "a lower config.tuning.length"
+                yield (
+                    f"config.data.sequence_length {length} makes rows of {row} tokens, and behind the {self.tokens} of "
+                    f"config.tuning {self} config.model.{field} has room for {max(most, 0)}: set {lower}"
+                )
 
 
 def abstract_params(config: ModelConfig) -> PyTree:

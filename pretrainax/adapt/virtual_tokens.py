@@ -18,6 +18,7 @@ from pretrainax.adapt.tuning import Flat, Tuning
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.packing import OneEach
 from pretrainax.data.row_stream import default_packing
+from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.linear import Linear
 from pretrainax.models.base import Model
 from pretrainax.sharding.param_paths import PyTree
@@ -63,20 +64,18 @@ class _VirtualTokens(Tuning):
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
-        model, length = experiment.model, experiment.data.sequence_length
         if self.length < 1:
             yield f"config.tuning.length is {self.length}, it must be at least 1"
-        if model.generator is not None:
+        if experiment.model.generator is not None:
             yield f"config.tuning is {self}, which is not for a config.model with a generator: take LoRA"
-        most = model.position.max_length
-        if isinstance(most, int) and length + self.length > most:
-            yield (
-                f"config.data.sequence_length {length} and config.tuning.length {self.length} are more than the {most} "
-                f"positions of config.model.position: set config.data.sequence_length to at most {most - self.length}"
-            )
-        packings = [experiment.data.packing or default_packing(part) for _, part in experiment.objective.components()]
-        if not all(isinstance(packing, OneEach) for packing in packings):
+        parts = [part for _, part in experiment.objective.components()]
+        if not all(isinstance(experiment.data.packing or default_packing(part), OneEach) for part in parts):
             yield f"config.tuning is {self}, for rows of one text each: set config.data.packing to OneEach()"
+        if several := next((part for part in parts if part.parts_rows), None):
+            yield (
+                f"config.tuning is {self}, whose tokens the first text of a row alone would see, and "
+                f"{type(several).__name__} has several in each: set config.tuning to LoRA() or IA3()"
+            )
         if experiment.mesh.sequence != 1:
             yield f"config.mesh.sequence is {experiment.mesh.sequence}, with config.tuning {self} it must be 1"
 
@@ -136,6 +135,8 @@ class PrefixTuning(_VirtualTokens):
     With `hidden`, they are made of vectors by a tanh layer of that width, which is trained with them and left out
     afterwards (section 4.3), one for each kind of attention as in the released code.
 
+    Local layers see no farther back than their window, which has to hold the prefix and the row.
+
     NOTE Prefixes are turned as keys at positions 0, 1, … are, where positions turn keys.
     """
 
@@ -144,6 +145,12 @@ class PrefixTuning(_VirtualTokens):
 
     def sides(self, config):
         return ("encoder_", "") if config.family == "encoder_decoder" else ("",)
+
+    def limits(self, config):
+        if "local" not in config.layer_pattern:
+            return super().limits(config)
+        before, _ = Mask(config.family == "decoder", window=config.window).reach
+        return {**super().limits(config), "window": before + 1 - self.length}
 
     def added(self, params, key):
         made = {}

@@ -10,7 +10,7 @@ import numpy as np
 
 from pretrainax.config import UserError
 from pretrainax.data import checksums
-from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, base_of
+from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, base_of
 from pretrainax.data.sources.base import Note
 
 
@@ -24,6 +24,7 @@ class Corpus:
             raise ValueError(f"{directory} holds no prepared corpus")
         self.num_tokens: int = index["tokens"]
         self.num_documents: int = index["documents"]
+        self.num_records: int = index.get("records", self.num_documents)  # that documents are windows of
         self.num_bytes: int = index["bytes"]  # of the text in UTF-8
         self.skipped: dict[str, int] = index["skipped"]  # reason -> records left out
         self.parts: Optional[str] = index.get("parts")  # documents are: "sentences" | "pairs" | "records" | None
@@ -85,6 +86,11 @@ class Corpus:
         """Returns what is noted of document i of a corpus of records; "parts" are the ends of its texts."""
         start, stop = int(self._note_ends[i - 1]) if i else 0, int(self._note_ends[i])
         return json.loads(self._notes[start:stop].tobytes())
+
+    def encoded(self, i: int) -> Encoded:
+        """Returns document i of a corpus of records as its task has made it."""
+        note = self.note(i)
+        return Encoded(np.split(self.document(i), note["parts"][:-1]), note)
 
     @functools.cached_property
     def _note_ends(self) -> np.ndarray:

@@ -26,7 +26,7 @@ from pretrainax.data.packing import OneEach, Packing, cut_documents, cut_sentenc
 from pretrainax.data.permutation import permute
 from pretrainax.data.preparation.shards import ENDS, NOTE_ENDS, NOTES, PARTS
 
-_FORMAT = 3  # of the files, and of how pieces are cut and left out
+_FORMAT = 4  # of the files, and of how pieces are cut, left out and counted
 _STATISTICS = "figures.json"
 
 PermutationKeys = Optional[tuple[int, ...]]  # of an epoch, see permutation.permute; None: in order
@@ -162,9 +162,8 @@ def _make_tables(
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         found, inverse = np.unique(lengths, return_inverse=True)
         table = np.array([objective.measure(n)[1:] for n in found.tolist()]).reshape(-1, 2)
-        whole = table[inverse]
-        sizes = np.minimum(whole, capacity[1:])
-        cut_short = int((sizes < whole).any(axis=1).sum())
+        sizes = np.minimum(table[inverse], capacity[1:])
+        cut_short = sum(objective.is_cut(corpus.encoded(i)) for i in range(corpus.num_documents))
     elif objective.unit == "pairs":
         starts, lengths = cut_documents(corpus.document_ends, max(corpus.num_tokens, 1))
         whole = np.diff(corpus.part_ends, prepend=0).reshape(-1, 2)  # tokens of source and target

@@ -65,7 +65,8 @@ def task_in(experiment: Experiment, origin: str) -> Task:
             f"{origin} has no head of a task, by which it would say something of records: --config=finetune:TASK "
             "trains one (docs/recipes.md)"
         )
-    if problems := [*task.problems(experiment), *task.head_problems(head)]:
+    too_long = [] if experiment.tuning is None else experiment.tuning.length_problems(experiment)
+    if problems := [*task.problems(experiment), *task.head_problems(head), *too_long]:
         raise UserError(f"{origin}: {problems[0]}")
     return task
 

@@ -88,8 +88,8 @@ def trained_by(loaded: LoadedModel, kind: type[Kind]) -> Optional[Kind]:
 
 def longest(loaded: LoadedModel) -> Optional[int]:
     """Returns how many tokens the model reads, special ones included; None where its positions set no limit."""
-    most, tuning = loaded.experiment.model.position.max_length, loaded.experiment.tuning
-    return most if most is None or tuning is None else most - tuning.tokens
+    model, tuning = loaded.experiment.model, loaded.experiment.tuning
+    return model.position.max_length if tuning is None else min(tuning.limits(model).values(), default=None)
 
 
 def check_length(

@@ -38,13 +38,14 @@ def score_records(
     task, skipped, cut = task_of(loaded, experiment), collections.Counter(), 0
     found = watch(itertools.islice(documents_of(source.reading(task), split, skipped), records))
     answers, notes, count = [], [], 0
-    of_task = (record for record in found if isinstance(record, Record))  # each of them
+    of_task = (record for record in found if isinstance(record, Record) and not task.leaves_out(record))
     for each in answer(loaded, task, of_task, even=True):
         answers.append(each.answers)
         notes += each.notes
         count, cut = count + 1, cut + each.is_cut
     if not count:
-        raise UserError(f"{source} holds no record ({SPLITS[split]}); --split={'|'.join(SPLITS)} says which part")
+        seen = "".join(f", {number:,} {reason}" for reason, number in skipped.items() if number)
+        raise UserError(f"{source} holds no record ({SPLITS[split]}{seen}); --split={'|'.join(SPLITS)} says which part")
     whole = jax.tree.map(lambda *parts: np.concatenate(parts), *answers)
     counts = {"records": count, "records cut short": cut} if cut else {"records": count}
     counts |= {f"{reason} skipped": number for reason, number in skipped.items()}

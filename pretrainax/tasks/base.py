@@ -71,6 +71,11 @@ class Task(Objective):
         """
         raise NotImplementedError
 
+    def leaves_out(self, record: Record) -> bool:
+        """Tells whether `encode` makes no document of a record, which `read` has counted."""
+        del record
+        return False
+
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
         """Yields the documents that a record becomes: the ids of its texts without special ones, and a note. One."""
         yield Encoded(tokenizer.encode_batch(list(record.texts)), record.note)
@@ -298,10 +303,6 @@ class TextTask(Task):
     def by_record(self, answers: np.ndarray, notes: Sequence[Note]) -> tuple[np.ndarray, Sequence[Note]]:
         """Returns answers [records, L] and notes of records, of those [n, L] of their windows."""
         return (answers, notes) if self.chunks is None else self.chunks.joined(answers, notes, self.kind)
-
-    def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        if count := sum(LOST in note for note in notes):
-            yield f"{count:,} RECORDS LOSE THEIR END: more than the windows of config.objective.chunks hold"
 
     def prepared_by(self) -> object:
         own = super().prepared_by()

@@ -110,7 +110,5 @@ class Classification(TextTask):
         }
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        notes = list(notes)
-        yield from super().warnings(notes)
         counts = collections.Counter(i for note in notes for i in note.get("labels", [note.get("label")]))
         yield from never_seen(counts, self.labels)

@@ -133,6 +133,9 @@ class ExtractiveQA(Task):
 
     # --- windows ------------------------------------------------------------------------------------------------------
 
+    def leaves_out(self, record: Record) -> bool:
+        return record.note.get("left_out", False)
+
     def encode(self, record: Record, tokenizer: "Tokenizer") -> Iterator[Encoded]:
         """Yields the windows of a record: the ids of its question and of a part of its passage.
 
@@ -140,7 +143,7 @@ class ExtractiveQA(Task):
         ends in that, "starts" and "ends"; where the first of them is in the row, "first", and the token that stands for
         no answer, "null"; the place of the answer among them, "span", None where the window has not all of it.
         """
-        if record.note.get("left_out"):
+        if self.leaves_out(record):
             return
         question, context = record.texts
         asked = tokenizer.encode(question)[: self.max_question_length]

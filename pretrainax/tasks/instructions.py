@@ -127,9 +127,12 @@ class Instructions(WritingTask):
         return Lengths(sequence_length, sequence_length, sequence_length)
 
     def measure(self, raw: int) -> Lengths:
-        """Returns lengths that no example exceeds: what is cut is counted by `warnings`."""
+        """Returns lengths that no example exceeds."""
         length = min(max(raw - 1, 1), self._length)
         return Lengths(raw, length, length)
+
+    def is_cut(self, encoded: Encoded) -> bool:
+        return sum(map(len, encoded.parts)) > self._length + 1
 
     def sample_note(self):
         return {"answer": ""}

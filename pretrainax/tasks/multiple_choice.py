@@ -5,7 +5,7 @@ import dataclasses
 import numbers
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Optional
+from typing import ClassVar, Optional
 
 import numpy as np
 
@@ -52,6 +52,7 @@ class MultipleChoice(Task):
     answer_field: str = "answer"  # the field of what is right: text, letter, or number from 0
     choices: int = 4  # of each record
 
+    parts_rows: ClassVar[bool] = True
     select_by = "accuracy"
     figures = ("accuracy",)  # pyright: ignore[reportAssignmentType]
 

@@ -44,6 +44,7 @@ class Retrieval(Task):
     query_length: int = 32  # most tokens of a query
 
     families: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    parts_rows: ClassVar[bool] = True
     figures = (*(f"recall@{k}" for k in _AT), "mrr")  # pyright: ignore[reportAssignmentType]
     select_by = "mrr"
 

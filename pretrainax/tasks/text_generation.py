@@ -1,5 +1,6 @@
 """Text to text: what a model writes after an input that a prefix or a template says the task of."""
 
+import collections
 import dataclasses
 import string
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import text_figures
-from pretrainax.tasks.base import label_number, text_in
+from pretrainax.tasks.base import label_number, never_seen, text_in
 from pretrainax.tasks.writing import WritingTask, predicting, reading
 
 
@@ -136,8 +137,17 @@ class TextGeneration(WritingTask):
         targets = self.target_length or sequence_length
         return Lengths(sequence_length + targets, sequence_length, targets)
 
+    def is_cut(self, encoded: Encoded) -> bool:
+        source, target = map(len, encoded.parts)
+        return any(self._loses(source, target, encoded.note["tail"]))
+
+    def _loses(self, source: int, target: int, tail: int) -> tuple[bool, bool]:
+        """Tells of which of input and target, of so many tokens, some are not kept."""
+        first, last, rest = self._room(source - tail, tail, target)
+        return first + last < source, rest < target
+
     def measure(self, raw: int) -> Lengths:
-        """Returns lengths that no example exceeds: what is cut is counted by `warnings`, of inputs and targets."""
+        """Returns lengths that no example exceeds."""
         length, most = raw + self._frame.count(1), self.lengths(self._length)
         return Lengths(raw, min(length, most.inputs), min(length, most.targets))
 
@@ -149,17 +159,18 @@ class TextGeneration(WritingTask):
         return of_labels | super().metrics(answers, notes)
 
     def warnings(self, notes: Iterable[Note]) -> Iterator[str]:
-        cut, count = np.zeros(2, int), 0
+        cut, count, said = np.zeros(2, int), 0, collections.Counter()
         for note in notes:
-            (source, end), tail = note["parts"], note["tail"]
-            first, last, rest = self._room(source - tail, tail, end - source)
-            cut += (first + last < source, rest < end - source)
+            source, end = note["parts"]
+            cut += self._loses(source, end - source, note["tail"])
             count += 1
+            said[note["answer"]] += 1
         if cut.any():
             yield (
                 f"CUT TO THEIR ROOM: {cut[0]:,} inputs and {cut[1]:,} targets of {count:,} records lose their end: "
                 "config.data.sequence_length and config.objective.target_length say how much there is"
             )
+        yield from never_seen({i: said[label] for i, label in enumerate(self.labels)}, self.labels)
 
     def sample_note(self):
         return {"answer": "", "tail": 0}

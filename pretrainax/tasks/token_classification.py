@@ -168,7 +168,9 @@ class TokenClassification(Task):
     def head(self, model):
         begins = {"iob2": "I-", "iob1": "B-", "": None}[self.spans]
         after = [
-            tuple(self.labels.index(x) for x in (f"B-{name[2:]}", f"I-{name[2:]}")) if name[:2] == begins else ()
+            tuple(self.labels.index(x) for x in (f"B-{name[2:]}", f"I-{name[2:]}") if x in self.labels)
+            if name[:2] == begins
+            else ()
             for name in self.labels
         ]
         return Tag(len(self.labels), follows=tuple(after))

@@ -152,6 +152,12 @@ def _task_warnings(run: Run) -> Iterator[str]:
         yield "FROM RANDOM NUMBERS: nothing is pretrained, as config.checkpoint.init_from is not set"
     (stream,) = run.train_batches.streams
     assert isinstance(stream.objective, Task)  # bound: it knows the room that there is in a row
+    cut, length = stream.plan.statistics["records cut short"], run.experiment.data.sequence_length
+    if cut and run.task.has_head:  # one that writes says more itself
+        yield (
+            f"{cut:,} RECORDS LOSE TEXT, which is more than config.data.sequence_length {length:,} holds, or all "
+            "windows of config.objective.chunks where that is set"
+        )
     yield from stream.objective.warnings(stream.corpus.note(i) for i in range(stream.corpus.num_documents))
 
 

@@ -8,13 +8,16 @@ from pretrainax import zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
 from pretrainax.adapt.matrices import matrices_of
 from pretrainax.adapt.tuning import flat
-from pretrainax.config import MeshConfig, UserError, kinds
+from pretrainax.config import LearnedPositions, MeshConfig, UserError, kinds
 from pretrainax.config.validation import validate
 from pretrainax.data.packing import OneEach
+from pretrainax.data.sources import JsonLines
+from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.compute import Compute
 from pretrainax.models import build
 from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.rules import param_specs
+from pretrainax.tasks import MultipleChoice, Retrieval, TextGeneration
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support import tables, tiny
@@ -83,7 +86,18 @@ MISTAKES = {
     "alpha": ("bert", LoRA(alpha=0.0), {}, "alpha is 0.0, it must be above 0"),
     "no biases": ("t5", BitFit(), {}, r"config.tuning is BitFit\(\), and this config.model has none"),
     "no head": ("gpt", HeadAlone(), {}, "has none of the parameters that it trains"),
-    "no room": ("bert", PromptTuning(40), {}, "are more than the 64 positions .* to at most 24"),
+    "no room": (
+        "bert",
+        PromptTuning(40),
+        {},
+        r"rows of 32 tokens, .* the 40 .*position.max_length has room for 24: .* to at most 24",
+    ),
+    "no room at all": (
+        "bert",
+        PromptTuning(70),
+        {},
+        r"position.max_length has room for 0: set a lower config.tuning.length",
+    ),
     "no length": ("bert", PrefixTuning(0), {}, "config.tuning.length is 0, it must be at least 1"),
     "packed": ("gpt", PromptTuning(4), {"packing": None}, r"set config.data.packing to OneEach\(\)"),
     "a split length": ("t5", PrefixTuning(4), {"sequence": 2}, "config.mesh.sequence is 2, .* it must be 1"),
@@ -100,6 +114,49 @@ def test_a_mistake_is_one_line(mistake):
     with pytest.raises(UserError, match=line) as caught:
         validate(experiment, files=False)
     assert "\n" not in str(caught.value)
+
+
+def test_targets_that_are_longer_than_their_inputs_have_room_behind_a_prefix():
+    experiment = tiny.get_config("t5")
+    experiment.model.position = LearnedPositions(64)
+    experiment.tuning, experiment.checkpoint.init_from = PrefixTuning(20), "runs/base"
+    experiment.objective, experiment.data.source = TextGeneration(target_length=60), JsonLines(path="records.jsonl")
+    with pytest.raises(UserError, match="makes rows of 60 tokens, .* has room for 44"):
+        validate(experiment, files=False)
+
+
+@pytest.mark.parametrize(("family", "room"), (("bert", 17), ("t5", 17), ("gpt", 28)))
+def test_a_prefix_is_within_the_window_of_local_layers(family, room):
+    """What the mask shows to the last token of the longest row: all of the prefix, and not of a longer row."""
+    experiment = tiny.get_config(family)
+    model, data = experiment.model, experiment.data
+    experiment.tuning, experiment.checkpoint.init_from = PrefixTuning(4), "runs/base"
+    model.layer_pattern, model.window, data.packing = ("global", "local"), 32 if family == "gpt" else 40, OneEach()
+    assert experiment.tuning.limits(model)["window"] == room
+    seen = Mask(family == "gpt", window=model.window).materialize(room + 5, room + 5)[0, 0]
+    assert seen[room + 3, 0] and not seen[room + 4, 0]
+    data.sequence_length = room
+    validate(experiment, files=False)
+    data.sequence_length = room + 1
+    with pytest.raises(UserError, match=f"config.model.window has room for {room}: .* to at most {room}"):
+        validate(experiment, files=False)
+    experiment.tuning = PromptTuning(4)  # which layers without a window show to all
+    validate(experiment, files=False)
+
+
+@pytest.mark.parametrize("tuning", (PromptTuning(4), PrefixTuning(4)))
+@pytest.mark.parametrize("task", (MultipleChoice(choices=2), Retrieval()))
+def test_a_prompt_is_not_for_rows_of_several_texts_of_which_one_would_see_it(task, tuning):
+    """Each is a segment of its row, and the mask hides from it the virtual tokens, which are of the first."""
+    experiment = tiny.get_config("bert")
+    experiment.objective, experiment.data.source = task, JsonLines(path="records.jsonl")
+    experiment.tuning, experiment.checkpoint.init_from = tuning, "runs/base"
+    experiment.model.masked_lm_head = False
+    task.complete(experiment)
+    with pytest.raises(UserError, match=f"the first text .* {type(task).__name__} has several .* set config.tuning to"):
+        validate(experiment, files=False)
+    experiment.tuning = LoRA()
+    validate(experiment, files=False)
 
 
 def test_all_of_it_is_written_as_a_flag_and_read_back():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pretrainax
+from pretrainax.adapt import LoRA, PrefixTuning, PromptTuning
 from pretrainax.config import Classify, Extract, Tag, UserError
 from pretrainax.inference.answers import answer, predict, task_of
 from pretrainax.tasks import Chunks, Classification
@@ -114,6 +115,19 @@ def test_other_heads_answer_records_too(name, tmp_path):
     vars(loaded.experiment.objective).update(fields)
     said = loaded.predict(records)
     assert all(map(is_good, said, records)), said
+
+
+@pytest.mark.parametrize("tuning", (PromptTuning(4), PrefixTuning(4)))
+def test_longer_rows_leave_room_for_what_a_tuning_puts_before_the_text(loaded, tuning):
+    """A position behind the last one would be read as the last."""
+    most, data = loaded.experiment.model.position.max_length, loaded.experiment.data
+    for before, room in ((tuning, most - 4), (LoRA(), most), (None, most)):
+        experiment = dataclasses.replace(loaded.experiment, tuning=before)
+        experiment.data = dataclasses.replace(data, sequence_length=room)
+        assert task_of(loaded, experiment).longest == room
+        experiment.data = dataclasses.replace(data, sequence_length=room + 1)
+        with pytest.raises(UserError, match=f"sequence_length {room + 1} .*max_length (has room for|is) {room}"):
+            task_of(loaded, experiment)
 
 
 def test_what_cannot_be_asked_is_one_line(loaded, tmp_path):

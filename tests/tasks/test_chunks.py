@@ -46,11 +46,9 @@ def test_of_a_pair_the_longer_text_is_in_windows_beside_the_other():
     assert [LOST in w.note for w in first] == [True] + [False] * (len(first) - 1)
 
 
-def test_windows_beyond_the_most_are_left_out_and_said():
+def test_windows_beyond_the_most_are_left_out_and_noted_in_the_first():
     found = windows(Chunks(stride=50, most=2), 1000)
     assert [w.note for w in found] == [{"label": 1, WINDOW: 0, LOST: True}, {"label": 1, WINDOW: 1}]
-    task = Classification(labels=("a", "b"), chunks=Chunks(most=2))
-    assert "1 RECORDS LOSE THEIR END" in next(task.warnings([w.note for w in found]))
 
 
 def test_a_stride_that_leaves_out_tokens_is_refused():

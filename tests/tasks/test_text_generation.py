@@ -83,6 +83,16 @@ def test_of_what_is_too_long_the_last_field_loses_its_end_and_it_is_counted(vari
     assert not list(task.warnings([texts[0].note]))
 
 
+@pytest.mark.parametrize("variant", ("t5", "gpt"))
+def test_a_label_that_no_target_is_is_said(variant):
+    task = adapted(variant, 40, target_field="label", labels=("bad", "good", "fine"))
+    notes = [text_of(task, {**RECORD, "label": label}, variant).note for label in ("bad", 2, "bad")]
+    (said,) = task.warnings(iter(notes))
+    assert said.startswith("NO EXAMPLE OF 'good' in training")
+    notes.append(text_of(task, {**RECORD, "label": 1}, variant).note)
+    assert not list(task.warnings(iter(notes)))
+
+
 def test_the_word_of_a_label_is_its_target():
     task = adapted("t5", target_field="label", labels=("bad", "good"))
     assert task.read({**RECORD, "label": 1}).texts[2] == task.read({**RECORD, "label": "good"}).texts[2] == "good"

@@ -1,10 +1,12 @@
 """Token classification: which words of a record are read, the example, schemes of spans, the figures."""
 
 import dataclasses
+import types
 
 import numpy as np
 import pytest
 
+from pretrainax import cli
 from pretrainax.config import Classify, Tag, UserError
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import Text
@@ -221,6 +223,18 @@ def test_what_does_not_fit_together_is_one_line(change, said):
         setattr(part, name, value)
     with pytest.raises(UserError, match=said):
         validate(experiment)
+
+
+@pytest.mark.parametrize("kind", ("softmax", "crf"))
+@pytest.mark.parametrize("scheme, labels, lacking", (("auto", ("O", "I-A"), "B-A"), ("iob1", ("O", "B-A"), "I-A")))
+def test_a_span_without_its_beginning_is_one_line_for_a_command_too(scheme, labels, lacking, kind, monkeypatch):
+    """A command makes the head of the labels before it looks whether they are sound."""
+    experiment = config()
+    experiment.objective = TokenClassification(labels=labels, scheme=scheme)
+    experiment.model.head = Tag(kind=kind, follows="auto")
+    monkeypatch.setattr(cli, "CONFIG", types.SimpleNamespace(value=experiment))
+    with pytest.raises(UserError, match=f"config.objective.labels has no '{lacking}', with which spans of"):
+        cli.experiment(files=False)
 
 
 def test_words_without_tags_are_the_same_row_and_are_said_a_tag_each():

@@ -22,7 +22,7 @@ from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import Chunks, Classification, Regression
-from pretrainax.training import loop, loss_spikes, restore
+from pretrainax.training import header, loop, loss_spikes, restore
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
@@ -250,12 +250,17 @@ def test_windows_of_a_record_are_examples_and_one_record_in_the_figures(pretrain
     task = Classification(text_field="a", pair_field="b", labels=("0", "1"), chunks=Chunks(most=3))
     experiment = fine_tuning(pretrained, records, cache, task)
     prepared = prepare(experiment, report=lambda line: None)
-    assert prepared.valid[0].num_documents > VALID
+    windows = {"train": prepared.train[0].num_documents, "valid": prepared.valid[0].num_documents}
+    for split, count in (("train", TRAIN), ("valid", VALID)):
+        assert windows[split] > count and f"{split} {count} records in {windows[split]:,} windows," in prepared.summary
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     loaded = load(str(tuned), mesh=mesh)
     with jax.set_mesh(mesh):
         run = build_run(experiment, prepared, mesh, Watchdog())
         figures, (_, _, notes) = run.validate(loaded.params), run.answers(loaded.params)
+        warnings = [value for name, value in header.rows(run) if name == "WARNING"]
+    (stream,) = run.train_batches.streams
+    assert any(line.startswith(f"{stream.plan.statistics['records cut short']} RECORDS LOSE") for line in warnings)
     assert figures["labels"] == len(notes) == prepared.valid[0].num_documents
     assert sum(note["window"] == 0 for note in notes) == VALID and max(note["window"] for note in notes) == 2
     assert (figures["accuracy"] * VALID) == pytest.approx(round(figures["accuracy"] * VALID))

@@ -12,6 +12,7 @@ from pretrainax.data.parts import parts_of_streams
 from pretrainax.data.sources.base import Note
 
 if TYPE_CHECKING:
+    from pretrainax.data.preparation.shards import Encoded
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 
@@ -61,6 +62,7 @@ class Objective(kinds.Objective):
     unit: ClassVar[str] = "tokens"
     pairs_documents: ClassVar[bool] = False  # an example may take text from another document
     packs: ClassVar[bool] = True  # a row may hold more than one example
+    parts_rows: ClassVar[bool] = False  # an example is several texts side by side, which do not see one another
     is_likelihood: ClassVar[bool] = False  # the loss is a likelihood of the text: it has a meaning in bits per byte
     select_by: ClassVar[str] = "loss"  # the figure of a validation that its model is kept for: a loss that is trained
     head_figures: ClassVar[tuple[str, ...]] = ()  # that a validation of it has of further heads
@@ -90,6 +92,10 @@ class Objective(kinds.Objective):
     def measure_pairs(self, sizes: np.ndarray) -> np.ndarray:
         """Returns inputs and targets, [n, 2], of examples of n pairs; sizes: [n, 2] tokens of source and target."""
         return sizes
+
+    def is_cut(self, encoded: "Encoded") -> bool:
+        """Tells whether a document of a corpus of records loses tokens where it becomes an example."""
+        raise NotImplementedError
 
     def between(self, begin: float, end: float) -> "Objective":
         """Returns the objective as it is in this part of the training, from 0 to 1: its `statistics` are asked for."""

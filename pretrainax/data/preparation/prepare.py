@@ -162,9 +162,11 @@ def _describe(corpora: dict[str, tuple[Corpus, ...]]) -> str:
         for i, corpus in enumerate(several):
             number = f" {i + 1}" if len(several) > 1 else ""
             kinds = f", {corpus.num_parts:,} sentences" if corpus.parts == "sentences" else ""
+            if corpus.num_records < corpus.num_documents:
+                kinds = f" in {corpus.num_documents:,} windows"
             documents = corpus.parts if corpus.parts in ("pairs", "records") else "documents"
             size = f"{corpus.num_bytes / 1e6:,.1f} MB, {corpus.num_tokens:,} tokens"
-            sizes.append(f"{split}{number} {corpus.num_documents:,} {documents}{kinds}, {size}")
+            sizes.append(f"{split}{number} {corpus.num_records:,} {documents}{kinds}, {size}")
             skipped.update(corpus.skipped)
     return "; ".join([*sizes, *(f"skipped {count:,} {reason}" for reason, count in sorted(skipped.items()))])
 

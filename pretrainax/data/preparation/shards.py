@@ -198,7 +198,7 @@ class ShardWriter:
         yield document
 
     def _write_record(self, record: Record) -> Iterator[Document]:
-        """Writes what the task makes of a record: one document, or several."""
+        """Writes what the task makes of a record: one document, or several, the first of which has all its bytes."""
         assert self._task is not None  # whose record it is
         size = bytes_of(record)
         for parts, note in self._task.encode(record, self._tokenizer):
@@ -210,6 +210,7 @@ class ShardWriter:
             self._notes.append(json.dumps({**note, "parts": ends.tolist()}, separators=(",", ":")).encode())
             self._ends.append(np.array([self._size]))
             self._bytes.append(np.array([size], np.int64))
+            size = 0  # of its other windows
             yield record
 
     def _split(self, text: str) -> list[str]:
@@ -243,6 +244,7 @@ def finish_shard(base: str, arrays: dict[str, np.ndarray], skipped: dict[str, in
         np.savez(f, **arrays)
     totals = {"tokens": int(arrays["counts"].sum()), "documents": len(arrays["ends"])}
     totals |= {"parts": len(arrays.get("part_ends", ())), "bytes": int(arrays["bytes"].sum())}
+    totals |= {"records": int(np.count_nonzero(arrays["bytes"]))}  # see `_write_record`
     totals |= {"skipped": {k: n for k, n in sorted(skipped.items()) if n}}
     sums = {"tokens_checksum": checksum, "arrays_checksum": _checksum_of(arrays)}
     checksums.write_json(f"{base}.json", totals | sums)
@@ -275,6 +277,7 @@ def write_index(
     with replacing(os.path.join(directory, COUNTS)) as f:
         f.write(counts.tobytes())
     index = {name: sum(t[name] for t in totals) for name in ("tokens", "documents", "bytes")}
+    index["records"] = sum(t.get("records", t["documents"]) for t in totals)  # which shards of before do not tell
     index["skipped"] = dict(sum((collections.Counter(t["skipped"]) for t in totals), collections.Counter()))
     # What was prepared before they were taken off is another text under the same key: a run on it is not to go on here.
     cleaned = "-plain" if {MARKS, RETURNS} & index["skipped"].keys() else ""

@@ -76,9 +76,12 @@ def test_records_with_another_label_are_no_duplicates(tmp_path):
 
 
 def test_a_record_may_become_several_documents(tmp_path):
-    found = documents(write(tmp_path, Halves(labels=("a", "b"))))
+    corpus = write(tmp_path, Halves(labels=("a", "b")))
+    found = documents(corpus)
     assert found[:2] == [(("ac", "d"), {"label": 0, "half": 0}), (("b", "e"), {"label": 0, "half": 1})]
     assert found[2] == (("", "f"), {"label": 1, "why": "größe", "half": 0})  # whose other half is empty
+    assert (corpus.num_records, corpus.num_documents) == (len(WHOLE), len(found)) and len(found) > len(WHOLE)
+    assert corpus.num_bytes == sum(len(text.encode()) for texts, _ in WHOLE for text in texts)
 
 
 @pytest.mark.parametrize("name", [shards.NOTES, shards.NOTE_ENDS])
