@@ -42,9 +42,10 @@ def test_every_config_of_a_recipe_is_sound(tmp_path):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "words.txt").write_text("床前\n")
     (tmp_path / "runs" / "tokenizer").mkdir(parents=True)
-    for family in ("bert", "t5", "gpt2"):  # where a fine-tuning begins: its config.json is all that is read here
-        (tmp_path / "runs" / family).mkdir()
-        (tmp_path / "runs" / family / "config.json").write_text(f'{{"model_type": "{family}"}}')
+    # where a fine-tuning begins: its config.json is all that is read here
+    for name, family in {"bert": "bert", "student": "bert", "t5": "t5", "gpt2": "gpt2"}.items():
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "config.json").write_text(f'{{"model_type": "{family}"}}')
     lines = {
         command: [word for word in shlex.split(command) if word.startswith("--config")]
         for command in COMMANDS
