@@ -28,7 +28,9 @@ def check_tokenizer_of(origin: Origin, ours: Tokenizer, name: str) -> None:
 
 def has_tokenizer(origin: Origin) -> bool:
     """Tells whether a tokenizer lies with a model: of a directory of weights alone nobody knows what ids mean."""
+    if origin.steps:
+        return os.path.isdir(os.path.join(origin.directory, "tokenizer"))
     try:
-        return bool(origin.steps or tokenizer_file(origin.directory))
+        return bool(tokenizer_file(origin.directory))
     except UserError:
         return False
