@@ -1,13 +1,13 @@
 """Asks whether pretraining has helped: small models learn four tasks, pretrained and from random weights, in five ways.
 
-    python benchmarks/adaptation.py --workdir=runs/adaptation --books=books --tasks=tasks
+    python benchmarks/adaptation.py --workdir=runs/adaptation --books=books --tasks=tasks --to=docs/adapt.png
 
 A BERT, an ELECTRA, a T5 and a GPT of 4 blocks of width 128 are pretrained on `books` (folders of JSON lines with a
 text), and learn SST-2, CoLA, RTE and CoNLL-2000 of `tasks` (`sst2/train.jsonl`), each with several seeds: whole, from
 random weights (the same run's checkpoint of step 0, so the same tokenizer) and pretrained; then by LoRA, by a prefix
 and by the head alone. The rate of each way is the best of three on SST-2 with seed 0, of each model. The figure is of
 the last validation. Runs that are there already are not made again. Written at --to: the picture, and beside it the
-numbers in JSON.
+numbers in JSON, to which a run with other --models adds its own.
 """
 
 import argparse
@@ -170,19 +170,26 @@ def curve(workdir: str, seed: int, task: str) -> list[tuple[int, float]]:
     return [(line["step"], line[SETS[task].figure]) for line in lines if line["split"] == "valid"]
 
 
-def measure(options: argparse.Namespace) -> dict[str, dict]:
-    """Returns, by model and task and way, the rate and the curve of each seed."""
+def measure(options: argparse.Namespace, model: str) -> dict[str, dict]:
+    """Returns, by task and way, the rate and the curve of each seed."""
+    pretrain(options, model)
+    rates = {way: best_rate(options, model, way) for way in WAYS}
     found: dict[str, dict] = {}
-    for model in options.models:
-        pretrain(options, model)
-        rates = {way: best_rate(options, model, way) for way in WAYS}
-        for task in options.sets:
-            for way in WAYS:
-                workdir = learn(options, model, task, way, rates[way], [f"--seeds={options.seeds}"])
-                curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
-                found.setdefault(task, {}).setdefault(model, {})[way] = {"rate": rates[way], "curves": curves}
-                print(task, model, way, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
+    for task in options.sets:
+        for way in WAYS:
+            workdir = learn(options, model, task, way, rates[way], [f"--seeds={options.seeds}"])
+            curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
+            found.setdefault(task, {})[way] = {"rate": rates[way], "curves": curves}
+            print(task, model, way, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
     return found
+
+
+def known(path: str) -> dict[str, dict]:
+    """Returns what was measured before, by model; nothing where there is no file."""
+    if not os.path.exists(path):
+        return {}
+    with open(path) as file:
+        return json.load(file)
 
 
 # --- what it comes to ------------------------------------------------------------------------------------------------
@@ -203,11 +210,11 @@ def gain(one: np.ndarray, other: np.ndarray) -> str:
 def tables(found: dict[str, dict]) -> str:
     """Returns two tables: medians with spreads, and differences of the same seed."""
     cells, differences = [], []
-    for task, models in found.items():
-        for model, ways in models.items():
+    for task in SETS:
+        for model, ways in ((model, sets[task]) for model, sets in found.items() if task in sets):
             numbers = {way: finals(ways[way]) for way in WAYS}
-            known = [f"{statistics.median(n):.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
-            cells.append([f"{task}, {SETS[task].figure}", model, *known])
+            medians = [f"{statistics.median(n):.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
+            cells.append([f"{task}, {SETS[task].figure}", model, *medians])
             whole = numbers[WHOLE]
             others = [gain(numbers[way], whole) for way in WAYS if way not in (WHOLE, RANDOM)]
             differences.append([task, model, gain(whole, numbers[RANDOM]), *others])
@@ -219,12 +226,13 @@ def tables(found: dict[str, dict]) -> str:
 def draw(path: str, found: dict[str, dict]) -> None:
     """Draws the median over seeds, and all between the least and the most, over the steps: a task a row."""
     with matplotlib.rc_context(STYLE):
-        rows, columns = len(found), max(map(len, found.values()))
+        tasks = [task for task in SETS if all(task in sets for sets in found.values())]
+        rows, columns = len(tasks), len(found)
         picture = figure.Figure(figsize=(3.4 * columns, 2.4 * rows + 1.1), dpi=120)
         panels = picture.subplots(rows, columns, sharey="row", squeeze=False)
-        for row, (task, models) in zip(panels, found.items(), strict=True):
-            for panel, (model, ways) in zip(row, models.items(), strict=False):
-                for color, (way, cell) in zip(PARTS, ways.items(), strict=False):
+        for row, task in zip(panels, tasks, strict=True):
+            for panel, (model, sets) in zip(row, found.items(), strict=True):
+                for color, (way, cell) in zip(PARTS, sets[task].items(), strict=False):
                     values = np.array([[value for _, value in curve] for curve in cell["curves"]])
                     steps = [step for step, _ in cell["curves"][0]]
                     panel.plot(steps, np.median(values, 0), color=color, lw=1.8, label=way)
@@ -246,13 +254,16 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), metavar="TASK")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--to", help="where the picture goes, as docs/adapt.png; its numbers beside it, as .json")
+    parser.add_argument("--to", required=True, help="where the picture goes, as docs/adapt.png; its numbers beside it")
     options = parser.parse_args()
-    found = measure(options)
-    if options.to:
-        with open(os.path.splitext(options.to)[0] + ".json", "w") as file:
-            json.dump(found, file, indent=1)
-        draw(options.to, found)
+    numbers = os.path.splitext(options.to)[0] + ".json"
+    for model in options.models:
+        measured = measure(options, model)
+        found = known(numbers) | {model: measured}  # read anew: another process may be at other models
+        with open(numbers, "w") as file:
+            json.dump(found, file)
+    found = known(numbers)
+    draw(options.to, found)
     print(tables(found))
 
 
