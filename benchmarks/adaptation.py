@@ -2,12 +2,12 @@
 
     python benchmarks/adaptation.py --workdir=runs/adaptation --books=books --tasks=tasks --to=docs/adapt.png
 
-A BERT, an ELECTRA, a T5 and a GPT of 4 blocks of width 128 are pretrained on `books` (folders of JSON lines with a
+A BERT, an ELECTRA, a T5 and a GPT of 2 blocks of width 128 are pretrained on `books` (folders of JSON lines with a
 text), and learn SST-2, CoLA, RTE and CoNLL-2000 of `tasks` (`sst2/train.jsonl`), each with several seeds: whole, from
 random weights (the same run's checkpoint of step 0, so the same tokenizer) and pretrained; then by LoRA, by a prefix
 and by the head alone. The rate of each way is the best of three on SST-2 with seed 0, of each model. The figure is of
-the last validation. Runs that are there already are not made again. Written at --to: the picture, and beside it the
-numbers in JSON, to which a run with other --models adds its own.
+the last validation. Written at --to: the picture, and beside it the numbers in JSON, after each cell of the table; what
+is there already is not measured again, so that several processes can share the models, and what was stopped goes on.
 """
 
 import argparse
@@ -24,25 +24,27 @@ import numpy as np
 from matplotlib import figure
 from scipy import stats
 
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.curves import FAINT, PARTS, STYLE
 from pretrainax.reporting.tables import markdown
 from pretrainax.tasks.conll import TASKS as CONLL
 
-SHARED = ["--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0"]  # not one epoch of the text
+SHARED = [
+    *("--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0"),  # not one epoch of the text
+    *("--config.model.num_layers=2", "--config.tokenizer.vocab_size=4096", "--config.model.vocab_size=auto"),
+]
 MODELS = {
     "BERT": [
-        *("--config=configs/bert_base.py:tiny", "--config.model.num_layers=4"),
-        *("--config.model.pair_head=False", "--config.objective=MaskedLM()"),
+        *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", "--config.objective=MaskedLM()"),
     ],
     "ELECTRA": [
-        *("--config=configs/electra_small.py", "--config.tokenizer.vocab_size=8192", "--config.model.vocab_size=auto"),
-        *("--config.model.num_layers=4", "--config.model.d_model=128", "--config.model.d_ff=512"),
+        *("--config=configs/electra_small.py", "--config.model.d_model=128", "--config.model.d_ff=512"),
         *("--config.model.num_heads=2", "--config.model.embedding_dim=None", "--config.model.position.max_length=auto"),
-        "--config.model.generator=Generator(num_layers=4, d_model=64, d_ff=256, num_heads=1)",
+        "--config.model.generator=Generator(num_layers=2, d_model=64, d_ff=256, num_heads=1)",
         *("--config.train.global_batch_size=32", "--config.optimizer.learning_rate=1e-3"),
     ],
     "T5": ["--config=configs/t5_base.py:tiny"],  # 2 blocks in each stack
-    "GPT": ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=4"],
+    "GPT": ["--config=configs/gpt2.py:tiny"],
 }
 
 
@@ -51,27 +53,26 @@ class Set(NamedTuple):
 
     figure: str
     valid: str  # the file of its records that are not learnt from
-    steps: int  # of 32 records: three epochs
+    steps: int  # of 32 records: two epochs, of RTE four
     flags: list[str]
 
 
 PAIR = "Classification(text_field='premise', pair_field='hypothesis', labels=('0', '1'))"
 TAGS = f"TokenClassification(words_field='tokens', tags_field='tags', labels={CONLL['conll2000'].task.labels})"  # pyright: ignore[reportAttributeAccessIssue]
+TEXT = ["--config=finetune:classification"]
+BUCKETS = "--config.data.packing=OneEach(buckets="
 SETS = {
-    "sst2": Set("accuracy", "valid", 648, ["--config=finetune:classification", "--config.data.sequence_length=64"]),
-    "cola": Set("matthews", "valid", 801, ["--config=finetune:classification", "--config.data.sequence_length=32"]),
+    "sst2": Set("accuracy", "valid", 432, [*TEXT, "--config.data.sequence_length=64", f"{BUCKETS}(24, 40))"]),
+    "cola": Set("matthews", "valid", 534, [*TEXT, "--config.data.sequence_length=40", f"{BUCKETS}(16,))"]),
     "rte": Set(
         *("accuracy", "valid", 315),
-        [
-            *("--config=finetune:classification", f"--config.objective={PAIR}", "--config.data.sequence_length=128"),
-            "--config.data.packing=OneEach(buckets=(64,))",
-        ],
+        [*TEXT, f"--config.objective={PAIR}", "--config.data.sequence_length=128", f"{BUCKETS}(64,))"],
     ),
     "conll2000": Set(
-        *("strict_f1", "test", 837),
+        *("strict_f1", "test", 558),
         [
             *("--config=finetune:token_classification", f"--config.objective={TAGS}"),
-            *("--config.data.sequence_length=128", "--config.data.packing=OneEach(buckets=(48, 64))"),
+            *("--config.data.sequence_length=128", f"{BUCKETS}(40, 64))"),
         ],
     ),
 }
@@ -87,8 +88,8 @@ class Way(NamedTuple):
 
 WHOLE, RANDOM = "whole", "whole, random weights"
 WAYS = {
-    RANDOM: Way("@0", 1e-3),
-    WHOLE: Way("", 1e-3),
+    RANDOM: Way("@0", 3e-4),
+    WHOLE: Way("", 3e-4),
     "LoRA": Way("", 3e-3, "LoRA(rank=8)"),
     "prefix": Way("", 1e-2, "PrefixTuning(length=20)"),
     "head alone": Way("", 1e-2, "HeadAlone()"),
@@ -170,22 +171,24 @@ def curve(workdir: str, seed: int, task: str) -> list[tuple[int, float]]:
     return [(line["step"], line[SETS[task].figure]) for line in lines if line["split"] == "valid"]
 
 
-def measure(options: argparse.Namespace, model: str) -> dict[str, dict]:
-    """Returns, by task and way, the rate and the curve of each seed."""
-    pretrain(options, model)
-    rates = {way: best_rate(options, model, way) for way in WAYS}
-    found: dict[str, dict] = {}
-    for task in options.sets:
-        for way in WAYS:
-            workdir = learn(options, model, task, way, rates[way], [f"--seeds={options.seeds}"])
-            curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
-            found.setdefault(task, {})[way] = {"rate": rates[way], "curves": curves}
-            print(task, model, way, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
-    return found
+def measure(options: argparse.Namespace, model: str, path: str) -> None:
+    """Adds to a file what is not there: by model, task and way the rate, and the curve of each seed."""
+    for task, way in ((task, way) for task in options.sets for way in WAYS):
+        mine = known(path).get(model, {})
+        if len(mine.get(task, {}).get(way, {}).get("curves", [])) >= options.seeds:
+            continue
+        pretrain(options, model)
+        rates = [ways[way]["rate"] for ways in mine.values() if way in ways] or [best_rate(options, model, way)]
+        workdir = learn(options, model, task, way, rates[0], [f"--seeds={options.seeds}"])
+        curves = [curve(workdir, seed, task) for seed in range(options.seeds)]
+        found = known(path)  # anew: another process may be at other models
+        found.setdefault(model, {}).setdefault(task, {})[way] = {"rate": rates[0], "curves": curves}
+        write_atomically(path, json.dumps(found) + "\n")
+        print(task, model, way, [c[-1][1] for c in curves], file=sys.stderr, flush=True)
 
 
 def known(path: str) -> dict[str, dict]:
-    """Returns what was measured before, by model; nothing where there is no file."""
+    """Returns what was measured before; nothing where there is no file."""
     if not os.path.exists(path):
         return {}
     with open(path) as file:
@@ -210,8 +213,8 @@ def gain(one: np.ndarray, other: np.ndarray) -> str:
 def tables(found: dict[str, dict]) -> str:
     """Returns two tables: medians with spreads, and differences of the same seed."""
     cells, differences = [], []
-    for task in SETS:
-        for model, ways in ((model, sets[task]) for model, sets in found.items() if task in sets):
+    for task in next(iter(found.values())):
+        for model, ways in ((model, tasks[task]) for model, tasks in found.items()):
             numbers = {way: finals(ways[way]) for way in WAYS}
             medians = [f"{statistics.median(n):.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
             cells.append([f"{task}, {SETS[task].figure}", model, *medians])
@@ -226,7 +229,7 @@ def tables(found: dict[str, dict]) -> str:
 def draw(path: str, found: dict[str, dict]) -> None:
     """Draws the median over seeds, and all between the least and the most, over the steps: a task a row."""
     with matplotlib.rc_context(STYLE):
-        tasks = [task for task in SETS if all(task in sets for sets in found.values())]
+        tasks = list(next(iter(found.values())))
         rows, columns = len(tasks), len(found)
         picture = figure.Figure(figsize=(3.4 * columns, 2.4 * rows + 1.1), dpi=120)
         panels = picture.subplots(rows, columns, sharey="row", squeeze=False)
@@ -258,11 +261,9 @@ def main() -> None:
     options = parser.parse_args()
     numbers = os.path.splitext(options.to)[0] + ".json"
     for model in options.models:
-        measured = measure(options, model)
-        found = known(numbers) | {model: measured}  # read anew: another process may be at other models
-        with open(numbers, "w") as file:
-            json.dump(found, file)
-    found = known(numbers)
+        measure(options, model, numbers)
+    sets = [task for task in SETS if all(len(tasks.get(task, {})) == len(WAYS) for tasks in known(numbers).values())]
+    found = {model: {task: tasks[task] for task in sets} for model, tasks in known(numbers).items()}
     draw(options.to, found)
     print(tables(found))
 
