@@ -14,13 +14,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 import matplotlib
 import numpy as np
+import runs
 from matplotlib import figure
 from scipy import stats
 
@@ -97,24 +97,9 @@ WAYS = {
 CURVE = 6  # validations of a run
 
 
-def program(words: Sequence[str]) -> None:
-    """Runs the training command in a process of its own; ends this one, with its last line, where it fails."""
-    done = subprocess.run([sys.executable, "-m", "pretrainax.main", *words], capture_output=True, text=True)
-    if done.returncode:
-        sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
-
-
-def lines_of(workdir: str) -> list[dict]:
-    """Returns the lines of a run's metrics.jsonl; none where there is none."""
-    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
-        return []
-    with open(path) as file:
-        return [json.loads(line) for line in file]
-
-
-def pretrain(options: argparse.Namespace, model: str) -> str:
-    """Trains a model where that was not done yet; returns its folder."""
-    workdir, steps = os.path.join(options.workdir, model), options.steps
+def pretrain(options: argparse.Namespace, model: str) -> None:
+    """Trains a model where that was not done yet."""
+    steps = options.steps
     train, valid = (os.path.join(options.books, f"{split}*.jsonl.gz") for split in ("train", "valid"))
     fields = {
         "data.source": f"JsonLines(path={train!r}, valid_path={valid!r})",
@@ -127,10 +112,7 @@ def pretrain(options: argparse.Namespace, model: str) -> str:
         "checkpoint.keep": 1,
         "checkpoint.keep_at": "(0,)",
     }
-    if not any(line["step"] == steps and line["split"] == "valid" for line in lines_of(workdir)):
-        flags = [*MODELS[model], *SHARED, *(f"--config.{field}={value}" for field, value in fields.items())]
-        program([*flags, f"--workdir={workdir}"])
-    return workdir
+    runs.train(os.path.join(options.workdir, model), [*MODELS[model], *SHARED], fields)
 
 
 def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: float, more: Sequence[str]) -> str:
@@ -154,7 +136,7 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
     } | ({"tuning": kind.tuning} if kind.tuning else {})
     workdir = os.path.join(options.workdir, name)
     flags = [*chosen.flags, *(f"--config.{field}={value}" for field, value in fields.items())]
-    program([*flags, f"--workdir={workdir}", *more])
+    runs.command([*flags, f"--workdir={workdir}", *more])
     return workdir
 
 
@@ -167,7 +149,7 @@ def best_rate(options: argparse.Namespace, model: str, way: str) -> float:
 
 def curve(workdir: str, seed: int, task: str) -> list[tuple[int, float]]:
     """Returns the steps and figures of the validations of a run."""
-    lines = lines_of(os.path.join(workdir, f"seed-{seed}"))
+    lines = runs.lines(os.path.join(workdir, f"seed-{seed}"))
     return [(line["step"], line[SETS[task].figure]) for line in lines if line["split"] == "valid"]
 
 
