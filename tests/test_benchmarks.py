@@ -7,7 +7,6 @@ import sys
 
 from tests.support.runs import FAST, ROOT
 
-
 SMALL = ["--config.data.sequence_length=64", "--config.train.global_batch_size=4", "--config.model.num_layers=1"]
 
 
