@@ -33,15 +33,21 @@ SHARED = [
     *("--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0"),  # not one epoch of the text
     *("--config.model.num_layers=2", "--config.tokenizer.vocab_size=4096", "--config.model.vocab_size=auto"),
 ]
+# A small encoder with learned positions and the published rate has not learnt to look at its neighbours after 25 million
+# tokens: it tells how often words come, no more (a loss of 5.78). With rotary positions it does within one million.
+ENCODER = [
+    *("--config.model.position=RotaryPositions()", "--config.train.global_batch_size=32"),
+    "--config.optimizer=AdamW(learning_rate=2e-2, epsilon=1e-6, clip_norm=1.0, scale_by_parameter_rms=True)",
+]
 MODELS = {
     "BERT": [
-        *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", "--config.objective=MaskedLM()"),
+        *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", *ENCODER),
+        "--config.objective=MaskedLM(rate=0.3)",
     ],
     "ELECTRA": [
-        *("--config=configs/electra_small.py", "--config.model.d_model=128", "--config.model.d_ff=512"),
-        *("--config.model.num_heads=2", "--config.model.embedding_dim=None", "--config.model.position.max_length=auto"),
+        *("--config=configs/electra_small.py", "--config.model.d_model=128", "--config.model.d_ff=512", *ENCODER),
+        *("--config.model.num_heads=2", "--config.model.embedding_dim=None"),
         "--config.model.generator=Generator(num_layers=2, d_model=64, d_ff=256, num_heads=1)",
-        *("--config.train.global_batch_size=32", "--config.optimizer.learning_rate=1e-3"),
     ],
     "T5": ["--config=configs/t5_base.py:tiny"],  # 2 blocks in each stack
     "GPT": ["--config=configs/gpt2.py:tiny"],
