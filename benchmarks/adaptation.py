@@ -34,7 +34,7 @@ SHARED = [
     *("--config.model.num_layers=2", "--config.tokenizer.vocab_size=4096", "--config.model.vocab_size=auto"),
 ]
 # A small encoder with learned positions and the published rate has not learnt to look at its neighbours after 25 M
-# tokens: it tells how often words come, no more (a loss of 5.78). With rotary positions it begins to within one million.
+# tokens: it tells how often words come, no more (a loss of 5.78). With rotary positions it begins to after one.
 ENCODER = [
     *("--config.model.position=RotaryPositions()", "--config.train.global_batch_size=32"),
     "--config.optimizer=AdamW(learning_rate=2e-2, epsilon=1e-6, clip_norm=1.0, scale_by_parameter_rms=True)",
