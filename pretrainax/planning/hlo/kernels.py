@@ -1,4 +1,4 @@
-"""What a kernel reads and writes: an instruction that does something, with all that is fused into it.
+"""Counts what a kernel reads and writes: an instruction that does something, with all that is fused into it.
 
 Counted are bytes of main memory, once each way: what a kernel reads twice comes from its cache the second time.
 
@@ -28,7 +28,7 @@ UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # -> the operand that is wr
 
 
 class Kernel(NamedTuple):
-    """What a device starts once for each run of a computation."""
+    """Names what a device starts once for each run of a computation."""
 
     computation: str
     made: Instruction  # as the text has it
@@ -36,7 +36,7 @@ class Kernel(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a fused computation writes into an array that it is given."""
+    """Describes what a fused computation writes into an array that it is given."""
 
     name: str  # of the instruction that does
     elements: int

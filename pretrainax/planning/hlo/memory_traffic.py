@@ -25,20 +25,22 @@ _COPIES = frozenset(
 )
 _PRODUCTS = frozenset(("dot", "convolution"))
 _ATTENTION = re.compile("splash|fmha")  # the kernels of a TPU, by their name, and of cuDNN
+_LIBRARY = re.compile(f"{_ATTENTION.pattern}|gemm|matmul")
 
 
 @dataclasses.dataclass(frozen=True)
 class Moved:
-    """What the kernels of one kind and module move in a step."""
+    """Bytes that kernels of one kind and module move in a step."""
 
     module: str  # "decoder/blocks/mlp/up"; empty: the compiler does not say
     kind: str  # one of KINDS
+    multiplies: bool  # in kernels that make products of matrices, attention's too; else in all others
     bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryTraffic:
-    """What a device moves in a step."""
+    """Bytes that a device moves in a step, by who moves them."""
 
     moved: list[Moved]  # the largest first
     kernels: int  # that run
@@ -48,7 +50,7 @@ class MemoryTraffic:
         return sum(one.bytes for one in self.moved)
 
     def by(self, field: str) -> dict[str, int]:
-        """Sums the bytes by "kind" or "module", the largest first."""
+        """Sums the bytes by "kind", "module" or "multiplies", the largest first."""
         sums: collections.Counter = collections.Counter()
         for one in self.moved:
             sums[getattr(one, field)] += one.bytes
@@ -68,25 +70,26 @@ def memory_traffic_of(program: Program) -> MemoryTraffic:
     return MemoryTraffic([Moved(*key, size) for key, size in sums.most_common() if size], kernels)
 
 
-def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> dict[tuple[str, str], int]:
-    """Counts the bytes of one run, by module and kind."""
+def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> dict[tuple[str, str, bool], int]:
+    """Counts the bytes of one run, by module, kind and whether the kernel multiplies."""
     computation, name = kernel.computation, kernel.made.name
     read, written = reads(program, kernel), writes(program, kernel)
     sources = {x: made for x in read if (made := stacks.written_by(computation, x))}
     stacked = sum(read[x] for x in sources)
     stacked += sum(size for i, size in enumerate(written) if Result(computation, name, i) in stacks.written)
     module, size = modules.of(computation, name), sum(read.values()) + sum(written)
-    kind = _kind(program, kernel, module)
+    parts = {x.opcode for x in inside(program, kernel.whole) if x.elements > 1}  # without arithmetic of places
+    multiplies = bool(parts & _PRODUCTS or _LIBRARY.search(f"{kernel.whole.target} {kernel.whole.name}"))
+    kind = _kind(program, kernel, module, parts, multiplies)
     if kind == "copies" and stacked:
         if len(sources) == 1:  # a slice that is taken has no module but the loop; what is in it has
             module = modules.of(*next(iter(sources.values())))
-        return {(module, "residuals"): size}
-    return {(module, kind): size - stacked, (module, "residuals"): stacked}
+        return {(module, "residuals", multiplies): size}
+    return {(module, kind, multiplies): size - stacked, (module, "residuals", multiplies): stacked}
 
 
-def _kind(program: Program, kernel: Kernel, module: str) -> str:
+def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], multiplies: bool) -> str:
     made, values = kernel.whole, program.computations[kernel.computation]
-    parts = {x.opcode for x in inside(program, made) if x.elements > 1}  # without arithmetic of places
     scope = module.split("/")[0]
     if any(opcode.removesuffix("-start") in COLLECTIVES for opcode in parts):
         return "collectives"
@@ -96,6 +99,6 @@ def _kind(program: Program, kernel: Kernel, module: str) -> str:
         return "fills"
     if module.endswith("attention") or _ATTENTION.search(f"{module} {made.target} {made.name}"):
         return "attention"
-    if parts & _PRODUCTS or "gemm" in made.target or "matmul" in made.target:
+    if multiplies:
         return "products"
     return "copies" if parts <= _COPIES else "elementwise"

@@ -1,4 +1,4 @@
-"""Stacks of residuals: what the loop over a model's layers leaves, a slice a turn, for the loop of the backward."""
+"""Finds stacks of residuals: what the loop over layers leaves, a slice a turn, for the loop of the backward."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
