@@ -190,11 +190,12 @@ def make_train_step(
         gradients = only_trained(layers, gradients)
         again = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
         more = {"gradients_at": again} if chosen.asks_for_gradients else {}
+        squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
+        norm = jnp.sqrt(jnp.sum(squares))
+        bad = ~jnp.isfinite(squares)
+        finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+
         with jax.named_scope("optimizer"):
-            squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
-            norm = jnp.sqrt(jnp.sum(squares))
-            bad = ~jnp.isfinite(squares)
-            finite = jnp.isfinite(loss) & jnp.isfinite(norm)
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
             made, unchanged = (optax.apply_updates(state.params, updates), opt_state), (state.params, state.opt_state)
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, unchanged)
