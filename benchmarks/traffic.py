@@ -29,8 +29,6 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.sharding.mesh import mesh_sizes
 
-TOPOLOGY = flags.DEFINE_string("topology", None, "Devices: h100:1, v5e:1x1, h100:4x8 (hosts x devices)")
-JSON = define_path("json", None, "File to write the results to")
 MODULES = 20  # that the table has
 
 
@@ -86,21 +84,27 @@ def _sizes(sizes: dict[str, int], total: int) -> str:
     return text_table(cells, align="<>", indent="  ")
 
 
-def main() -> int:
-    jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
-    experiment = dataclasses.replace(cli.experiment(files=False), phases=())
-    resolve_auto(experiment, experiment.tokenizer.size if experiment.tokenizer.path is None else None)
-    if TOPOLOGY.value is None:
-        raise UserError("--topology is missing: the devices to compile for, as h100:1 or v5e:1x1")
-    topology = Topology.parse(TOPOLOGY.value)
-    print(f"compiling for {topology} ...", file=sys.stderr, flush=True)
-    results = measure(experiment, topology)
-    print(table(results))
-    if JSON.value:
-        with open(JSON.value, "w", encoding="utf-8") as f:
-            json.dump(results, f, indent=2)
-    return 0
+def main() -> None:
+    name = flags.DEFINE_string("topology", None, "Devices: h100:1, v5e:1x1, h100:4x8 (hosts x devices)")
+    file = define_path("json", None, "File to write the results to")
+
+    def run() -> int:
+        jax.config.update("jax_platforms", "cpu")  # nothing runs here: an accelerator that is there is left alone
+        experiment = dataclasses.replace(cli.experiment(files=False), phases=())
+        resolve_auto(experiment, experiment.tokenizer.size if experiment.tokenizer.path is None else None)
+        if name.value is None:
+            raise UserError("--topology is missing: the devices to compile for, as h100:1 or v5e:1x1")
+        topology = Topology.parse(name.value)
+        print(f"compiling for {topology} ...", file=sys.stderr, flush=True)
+        results = measure(experiment, topology)
+        print(table(results))
+        if file.value:
+            with open(file.value, "w", encoding="utf-8") as f:
+                json.dump(results, f, indent=2)
+        return 0
+
+    cli.run(run)
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    main()
