@@ -48,7 +48,7 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         "batch_size": experiment.train.global_batch_size,
         "bytes": moved.total,
         "seconds_at_full_rate": moved.total / topology.chip.memory_rate,
-        "bytes_besides_products": moved.by("multiplies").get(False, 0),
+        "bytes_besides_products": moved.besides_products,
         "kinds": moved.by("kind"),
         "modules": moved.by("module"),
         "kernels": moved.kernels,

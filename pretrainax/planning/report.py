@@ -92,10 +92,9 @@ def _step(time: Roofline) -> str:
 
 
 def _counted(moved: MemoryTraffic, chip: Chip) -> str:
-    besides = moved.by("multiplies").get(False, 0)
     return (
         f"memory is counted in the compiled step: {byte_size(moved.total)} by {moved.kernels:,} kernels, of it "
-        f"{byte_size(besides)} besides products, at {byte_size(chip.memory_rate)}/s"
+        f"{byte_size(moved.besides_products)} besides products, at {byte_size(chip.memory_rate)}/s"
     )
 
 

@@ -92,9 +92,8 @@ def expect(
     if moved is None:
         between = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
     else:
-        counted = moved.by("multiplies")
-        between = counted.get(False, 0) / chip.memory_rate
-        compute = max(compute, counted.get(True, 0) / chip.memory_rate)
+        between = moved.besides_products / chip.memory_rate
+        compute = max(compute, (moved.total - moved.besides_products) / chip.memory_rate)
     links = {True: 0.0, False: 0.0}
     for one in sent:
         is_hidden = one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter")

@@ -49,8 +49,13 @@ class MemoryTraffic:
     def total(self) -> int:
         return sum(one.bytes for one in self.moved)
 
+    @property
+    def besides_products(self) -> int:
+        """Counts what kernels move that multiply no matrices."""
+        return sum(one.bytes for one in self.moved if not one.multiplies)
+
     def by(self, field: str) -> dict[str, int]:
-        """Sums the bytes by "kind", "module" or "multiplies", the largest first."""
+        """Sums the bytes by "kind" or "module", the largest first."""
         sums: collections.Counter = collections.Counter()
         for one in self.moved:
             sums[getattr(one, field)] += one.bytes
@@ -60,14 +65,15 @@ class MemoryTraffic:
 def memory_traffic_of(program: Program) -> MemoryTraffic:
     """Counts the bytes that a step moves; the body of a loop as often as it turns, every branch of a conditional."""
     modules, stacks = Modules(program), Stacks(program)
-    sums: collections.Counter = collections.Counter()
+    sums: collections.Counter[tuple[str, str, bool]] = collections.Counter()
     kernels = 0
     for kernel in kernels_of(program):
         runs = program.runs[kernel.computation]
         kernels += runs
         for key, size in _moved(program, modules, stacks, kernel).items():
             sums[key] += size * runs
-    return MemoryTraffic([Moved(*key, size) for key, size in sums.most_common() if size], kernels)
+    moved = [Moved(module, kind, multiplies, size) for (module, kind, multiplies), size in sums.most_common() if size]
+    return MemoryTraffic(moved, kernels)
 
 
 def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> dict[tuple[str, str, bool], int]:
