@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.logit_passes import are_rounded, logits_again, products_of, read, sum_of_tokens
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
@@ -162,9 +163,11 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
         )
         for x in (features, *jax.tree.leaves(of_targets))
     ]
-    matrix = _constrain(
-        unembedding.astype(features.dtype), logical_spec(None, "vocab_size")
-    )  # gathered once, for all chunks
+    if are_rounded(features.dtype) and settings.z_loss == 0 and settings.logit_cap is None:
+        # What all logits of a token have in common is in no softmax: it is left out of what is rounded.
+        unembedding = unembedding - unembedding.mean(1, keepdims=True)
+    # gathered once, for all chunks
+    matrix = _constrain(unembedding.astype(features.dtype), logical_spec(None, "vocab_size"))
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
@@ -175,7 +178,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
             return (sums, None, None), (right, None)
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
-        d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
+        d_bias = None if bias is None else sum_of_tokens(d_logits)
         totals = (
             sums,
             _constrain(d_matrix, logical_spec("tokens", None, "vocab_size")),
@@ -206,30 +209,18 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
     """Returns the sums [S] over a chunk [S, M, D] of tokens, which targets have the largest logit, [S, M], and the
     gradient of its objective for the logits [S, M, V]."""
-    logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
-    if bias is not None:
-        logits += bias.astype(jnp.float32)[None, None]
-    if settings.logit_cap is not None:
-        logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
-    logits = _constrain(logits, logical_spec("tokens", None, "vocab_size"))
-    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
-    largest = logits.max(-1)
-    exponentials = jnp.exp(logits - largest[..., None])
-    normaliser = exponentials.sum(-1)
-    log_z = jnp.log(normaliser) + largest
-    # Not a gather: that would collect the logits of all devices along the vocabulary.
-    target_logits = jnp.where(hits, logits, 0.0).sum(-1)
-
+    products = _constrain(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
-    loss = log_z - target_logits
+    reading = read(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
+    log_z = jnp.log(reading.normaliser) + reading.largest
+    loss = log_z - reading.target
     objective = loss
     if smoothing:
-        objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
-    right = target_logits >= largest
-    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(right, weights, 0.0).sum(1)}
+        objective = log_z - (1 - smoothing) * reading.target - smoothing * reading.mean
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(reading.right, weights, 0.0).sum(1)}
     if text_weights is not None:
         sums["text_loss"] = (loss * text_weights).sum(1)
-        sums["text_accuracy"] = jnp.where(right, text_weights, 0.0).sum(1)
+        sums["text_accuracy"] = jnp.where(reading.right, text_weights, 0.0).sum(1)
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
@@ -238,13 +229,15 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         sums["z_loss"] = (penalty * weights).sum(1)
     sums["objective"] = (objective * weights).sum(1)
 
-    d_logits = exponentials * (weights * slope / normaliser)[..., None]
+    logits = logits_again(products, bias, settings.logit_cap)
+    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
+    d_logits = jnp.exp(logits - reading.largest[..., None]) * (weights * slope / reading.normaliser)[..., None]
     d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
     if smoothing:
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
-    return sums, right, d_logits.astype(features.dtype)
+    return sums, reading.right, d_logits.astype(features.dtype)
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:
