@@ -12,7 +12,8 @@ from typing import NamedTuple, Optional
 import jax
 import jax.numpy as jnp
 
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.axes import TENSOR_AXIS
+from pretrainax.sharding.mesh import axis_size, platform
 
 
 class Reading(NamedTuple):
@@ -81,8 +82,10 @@ def _read_in_turn(cap, with_mean, products, bias, targets) -> Reading:
     logits = _logits(products, bias, cap)
     largest = jax.lax.stop_gradient(logits.max(-1))  # whatever it is, the loss is the same
     normaliser = jnp.exp(logits - largest[..., None]).sum(-1)
-    # Not a gather: that would collect the logits of all devices along the vocabulary.
-    target = jnp.where(_words(logits, targets) == targets[..., None], logits, 0.0).sum(-1)
+    if axis_size(TENSOR_AXIS) == 1:
+        target = jnp.take_along_axis(logits, targets[..., None], axis=-1, mode="clip")[..., 0]
+    else:  # Not a gather: that would collect the logits of all devices along the vocabulary.
+        target = jnp.where(_words(logits, targets) == targets[..., None], logits, 0.0).sum(-1)
     return Reading(largest, normaliser, target, target >= largest, logits.mean(-1) if with_mean else None)
 
 
