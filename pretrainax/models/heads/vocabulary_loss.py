@@ -1,8 +1,8 @@
 """The loss over the vocabulary, as sums and counts, without ever holding all logits.
 
 Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
-Here they exist for `chunk` tokens at a time, and the gradients are made in that same pass, while they are there: three
-matrix products in all, as many as with all logits kept, and no recomputation.
+Here they exist for `chunk` tokens at a time, and the gradients are made while they are there: three matrix products in
+all, as many as with all logits kept, and none is done twice. How logits are read is in `logit_passes`.
 """
 
 import functools
@@ -50,8 +50,8 @@ def loss_sums(
 
     Args:
       outputs: a LanguageModelOutput: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None,
-        logit_cap. Logits are features · unembedding + bias, with operands in the features' dtype and accumulated in
-        float32; with a cap, x becomes cap · tanh(x / cap).
+        logit_cap. Logits are features · unembedding + bias, with operands in the features' dtype, accumulated in
+        float32 and, but on a CPU, rounded to that dtype; with a cap, x becomes cap · tanh(x / cap).
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 where a token has no loss.
       segment_ids: [B, N] int32, which sequence of its row a target is of; only `sequences` needs them.
@@ -163,8 +163,9 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
         )
         for x in (features, *jax.tree.leaves(of_targets))
     ]
-    if are_rounded(features.dtype) and settings.z_loss == 0 and settings.logit_cap is None:
-        # What all logits of a token have in common is in no softmax: it is left out of what is rounded.
+    if are_rounded(features.dtype) and not settings.z_loss and settings.logit_cap is None:
+        # What all logits of a token have in common is in no softmax, and GPT-2's are near -100, where bfloat16 has steps
+        # of 0.5: it is left out of what is rounded. A cap and z-loss do see it, and keep it small.
         unembedding = unembedding - unembedding.mean(1, keepdims=True)
     # gathered once, for all chunks
     matrix = _constrain(unembedding.astype(features.dtype), logical_spec(None, "vocab_size"))
@@ -229,6 +230,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         sums["z_loss"] = (penalty * weights).sum(1)
     sums["objective"] = (objective * weights).sum(1)
 
+    # From here on the second pass
     logits = logits_again(products, bias, settings.logit_cap)
     hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
     d_logits = jnp.exp(logits - reading.largest[..., None]) * (weights * slope / reading.normaliser)[..., None]
