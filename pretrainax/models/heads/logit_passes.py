@@ -107,8 +107,8 @@ def _read_at_once(cap, with_mean, products, bias, targets) -> Reading:
         first = jnp.where(m > n, i, jnp.where(m < n, j, jnp.minimum(i, j)))
         both = largest, first, s * jnp.exp(m - largest) + t * jnp.exp(n - largest), x + y
         if with_mean:
-            (k, below), (l, under) = far, away
-            both += k + l, below + k * (m - largest) + under + l * (n - largest)
+            (many, below), (others, under) = far, away
+            both += many + others, below + many * (m - largest) + under + others * (n - largest)
         return both
 
     largest, first, normaliser, target, *far = jax.lax.reduce(parts, empty[: len(parts)], joined, (2,))

@@ -163,12 +163,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
         )
         for x in (features, *jax.tree.leaves(of_targets))
     ]
-    if are_rounded(features.dtype) and not settings.z_loss and settings.logit_cap is None:
-        # What all logits of a token have in common is in no softmax, and GPT-2's are near -100, where bfloat16 has steps
-        # of 0.5: it is left out of what is rounded. A cap and z-loss do see it, and keep it small.
-        unembedding = unembedding - unembedding.mean(1, keepdims=True)
-    # gathered once, for all chunks
-    matrix = _constrain(unembedding.astype(features.dtype), logical_spec(None, "vocab_size"))
+    matrix = _constrain(_operand(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
@@ -205,6 +200,17 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
     # [S, R, N', …] -> [B, N, …]
     right, d_features = jax.tree.map(lambda x: x.reshape(batch, *x.shape[2:])[:, :length], of_tokens)
     return sums, (d_features, d_matrix, d_bias), right
+
+
+def _operand(settings: _Settings, unembedding, dtype):
+    """Returns the matrix [D, V] that makes logits in this dtype, gathered once for all chunks.
+
+    What all logits of a token have in common is in no softmax, and GPT-2's are near -100, where bfloat16 has steps of
+    0.5: it is left out of what is rounded. A cap and z-loss do see it, and keep it small.
+    """
+    if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
+        unembedding = unembedding - unembedding.mean(1, keepdims=True)
+    return unembedding.astype(dtype)
 
 
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):

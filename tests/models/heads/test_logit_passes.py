@@ -12,8 +12,8 @@ from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import loss_sums
 
 TOKENS, VOCAB = 32, 50304
-# A CPU adds 50,304 float32 numbers one after the other (a GPU in a tree), and of each loses what is below half a unit in
-# the last place of the sum: 50,304 · 2^-25 = 1.5e-3 of it at most, a tenth of that where few of them are so small.
+# A CPU adds 50,304 float32 numbers one after the other (a GPU in a tree), and of each loses what is below half a unit
+# in the last place of the sum: 50,304 · 2^-25 = 1.5e-3 of it at most, a tenth of that where few of them are so small.
 SUMS = 1.5e-4
 
 
