@@ -222,7 +222,7 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
     log_z = jnp.log(reading.normaliser) + reading.largest
     loss = log_z - reading.target
     objective = loss
-    if smoothing:
+    if reading.mean is not None:
         objective = log_z - (1 - smoothing) * reading.target - smoothing * reading.mean
     sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(reading.right, weights, 0.0).sum(1)}
     if text_weights is not None:
