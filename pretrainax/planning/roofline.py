@@ -44,7 +44,7 @@ from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
-LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products of the backward
+LOGIT_PASSES = 6  # written, read twice; their gradient written, read by two products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,8 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     again = sum(x.bytes for x in saved_residuals(plain, mesh_sizes, platform)) if train.remat != "none" else 0
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
-    logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
+    width = 4 if train.dtype == "float32" else 2  # "auto" is bfloat16
+    logits = width * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     passes = train.accumulate * experiment.optimizer.gradients_per_update
     return state + passes * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
