@@ -17,7 +17,7 @@ from pretrainax.sharding.mesh import axis_size, platform
 
 
 class Reading(NamedTuple):
-    """What the loss needs of the logits of each token, [S, M] float32."""
+    """Holds what the loss needs of the logits of each token, [S, M] float32."""
 
     largest: jax.Array
     normaliser: jax.Array  # sum of exp(logit - largest)
