@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pretrainax.planning.hlo import Program, memory_traffic_of
+from pretrainax.planning.hlo import Program, buffers_of, memory_traffic_of
 from pretrainax.planning.hlo.kernels import kernels_of, reads, writes
 
 LAYER = 64 * 32 * 4  # bytes of f32[64,32]
@@ -32,6 +32,25 @@ def test_an_instruction_reads_each_operand_once_and_writes_its_result():
   ROOT %c = f32[64,32]{1,0} multiply(%a, %a)""")
     assert moved(found) == {"b": ({"a": LAYER}, [LAYER // 2]), "c": ({"a": LAYER}, [LAYER])}
     assert memory_traffic_of(found).total == 3.5 * LAYER
+
+
+def test_a_tuple_within_the_result_of_a_fusion_counts_by_its_arrays():
+    """A reduction of several arrays beside another result."""
+    found = program(
+        """  %a = f32[64,32]{1,0} parameter(0)
+  ROOT %f = ((f32[64]{0}, s32[64]{0}), f32[64,32]{1,0}) fusion(%a), kind=kInput, calls=%fused""",
+        """%fused (p: f32[64,32]) -> ((f32[64], s32[64]), f32[64,32]) {
+  %p = f32[64,32]{1,0} parameter(0)
+  %i = s32[64,32]{1,0} iota(), iota_dimension=1
+  %zero = f32[] constant(0)
+  %none = s32[] constant(0)
+  %r = (f32[64]{0}, s32[64]{0}) reduce(%p, %i, %zero, %none), dimensions={1}, metadata={op_name="jit(step)/loss/reduce"}
+  %s = f32[64,32]{1,0} add(%p, %p), metadata={op_name="jit(step)/optimizer/add"}
+  ROOT %t = ((f32[64]{0}, s32[64]{0}), f32[64,32]{1,0}) tuple(%r, %s)
+}""",
+    )
+    assert moved(found) == {"f": ({"a": LAYER}, [64 * 4, 64 * 4, LAYER])}
+    assert {(x.where, x.bytes) for x in buffers_of(found)} == {("loss", 64 * 4), ("optimizer", LAYER)}
 
 
 def test_views_move_nothing():

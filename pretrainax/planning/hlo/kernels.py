@@ -96,7 +96,7 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
     elif _has_workspace(whole):
         parts[-1] = 0
     sizes = [shape.allocated for shape in whole.shapes]
-    for i, (shape, part) in enumerate(zip(whole.shapes, parts, strict=False)):  # tuples in tuples count whole
+    for i, (shape, part) in enumerate(zip(whole.shapes, parts, strict=True)):
         if part is not None:
             sizes[i] = round(sizes[i] * min(part / max(shape.elements, 1), 1.0))
     return sizes
@@ -104,9 +104,8 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
 
 def updates(program: Program, computation: str) -> list[Optional[Update]]:
     """Finds, for each array of a fused computation's result, what updates it in place; None: it is written whole."""
-    values, root = program.computations[computation], program.root(computation)
-    ends = root.operands if root.opcode == "tuple" else (root.name,)
-    return [_update(program, values, values[name]) for name in ends]
+    values = program.computations[computation]
+    return [_update(program, values, values[name]) for name in program.makers(computation)]
 
 
 def _update(program: Program, values: dict[str, Instruction], made: Instruction) -> Optional[Update]:

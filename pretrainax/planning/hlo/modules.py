@@ -46,9 +46,11 @@ class Modules:
         made = instructions[name]
         if made.opcode == "fusion":
             inside = made.attribute("calls")
-            root = self._program.root(inside)
-            chosen = root.operands[index] if root.opcode == "tuple" else root.name
-            return self.of(inside, chosen) or module_of(made.op_name) or self.in_common(computation, made)
+            return (
+                self.of(inside, self._program.makers(inside)[index])
+                or module_of(made.op_name)
+                or self.in_common(computation, made)
+            )
         if made.opcode == "parameter" and (call := self._program.callers.get(computation)):
             outer, fusion = call
             return self.of(outer, fusion.operands[int(made.operands[0])])

@@ -27,6 +27,13 @@ class Program:
         """Returns the instruction whose result is that of the computation."""
         return next(x for x in self.computations[computation].values() if x.is_root)
 
+    def makers(self, computation: str) -> list[str]:
+        """Names what makes each array of a computation's result, in their order; all of a tuple within it alike."""
+        root, values = self.root(computation), self.computations[computation]
+        if root.opcode != "tuple":
+            return [root.name] * max(len(root.shapes), 1)
+        return [name for name in root.operands for _ in values[name].shapes]
+
     @functools.cached_property
     def runs(self) -> dict[str, int]:
         """Counts how often a step runs each computation; every branch of a conditional counts."""
