@@ -44,7 +44,7 @@ def test_a_tuple_within_the_result_of_a_fusion_counts_by_its_arrays():
   %i = s32[64,32]{1,0} iota(), iota_dimension=1
   %zero = f32[] constant(0)
   %none = s32[] constant(0)
-  %r = (f32[64]{0}, s32[64]{0}) reduce(%p, %i, %zero, %none), dimensions={1}, metadata={op_name="jit(step)/loss/reduce"}
+  %r = (f32[64]{0}, s32[64]{0}) reduce(%p, %i, %zero, %none), metadata={op_name="jit(step)/loss/reduce"}
   %s = f32[64,32]{1,0} add(%p, %p), metadata={op_name="jit(step)/optimizer/add"}
   ROOT %t = ((f32[64]{0}, s32[64]{0}), f32[64,32]{1,0}) tuple(%r, %s)
 }""",
