@@ -26,6 +26,7 @@ from pretrainax.data.row_stream import RowOptions
 from pretrainax.data.sources import JsonLines, PythonDocs
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
+from pretrainax.runtime.host import tune_malloc
 from pretrainax.tokenization import ByteBPE, Unigram
 
 ROWS = 32
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
     options = parser.parse_args()
+    tune_malloc()  # as a run does
     source = JsonLines(path=options.text) if options.text else PythonDocs()
     bpe = prepared(source, ByteBPE(vocab_size=8192, special_pieces="roberta"), MaskedLM())
     unigram = prepared(source, Unigram(vocab_size=8000), SpanCorruption())

@@ -9,12 +9,11 @@ made again; the table is of all that there are.
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
-from typing import Optional
+
+import runs
 
 from pretrainax.distill import DistilBERT, Distillation, MiniLM, TinyBERT
 from pretrainax.reporting.tables import markdown
@@ -36,7 +35,7 @@ STARTS = ("fresh", "every 2nd layer")
 
 
 def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fields: object) -> list[dict]:
-    """Trains where that was not done yet, in a process of its own; returns the lines of its metrics."""
+    """Trains where that was not done yet; returns the lines of its metrics."""
     workdir = os.path.join(options.workdir, name)
     fields |= {
         "data.source": options.source,
@@ -47,21 +46,7 @@ def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fie
         "evaluate.batches": 80,
         "checkpoint.every": steps,
     }
-    if (lines := read(workdir)) is None:
-        flags = [*BERT, f"--workdir={workdir}", *(f"--config.{field}={value}" for field, value in fields.items())]
-        done = subprocess.run([sys.executable, "-m", "pretrainax.main", *flags], capture_output=True, text=True)
-        if (lines := read(workdir)) is None:
-            sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return lines
-
-
-def read(workdir: str) -> Optional[list[dict]]:
-    """Returns the lines of a run that was validated; None where there is none yet."""
-    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
-        return None
-    with open(path) as file:
-        lines = [json.loads(line) for line in file]
-    return lines if any(line["split"] == "valid" for line in lines) else None
+    return runs.train(workdir, BERT, fields)
 
 
 def flops_of_step(lines: list[dict]) -> float:
@@ -81,36 +66,30 @@ def main() -> None:
     options = parser.parse_args()
     taught = train(options, "teacher", TEACHER_LAYERS, options.teacher_steps)
     teacher = os.path.join(options.workdir, "teacher")
-    rows = [["teacher", "fresh", f"{options.teacher_steps:,}", f"{taught[-1]['flops']:.3g}", f"{loss(taught):.3f}"]]
+    loss = f"{runs.last_loss(taught):.3f}"
+    rows = [["teacher", "fresh", f"{options.teacher_steps:,}", f"{taught[-1]['flops']:.3g}", loss]]
     for start in options.starts:
         fields = {} if start == "fresh" else {"checkpoint.init_from": teacher, "checkpoint.init_layers": "evenly"}
         for way in (*options.ways, ALONE):
             steps, more = options.steps, dict(fields)
             if way == ALONE:  # a step with the teacher has a third of its step's FLOPs more: its forward
-                found = read(os.path.join(options.workdir, _name(options.ways[0], start, 0)))
-                assert found is not None  # the first way has been there
-                whole = flops_of_step(found)
+                whole = flops_of_step(runs.lines(os.path.join(options.workdir, _name(options.ways[0], start, 0))))
                 steps = round(options.steps * whole / (whole - flops_of_step(taught) / 3))
             else:
                 more["distill"] = WAYS[way](teacher)
-            runs = [
+            made = [
                 train(options, _name(way, start, seed), STUDENT_LAYERS, steps, **more, **{"train.seed": seed})
                 for seed in range(options.seeds)
             ]
-            losses = [loss(run) for run in runs]
+            losses = [runs.last_loss(run) for run in made]
             said = f"{statistics.mean(losses):.3f} ({min(losses):.3f} to {max(losses):.3f})"
-            rows.append([way, start, f"{steps:,}", f"{runs[0][-1]['flops']:.3g}", said])
+            rows.append([way, start, f"{steps:,}", f"{made[0][-1]['flops']:.3g}", said])
             print(*rows[-1], sep=", ", file=sys.stderr, flush=True)
     print(markdown(["student", "start", "steps", "FLOPs", "validation loss, mean (range)"], rows))
 
 
 def _name(way: str, start: str, seed: int) -> str:
     return f"{way}-{start}-{seed}".replace(" ", "_")
-
-
-def loss(lines: list[dict]) -> float:
-    """Returns the last validation loss, nats a target."""
-    return next(line["loss"] for line in reversed(lines) if line["split"] == "valid")
 
 
 if __name__ == "__main__":

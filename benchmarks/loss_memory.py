@@ -1,19 +1,21 @@
 """Memory that the loss's forward and backward pass hold, all logits at once against chunks, by the compiler's account.
 
-`python benchmarks/loss_memory.py` compiles for this machine and runs nothing; `--tpu=v5e:2x2` compiles for one chip of
-a TPU that need not be there (`pip install 'pretrainax[tpu]'`).
+`python benchmarks/loss_memory.py` compiles for this machine and runs nothing; `--topology=h100:1` or `v5e:1x1` compiles
+for a chip that need not be there (`pip install 'pretrainax[cuda]'`, `'pretrainax[tpu]'`).
 """
 
 import argparse
-import os
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from pretrainax.config import MeshConfig
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import loss_sums
+from pretrainax.planning.topologies import Topology
+from pretrainax.sharding.mesh import make_mesh
 
 # (name, rows, loss tokens of a row, width, vocabulary)
 SHAPES = (
@@ -68,15 +70,11 @@ def temporary_gigabytes(loss, shape, sharding) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tpu", metavar="TOPOLOGY", help="compile for one chip of it, e.g. v5e:2x2")
-    topology = parser.parse_args().tpu
-    device = jax.devices()[0]
-    if topology:
-        from jax.experimental import topologies
-
-        os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5e-4"}
-        device = topologies.get_topology_desc(platform="tpu", topology_name=topology).devices[0]
-    sharding = jax.sharding.SingleDeviceSharding(device)
+    parser.add_argument("--topology", type=Topology.parse, help="compile for one device of it, e.g. h100:1")
+    topology = parser.parse_args().topology
+    device = topology.devices()[0] if topology else jax.devices()[0]
+    jax.set_mesh(mesh := make_mesh(MeshConfig(), [device]))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     print(f"temporary memory of the loss, forward and backward, bfloat16 features, {device.device_kind}\n")
     names = ["float32 logits", "all at once", *(f"chunks of {chunk:,}" for chunk in CHUNKS)]
     print("| model | " + " | ".join(names) + " |\n" + "| --- " * (1 + len(names)) + "|")

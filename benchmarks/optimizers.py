@@ -9,13 +9,12 @@ are there already are not made again; the table is of all that there are.
 
 import argparse
 import dataclasses
-import json
-import math
 import os
 import statistics
-import subprocess
 import sys
-from typing import NamedTuple, Optional
+from typing import NamedTuple
+
+from runs import last_loss, train
 
 from pretrainax.optim import (
     SM3,
@@ -66,7 +65,7 @@ def optimizer_of(name: str, factor: float, steps: int) -> Optimizer:
 
 
 def run(options: argparse.Namespace, family: str, name: str, factor: float, seed: int) -> float:
-    """Trains where that was not done yet, in a process of its own; returns the last validation loss, nats a target."""
+    """Trains where that was not done yet; returns the last validation loss."""
     (flags, steps), workdir = FAMILIES[family], os.path.join(options.workdir, f"{family}-{name}-{factor:g}-{seed}")
     schedule = "WarmupConstant" if name == "ScheduleFreeAdamW" else "WarmupCosine"
     fields = {
@@ -83,21 +82,7 @@ def run(options: argparse.Namespace, family: str, name: str, factor: float, seed
         "evaluate.batches": 80,
         "checkpoint.every": steps,
     }
-    if (loss := read(workdir)) is None:
-        flags = [*flags, f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
-        done = subprocess.run([sys.executable, "-m", "pretrainax.main", *flags], capture_output=True, text=True)
-        if (loss := read(workdir)) is None:
-            sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
-    return loss
-
-
-def read(workdir: str) -> Optional[float]:
-    """Returns the last validation loss of a run, infinity where it is not finite; None where there is none yet."""
-    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
-        return None
-    with open(path) as file:
-        losses = [line["loss"] for line in map(json.loads, file) if line["split"] == "valid"]
-    return (math.inf if losses[-1] is None else losses[-1]) if losses else None
+    return last_loss(train(workdir, flags, fields))
 
 
 def compare(options: argparse.Namespace, family: str) -> list[list[str]]:

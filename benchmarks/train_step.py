@@ -12,6 +12,7 @@ import time
 STARTED = time.perf_counter()  # before JAX is imported, which a user waits for too
 
 import dataclasses  # noqa: E402
+import functools  # noqa: E402
 import json  # noqa: E402
 import resource  # noqa: E402
 import statistics  # noqa: E402
@@ -22,6 +23,7 @@ import numpy as np  # noqa: E402
 from absl import flags  # noqa: E402
 
 from pretrainax import cli  # noqa: E402
+from pretrainax.config import Experiment, resolve_auto  # noqa: E402
 from pretrainax.config.paths import define_path  # noqa: E402
 from pretrainax.reporting.tables import text_table  # noqa: E402
 from pretrainax.tokenization.base import TextTable, Vocabulary  # noqa: E402
@@ -36,16 +38,21 @@ GROUPS = 5
 
 
 class RandomCorpus:
-    """Gives the loader what a pretrainax.data.corpus.Corpus would: documents of 512 tokens each."""
+    """Gives the loader what a pretrainax.data.corpus.Corpus would: documents of 512 tokens each, sentences of 32."""
 
     num_tokens, num_documents, num_bytes = 1 << 24, 1 << 15, 1 << 26
     parts, skipped, fingerprint = None, {}, "random"
     document_ends = np.arange(512, num_tokens + 1, 512)
+    part_ends = np.arange(32, num_tokens + 1, 32)
 
-    def __init__(self, low: int, high: int):
+    def __init__(self, directory: str, low: int, high: int):
+        self.directory = directory  # for plans of rows
         self.low, self.high = low, high  # smallest and largest + 1 id
         self.token_counts = np.zeros(high, np.int64)
         self.token_counts[low:] = self.num_tokens // (high - low)
+
+    def check(self, name: str) -> None:
+        """Finds no damage."""
 
     def tokens(self, start: int, length: int) -> np.ndarray:
         return np.random.default_rng(start).integers(self.low, self.high, length, dtype=np.int32)
@@ -54,12 +61,13 @@ class RandomCorpus:
         return self.tokens(start, length), np.arange(length, dtype=np.int32) // 512 + 1
 
 
-def random_data(experiment):
+def random_data(directory: str, experiment: Experiment) -> SimpleNamespace:
     """Returns a `preparation.prepare.Prepared` of random tokens."""
+    resolve_auto(experiment, getattr(experiment.tokenizer, "vocab_size", None))
     vocab_size = experiment.model.vocab_size
     sentinels = tuple(range(6, 106))
     vocabulary = Vocabulary(vocab_size, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=sentinels)
-    corpus = RandomCorpus(len(sentinels) + 6, vocab_size)
+    corpus = RandomCorpus(directory, len(sentinels) + 6, vocab_size)
     is_text = corpus.token_counts > 0
     tokenizer = SimpleNamespace(
         vocabulary=vocabulary,
@@ -69,7 +77,7 @@ def random_data(experiment):
     return SimpleNamespace(tokenizer=tokenizer, train=(corpus,), valid=(corpus,), summary="random tokens")
 
 
-def measure(experiment) -> dict:
+def measure(experiment: Experiment, directory: str) -> dict:
     import jax
 
     from pretrainax.data.batch import check_batch
@@ -81,7 +89,7 @@ def measure(experiment) -> dict:
     host.tune_malloc()
     host.start_jax(experiment)
     warm_up, group = min(STEPS.value, 5), STEPS.value // GROUPS
-    with open_run(experiment, random_data) as run:
+    with open_run(experiment, functools.partial(random_data, directory)) as run:
         check_batch(
             run.train_batches[0],
             experiment.model,
@@ -164,7 +172,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as empty:
         if COLD.value:
             experiment.data.cache_dir = empty
-        results = measure(experiment)
+        results = measure(experiment, empty)
     print(table(results))
     if JSON.value:
         with open(JSON.value, "w", encoding="utf-8") as f:

@@ -23,8 +23,11 @@ def collate(
         if array.ndim == 0:  # of a whole row: a label, where it is one example, or a count
             batch[name] = np.array([sum(example[name] for example in row) for row in rows], array.dtype)
             continue
-        padding = pad if name in TOKEN_FIELDS else 0
-        batch[name] = filled = np.empty((len(rows), row_length(name, template, lengths)), array.dtype)
+        padding, length = pad if name in TOKEN_FIELDS else 0, row_length(name, template, lengths)
+        if all(len(row) == 1 and len(row[0].get(name, ())) == length for row in rows):
+            batch[name] = np.concatenate([row[0][name] for row in rows]).reshape(-1, length)  # faster than row by row
+            continue
+        batch[name] = filled = np.empty((len(rows), length), array.dtype)
         for out, row in zip(filled, rows, strict=True):
             end = _lay(out, name, row)
             out[end:] = padding

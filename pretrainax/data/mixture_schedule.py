@@ -18,6 +18,7 @@ class MixtureSchedule:
     def __init__(self, stages: Sequence[tuple[int, Sequence[float]]]):
         """stages: (first row, weight of each stream), the first from row 0 on."""
         self._stages = []
+        self._is_alone = len(stages[0][1]) == 1  # the first stream, whose rows are all
         used = np.zeros(len(stages[0][1]), np.int64)  # rows of each stream before the stage
         for i, (first, weights) in enumerate(stages):
             stage = _Stage(first, np.asarray(weights, float), used)
@@ -26,6 +27,8 @@ class MixtureSchedule:
                 used = stage.before(stages[i + 1][0])
 
     def __getitem__(self, row: int) -> tuple[int, int]:
+        if self._is_alone:
+            return 0, row
         stage = self._stage(row)
         stream = int(stage.streams[(row - stage.first) % len(stage.streams)])
         return stream, int(stage.before(row)[stream])

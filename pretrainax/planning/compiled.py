@@ -9,7 +9,7 @@ from typing import Optional
 import jax
 
 from pretrainax.config import Experiment
-from pretrainax.planning.hlo import Buffer, Program, buffers_of, collectives_of
+from pretrainax.planning.hlo import Buffer, MemoryTraffic, Program, buffers_of, collectives_of, memory_traffic_of
 from pretrainax.planning.memory import part_bytes
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.planning.topologies import Topology
@@ -55,6 +55,7 @@ class Compiled:
     memory: Optional[Usage]  # None where the compiler gave up, as that of a TPU does on a step that does not fit
     collectives: list[Collective]  # of one step; empty where it gave up
     buffers: list[Buffer]  # the largest first
+    moved: Optional[MemoryTraffic]  # through main memory in one step; None where it gave up
     seconds: float  # it took to trace and to compile
 
 
@@ -82,12 +83,13 @@ def compile_for(experiment: Experiment, devices: Sequence[jax.Device], available
             needed = exhausted_bytes(str(e), argument_bytes((steps.abstract_state, batch, steps.abstract_frozen)))
             if needed is None:
                 raise
-            return Compiled(False, needed, available, None, [], [], time.perf_counter() - start)
+            return Compiled(False, needed, available, None, [], [], None, time.perf_counter() - start)
     seconds = time.perf_counter() - start
     memory = usage(compiled, devices[0].platform == "tpu")
     hlo = Program(compiled.as_text())
     fits = memory.total <= available
-    return Compiled(fits, memory.total, available, memory, collectives_of(hlo, mesh), buffers_of(hlo), seconds)
+    read = collectives_of(hlo, mesh), buffers_of(hlo), memory_traffic_of(hlo)
+    return Compiled(fits, memory.total, available, memory, *read, seconds)
 
 
 def usage(compiled: jax.stages.Compiled, is_tpu: bool) -> Usage:

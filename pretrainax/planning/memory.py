@@ -46,7 +46,7 @@ class Memory:
     batch: int
     gradients: int
     activations: int  # kept from the forward to the backward, of one micro-batch; with a gradient of it, three times
-    logits: int  # of a chunk, with their gradient and the output matrix
+    logits: int  # of a chunk, or their gradient in its place, and the output matrix
     workspace: int  # of the backward of one layer, with its gathered parameters
     copies: int  # of the layers' parameters, in the dtype of the products; of all, where gradients are taken elsewhere
     largest: list[tuple[str, int]] = dataclasses.field(compare=False)  # (module and kind, bytes), descending
@@ -104,7 +104,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
         batch=sum(part_bytes(x, batch_sharding(mesh, x.shape)) for x in shapes.values()),
         gradients=parameters * ((2 if train.accumulate > 1 else 1) + 2 * twice),
         activations=round(sum(x.bytes for x in arrays)) * (3 if twice else 1),
-        logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width),
+        logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width, platform),
         workspace=round(_layer(experiment, mesh_sizes, platform) + whole),
         copies=copies + parameters * optimizer.moves_the_gradient,
         largest=sorted(_named(items, state.opt_state, arrays), key=lambda item: -item[1]),
@@ -121,13 +121,22 @@ def part_bytes(x: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding) ->
 
 
 def _logits(
-    experiment: Experiment, shapes: dict[str, jax.ShapeDtypeStruct], mesh_sizes: dict[str, int], chunk: int, width: int
+    experiment: Experiment,
+    shapes: dict[str, jax.ShapeDtypeStruct],
+    mesh_sizes: dict[str, int],
+    chunk: int,
+    width: int,
+    platform: str,
 ) -> int:
-    """Counts a chunk in float32 and the output matrix, whole along `fsdp`; the gradient is made inside the products."""
+    """Counts a chunk, on a CPU in float32, and the output matrix, whole along `fsdp`; both in `width` bytes a number.
+
+    The gradient takes the place of the logits; of those with a cap it does not, as they are read behind a barrier.
+    """
     model = experiment.model
     predicted = micro_rows(experiment, mesh_sizes) * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
     vocabulary = model.vocab_size / mesh_sizes[TENSOR_AXIS]
-    return round(vocabulary * (4 * min(chunk, predicted) + width * model.embedding_width))
+    of_logit = 4 if platform == "cpu" else width if model.final_logit_cap is None else 2 * width
+    return round(vocabulary * (of_logit * min(chunk, predicted) + width * model.embedding_width))
 
 
 def _layer(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:

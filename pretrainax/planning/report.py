@@ -6,6 +6,7 @@ from typing import Optional
 from pretrainax.config import Experiment, RunPhase, UserError
 from pretrainax.planning import roofline, search
 from pretrainax.planning.compiled import Compiled
+from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import MARGIN
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.search import Candidate
@@ -28,6 +29,8 @@ def run_report(name: str, candidate: Candidate, topology: Topology, compiled: Op
     if compiled and compiled.buffers:
         buffers = [(b.where, b.shape, byte_size(b.bytes)) for b in compiled.buffers[:_MOST]]
         blocks.append("the largest, as compiled\n" + _table(buffers))
+    if compiled and compiled.moved:
+        blocks.append("moved through memory in a step, as compiled\n" + _table(_kinds(compiled.moved)))
     return "\n\n".join(blocks)
 
 
@@ -61,11 +64,13 @@ def _summary(
         yield "", f"{time.done:.3g} a step ({time.done / time.flops:.0%}) done: attention skips what its masks hide"
     yield "step", _step(time)
     yield "run", _run(time, experiment, chip)
-    # Between slices the compiled text has one all-reduce, of which nothing says which part goes over the slow network.
-    if compiled and compiled.collectives and topology.slices == 1:
+    if compiled and compiled.moved:
         one = candidate.largest
-        again = roofline.expect(one.experiment, one.sizes, topology, one.memory, compiled.collectives)
+        # Between slices it has one all-reduce, of which nothing says which part goes over the slow network.
+        sent = compiled.collectives if topology.slices == 1 else one.collectives
+        again = roofline.expect(one.experiment, one.sizes, topology, one.memory, sent, moved=compiled.moved)
         yield "as compiled", _step(again)
+        yield "", _counted(compiled.moved, chip)
         if not candidate.phases:  # of which one is compiled
             yield "", _run(again, experiment, chip)
 
@@ -83,6 +88,13 @@ def _step(time: Roofline) -> str:
         f"{short_time(time.seconds)} at best, {_mfu(time)}: products {short_time(time.compute)}, memory "
         f"{short_time(time.memory)}, links {short_time(time.exposed)}; hidden behind these, links "
         f"{short_time(time.hidden)}"
+    )
+
+
+def _counted(moved: MemoryTraffic, chip: Chip) -> str:
+    return (
+        f"memory is counted in the compiled step: {byte_size(moved.total)} by {moved.kernels:,} kernels, of it "
+        f"{byte_size(moved.besides_products)} besides products, at {byte_size(chip.memory_rate)}/s"
     )
 
 
@@ -116,6 +128,11 @@ def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tup
     yield "axis", "kind", "estimate", *(("compiled",) if compiled else ())
     for (axis, kind), (estimated, measured) in sorted(sums.items(), key=lambda item: -max(item[1])):
         yield axis, kind, byte_size(estimated), *((byte_size(measured),) if compiled else ())
+
+
+def _kinds(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:
+    for kind, size in moved.by("kind").items():
+        yield kind, byte_size(size), f"{size / moved.total:.0%}"
 
 
 def mesh_table(experiment: Experiment, found: list[Candidate]) -> str:

@@ -7,6 +7,8 @@ The assumptions, all in one place:
   and is in no MFU. `mfu` is by PaLM's convention, with attention in full; `mfu_done` is of what is done.
 - Between them the memory is read and written, one after the other: saved residuals once each way, and each array of a
   layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
+  Of a step that was compiled it is what its kernels move that multiply nothing (`hlo.memory_traffic`), at the chip's
+  full rate; and products take the time of what theirs move, where that is longer than that of their FLOPs.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
   before they are needed, and nothing waits for their gradients. All other collectives are waited for, all-reduces too
   that a compiler made of gathers.
@@ -35,13 +37,14 @@ from pretrainax.models.flops import (
     work_of,
 )
 from pretrainax.planning.activations import attention_specs, micro_rows, saved_residuals, shapes_of
+from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
-LOGIT_PASSES = 5  # written; read for the largest, the sum, and the two products of the backward
+LOGIT_PASSES = 6  # written, read twice; their gradient written, read by two products
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +74,14 @@ def expect(
     memory: Memory,
     sent: list[Collective],
     steps: Optional[int] = None,
+    moved: Optional[MemoryTraffic] = None,
 ) -> Roofline:
-    """Returns the time of a step of `experiment` whose memory and collectives are known, and of `steps`: None: all."""
+    """Returns the time of a step of `experiment` whose memory and collectives are known, and of a run.
+
+    Args:
+      steps: of the run; None: all of the experiment's.
+      moved: counted in the step as compiled; None: it is estimated.
+    """
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
     lengths, platform = lengths_of(shapes_of(experiment)), "tpu" if chip.is_tpu else "gpu"
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
@@ -80,18 +89,22 @@ def expect(
     teacher = teacher_of(experiment)
     flops, done = flops_per_step(*step, teacher), flops_done(*step, work, teacher)
     compute = _made(experiment, teacher, work) / (devices * chip.peak_flops * ATTAINABLE)
-    moved = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+    if moved is None:
+        between = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+    else:
+        between = moved.besides_products / chip.memory_rate
+        compute = max(compute, (moved.total - moved.besides_products) / chip.memory_rate)
     links = {True: 0.0, False: 0.0}
     for one in sent:
         is_hidden = one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter")
         links[is_hidden] += one.total / rate(one.axis, mesh_sizes, topology)
-    seconds = max(compute + moved, links[True]) + links[False]
+    seconds = max(compute + between, links[True]) + links[False]
     hours = seconds * (train.steps if steps is None else steps) / 3600
     return Roofline(
         flops=flops,
         done=done,
         compute=compute,
-        memory=moved,
+        memory=between,
         hidden=links[True],
         exposed=links[False],
         mfu=flops / (seconds * devices * chip.peak_flops),
@@ -128,7 +141,8 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     again = sum(x.bytes for x in saved_residuals(plain, mesh_sizes, platform)) if train.remat != "none" else 0
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
-    logits = 4 * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
+    width = 4 if train.dtype == "float32" else 2  # "auto" is bfloat16
+    logits = width * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     passes = train.accumulate * experiment.optimizer.gradients_per_update
     return state + passes * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)

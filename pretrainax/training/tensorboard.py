@@ -1,10 +1,26 @@
 """The curves of a run for TensorBoard."""
 
+import contextlib
 import os
+import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 _FLUSH_SECONDS = 30
+
+
+@contextlib.contextmanager
+def _no_torch() -> Iterator[None]:
+    """Keeps tensorboardX from importing torch, where that is installed: 2 seconds, for tensors that nobody gives it."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # to `import` it is not there then
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["torch"]
 
 
 class EventsWriter:
@@ -16,8 +32,9 @@ class EventsWriter:
 
     def __init__(self, folder: str, resume_step: int):
         """Opens a file of its own in `folder`, in which what others there say of steps after `resume_step` is void."""
-        from tensorboardX import event_file_writer
-        from tensorboardX.proto import event_pb2, summary_pb2
+        with _no_torch():
+            from tensorboardX import event_file_writer
+            from tensorboardX.proto import event_pb2, summary_pb2
 
         # Protobuf makes these classes when it is imported, where no type checker sees them.
         self._event, log = event_pb2.Event, event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]

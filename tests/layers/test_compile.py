@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import math
 import re
 from typing import Optional
 
@@ -16,6 +17,7 @@ from pretrainax.config import UserError
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import loss_sums
+from pretrainax.planning.hlo import Program
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import AXES, BATCH_AXES
 
@@ -149,19 +151,19 @@ def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
 
 
-def compile_loss(mesh):
+def compile_loss(mesh, has_bias=False, cap=None, **options):
     """4,096 tokens a device of GPT-2 124M, in chunks of 1,024."""
     rows, length, width, vocab = 8, 1024, 768, 50304
 
     def shape(sizes, dtype, *spec):
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, P(*spec)))
 
-    def step(features, unembedding, targets, weights):
-        def objective(features, unembedding):
-            outputs = LanguageModelOutput(features, unembedding)
-            return loss_sums(outputs, targets, weights, chunk=1024)["objective"][0]
+    def step(features, unembedding, bias, targets, weights):
+        def objective(features, unembedding, bias):
+            outputs = LanguageModelOutput(features, unembedding, bias if has_bias else None, cap)
+            return loss_sums(outputs, targets, weights, chunk=1024, **options)["objective"][0]
 
-        return jax.value_and_grad(objective, (0, 1))(features, unembedding)
+        return jax.value_and_grad(objective, (0, 1, 2))(features, unembedding, bias)
 
     with jax.set_mesh(mesh):
         return (
@@ -169,6 +171,7 @@ def compile_loss(mesh):
             .lower(
                 shape((rows, length, width), jnp.bfloat16, BATCH_AXES),
                 shape((width, vocab), jnp.float32, "fsdp", "tensor"),
+                shape((vocab,), jnp.float32, "tensor"),
                 shape((rows, length), jnp.int32, BATCH_AXES),
                 shape((rows, length), jnp.float32, BATCH_AXES),
             )
@@ -180,3 +183,28 @@ def compile_loss(mesh):
 def test_loss_never_holds_a_devices_logits(mesh, request):
     held = compile_loss(request.getfixturevalue(mesh)).memory_analysis().temp_size_in_bytes
     assert held < 4096 * 50304 // 2 * 4  # bytes of the device's float32 logits, half of the vocabulary
+
+
+SMOOTH = {"z_loss": 1e-4, "label_smoothing": 0.1}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, SMOOTH, {"cap": 30.0}, {"has_bias": True}, {"has_bias": True, "cap": 30.0, **SMOOTH}],
+    ids=["plain", "smooth", "cap", "bias", "all"],
+)
+def test_kernels_read_logits_twice_and_write_them_once(gpu_mesh, options):
+    """And their gradient once, which the products read; all of it in bfloat16."""
+    program = Program(compile_loss(gpu_mesh, **options).as_text())
+    chunk = 1024 * 50304 // 2
+    written, read = [], []
+    for name in set(program.computations) - program.fused:
+        made = program.computations[name]
+        views = {x.name for x in made.values() if x.opcode in ("parameter", "get-tuple-element", "tuple", "bitcast")}
+        for x in (x for x in made.values() if x.opcode not in ("while", "call") and x.name not in views):
+            written += [shape for shape in x.shapes if math.prod(shape.dims) == chunk]
+            operands = [shape for name in x.operands if name in made for shape in made[name].shapes]
+            read += [shape for shape in operands if math.prod(shape.dims) == chunk]
+    products = 3 if options.get("has_bias") else 2  # gradients of features and matrix, and of the bias
+    assert [shape.dtype for shape in written] == ["bf16"] * 2
+    assert [shape.dtype for shape in read] == ["bf16"] * (2 + products)

@@ -15,6 +15,8 @@ from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
 from pretrainax.optim import Sophia
 from pretrainax.planning import roofline
+from pretrainax.planning.hlo import MemoryTraffic
+from pretrainax.planning.hlo.memory_traffic import Moved
 from pretrainax.planning.report import run_report
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
@@ -57,6 +59,17 @@ def test_links_behind_the_rest_take_no_time_and_others_do(candidate):
     time = candidate.roofline
     assert time.seconds == max(time.compute + time.memory, time.hidden) + time.exposed
     assert time.exposed > 0 == time.hidden  # plain data parallelism
+
+
+def test_a_compiled_step_takes_the_time_of_the_bytes_that_were_counted(candidate):
+    at = candidate.experiment, ONE | {"data": 4}, Topology.parse("v5e:2x2"), candidate.memory, []
+    few, many = (Moved("decoder/blocks/mlp/up", "products", True, size) for size in (10**3, 10**9))
+    besides = Moved("decoder/blocks", "elementwise", False, 10**8)
+    estimated = roofline.expect(*at)
+    fast, slow = (roofline.expect(*at, moved=MemoryTraffic([one, besides], kernels=2)) for one in (few, many))
+    rate = CHIPS["v5e"].memory_rate
+    assert (fast.compute, fast.memory) == (estimated.compute, 10**8 / rate)
+    assert (slow.compute, slow.memory) == (10**9 / rate, 10**8 / rate)
 
 
 @pytest.mark.parametrize("kind, hides", [("all-gather", True), ("reduce-scatter", True), ("all-reduce", False)])

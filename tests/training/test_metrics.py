@@ -22,6 +22,7 @@ from pretrainax.training.metrics import (
     summarize_parts,
 )
 from pretrainax.training.metrics_writer import MetricsWriter
+from tests.support.runs import ROOT
 
 
 def example_metrics(step: int) -> dict:
@@ -171,6 +172,17 @@ def test_tensorboard_gets_the_metrics_by_split(tmp_path):
 
 
 # --- what is printed -----------------------------------------------------------------------------------------------
+
+
+def test_tensorboard_does_without_torch(tmp_path):
+    """Which takes 2 seconds to import, of each command where it is installed."""
+    program = f"""
+import sys
+from pretrainax.training.tensorboard import EventsWriter
+EventsWriter({str(tmp_path)!r}, 0).close()
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 
 
 def test_without_a_terminal_a_log_is_a_line(tmp_path, capsys):

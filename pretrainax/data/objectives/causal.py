@@ -1,11 +1,12 @@
 """Causal language modelling: each token from the ones before it."""
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import numpy as np
 
-from pretrainax.data.batch import Lengths
+from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.objectives.base import Objective, Statistic
 
 
@@ -15,6 +16,19 @@ def positions_from_segments(segment_ids: np.ndarray) -> np.ndarray:
     begins = np.zeros_like(index)
     begins[1:] = np.where(segment_ids[1:] != segment_ids[:-1], index[1:], 0)
     return index - np.maximum.accumulate(begins)
+
+
+@functools.lru_cache(maxsize=64)  # most rows are of one length; nobody writes into the arrays of an example
+def _of_one_text(length: int) -> Example:
+    """Returns what is the same for each text of a length in which each token is predicted."""
+    found = {
+        "segment_ids": np.ones(length, np.int32),
+        "positions": np.arange(length, dtype=np.int32),
+        "loss_weights": np.ones(length, np.float32),
+    }
+    for array in found.values():
+        array.flags.writeable = False
+    return found
 
 
 @dataclasses.dataclass
@@ -60,9 +74,7 @@ class CausalLM(Objective):
             example["positions"] = positions_from_segments(segment_ids[:-1])
             example["loss_weights"] = (segment_ids[1:] == segment_ids[:-1]).astype(np.float32)
         else:
-            example["segment_ids"] = np.ones(length, np.int32)
-            example["positions"] = np.arange(length, dtype=np.int32)
-            example["loss_weights"] = np.ones(length, np.float32)
+            example |= _of_one_text(length)
         return example
 
     def prompt(self, tokens, vocabulary):

@@ -1,8 +1,8 @@
 """The loss over the vocabulary, as sums and counts, without ever holding all logits.
 
 Logits [tokens, V] in float32 are the largest array of a small model's step (GPT-2 124M at 64 × 1,024 tokens: 13 GB).
-Here they exist for `chunk` tokens at a time, and the gradients are made in that same pass, while they are there: three
-matrix products in all, as many as with all logits kept, and no recomputation.
+Here they exist for `chunk` tokens at a time, and the gradients are made while they are there: three matrix products in
+all, as many as with all logits kept, and none is done twice. How logits are read is in `logit_passes`.
 """
 
 import functools
@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.logit_passes import are_rounded, logits_again, products_of, read, sum_of_tokens
 from pretrainax.sharding.arrays import constrain, scattered_sum
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TOKEN_AXES, logical_spec
 from pretrainax.sharding.mesh import axis_size
@@ -49,8 +50,8 @@ def loss_sums(
 
     Args:
       outputs: a LanguageModelOutput: features [B, N, D], unembedding [D, V] float32, bias [V] float32 or None,
-        logit_cap. Logits are features · unembedding + bias, with operands in the features' dtype and accumulated in
-        float32; with a cap, x becomes cap · tanh(x / cap).
+        logit_cap. Logits are features · unembedding + bias, with operands in the features' dtype, accumulated in
+        float32 and, but on a CPU, rounded to that dtype; with a cap, x becomes cap · tanh(x / cap).
       targets: [B, N] int32.
       loss_weights: [B, N] float32; 0 where a token has no loss.
       segment_ids: [B, N] int32, which sequence of its row a target is of; only `sequences` needs them.
@@ -162,9 +163,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
         )
         for x in (features, *jax.tree.leaves(of_targets))
     ]
-    matrix = _constrain(
-        unembedding.astype(features.dtype), logical_spec(None, "vocab_size")
-    )  # gathered once, for all chunks
+    matrix = _constrain(_operand(settings, unembedding, features.dtype), logical_spec(None, "vocab_size"))
 
     def one_chunk(start):
         # [S, R, N', …] -> [S, M, …] with M = R · step
@@ -175,7 +174,7 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
             return (sums, None, None), (right, None)
         d_x = jnp.einsum("SMV,DV->SMD", d_logits, matrix)
         d_matrix = jnp.einsum("SMD,SMV->SDV", x, d_logits, preferred_element_type=jnp.float32)
-        d_bias = None if bias is None else d_logits.sum(1, dtype=jnp.float32)
+        d_bias = None if bias is None else sum_of_tokens(d_logits)
         totals = (
             sums,
             _constrain(d_matrix, logical_spec("tokens", None, "vocab_size")),
@@ -203,33 +202,32 @@ def _scan_chunks(settings: _Settings, features, unembedding, bias, of_targets, w
     return sums, (d_features, d_matrix, d_bias), right
 
 
+def _operand(settings: _Settings, unembedding, dtype):
+    """Returns the matrix [D, V] that makes logits in this dtype, gathered once for all chunks.
+
+    What all logits of a token have in common is in no softmax, and GPT-2's are near -100, where bfloat16 has steps of
+    0.5: it is left out of what is rounded. A cap and z-loss do see it, and keep it small.
+    """
+    if are_rounded(dtype) and not settings.z_loss and settings.logit_cap is None:
+        unembedding = unembedding - unembedding.mean(1, keepdims=True)
+    return unembedding.astype(dtype)
+
+
 def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_weights=None):
     """Returns the sums [S] over a chunk [S, M, D] of tokens, which targets have the largest logit, [S, M], and the
     gradient of its objective for the logits [S, M, V]."""
-    logits = jnp.einsum("SMD,DV->SMV", features, matrix, preferred_element_type=jnp.float32)
-    if bias is not None:
-        logits += bias.astype(jnp.float32)[None, None]
-    if settings.logit_cap is not None:
-        logits = settings.logit_cap * jnp.tanh(logits / settings.logit_cap)
-    logits = _constrain(logits, logical_spec("tokens", None, "vocab_size"))
-    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
-    largest = logits.max(-1)
-    exponentials = jnp.exp(logits - largest[..., None])
-    normaliser = exponentials.sum(-1)
-    log_z = jnp.log(normaliser) + largest
-    # Not a gather: that would collect the logits of all devices along the vocabulary.
-    target_logits = jnp.where(hits, logits, 0.0).sum(-1)
-
+    products = _constrain(products_of(features, matrix), logical_spec("tokens", None, "vocab_size"))
     smoothing = settings.label_smoothing
-    loss = log_z - target_logits
+    reading = read(products, bias, targets, settings.logit_cap, with_mean=bool(smoothing))
+    log_z = jnp.log(reading.normaliser) + reading.largest
+    loss = log_z - reading.target
     objective = loss
-    if smoothing:
-        objective = log_z - (1 - smoothing) * target_logits - smoothing * logits.mean(-1)
-    right = target_logits >= largest
-    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(right, weights, 0.0).sum(1)}
+    if reading.mean is not None:
+        objective = log_z - (1 - smoothing) * reading.target - smoothing * reading.mean
+    sums = {"loss": (loss * weights).sum(1), "accuracy": jnp.where(reading.right, weights, 0.0).sum(1)}
     if text_weights is not None:
         sums["text_loss"] = (loss * text_weights).sum(1)
-        sums["text_accuracy"] = jnp.where(right, text_weights, 0.0).sum(1)
+        sums["text_accuracy"] = jnp.where(reading.right, text_weights, 0.0).sum(1)
     slope = 1.0
     if settings.z_loss:
         penalty = settings.z_loss * jnp.square(log_z)
@@ -238,13 +236,16 @@ def _chunk(settings: _Settings, features, matrix, bias, targets, weights, text_w
         sums["z_loss"] = (penalty * weights).sum(1)
     sums["objective"] = (objective * weights).sum(1)
 
-    d_logits = exponentials * (weights * slope / normaliser)[..., None]
+    # From here on the second pass
+    logits = logits_again(products, bias, settings.logit_cap)
+    hits = jnp.arange(logits.shape[-1], dtype=targets.dtype)[None, None] == targets[..., None]
+    d_logits = jnp.exp(logits - reading.largest[..., None]) * (weights * slope / reading.normaliser)[..., None]
     d_logits -= jnp.where(hits, (1 - smoothing) * weights[..., None], 0.0)
     if smoothing:
         d_logits -= (smoothing / logits.shape[-1]) * weights[..., None]
     if settings.logit_cap is not None:
         d_logits *= 1.0 - jnp.square(logits / settings.logit_cap)  # the slope of the cap
-    return sums, right, d_logits.astype(features.dtype)
+    return sums, reading.right, d_logits.astype(features.dtype)
 
 
 def _summed(d_matrix: Optional[jax.Array]) -> Optional[jax.Array]:

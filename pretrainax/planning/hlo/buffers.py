@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from pretrainax.planning.hlo.instructions import VIEWS
 from pretrainax.planning.hlo.modules import Modules
 from pretrainax.planning.hlo.program import Program
-
-# What holds no buffer of its own: names for parts of others, and ends of what another instruction began.
-_NO_BUFFER = "parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id".split()
 
 
 class Buffer(NamedTuple):
@@ -42,7 +40,7 @@ def _results(program: Program) -> Iterator[tuple[int, str, str, str, int]]:
         if computation in program.fused:
             continue
         for made in program.computations[computation].values():
-            if made.opcode in _NO_BUFFER or made.opcode.endswith(("-start", "-done")):
+            if made.opcode in VIEWS or made.opcode.endswith(("-start", "-done")):
                 continue
             for i, shape in enumerate(made.shapes):
                 if shape.allocated:

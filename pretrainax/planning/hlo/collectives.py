@@ -15,7 +15,7 @@ from pretrainax.planning.hlo.modules import Modules, module_of
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.traffic import Collective
 
-_KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
+KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 
 def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
@@ -27,7 +27,7 @@ def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
     found: dict[str, tuple[int, Instruction, str]] = {}
     for name, times in program.runs.items():
         for instruction in program.computations[name].values():
-            if instruction.opcode.removesuffix("-start") in _KINDS:
+            if instruction.opcode.removesuffix("-start") in KINDS:
                 key = f"{name}/{instruction.name}"
                 if "async_collective_fusion_config" in instruction.attributes:
                     # One that a TPU overlaps with other work stands in the fusions of all of it.

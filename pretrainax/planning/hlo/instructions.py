@@ -7,6 +7,12 @@ import re
 from typing import NamedTuple, Optional
 
 _ARRAY = re.compile(r"(\w+)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+# Opcodes of what has no memory of its own and takes no time: names for (parts of) others, and what runs other
+# computations.
+VIEWS = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while conditional call after-all add-dependency opt-barrier "
+    "partition-id replica-id".split()
+)
 
 
 class Shape(NamedTuple):
@@ -17,9 +23,13 @@ class Shape(NamedTuple):
     layout: str  # "1,0:T(8,128)S(1)"
 
     @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
     def size(self) -> int:
         """Counts the bytes of its numbers."""
-        return math.prod(self.dims) * _bits(self.dtype) // 8
+        return self.elements * _bits(self.dtype) // 8
 
     @property
     def allocated(self) -> int:
@@ -61,10 +71,26 @@ class Instruction:
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
+    @functools.cached_property
+    def target(self) -> str:
+        """Names the kernel or library that a custom call runs; empty where it is none."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
     @property
     def size(self) -> int:
         """Counts the bytes of its result."""
         return sum(shape.size for shape in self.shapes)
+
+    @property
+    def elements(self) -> int:
+        """Counts the numbers of its result."""
+        return sum(shape.elements for shape in self.shapes)
+
+    @property
+    def allocated(self) -> int:
+        """Counts the bytes of main memory that its result takes."""
+        return sum(shape.allocated for shape in self.shapes)
 
     def attribute(self, name: str) -> Optional[str]:
         """Returns what stands behind `name=`, up to the next comma; without the % of a computation."""

@@ -11,11 +11,19 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig
+from pretrainax.models.heads import logit_passes
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.heads.vocabulary_loss import loss_sums
 from pretrainax.sharding.mesh import make_mesh
 
 BATCH_AXES, LENGTH, WIDTH, VOCAB = 8, 11, 16, 97
+
+
+@pytest.fixture(params=["in turn", "in one pass"])
+def form(request, monkeypatch):
+    """How logits are read: in turn, as on a CPU; in one pass, as on an accelerator."""
+    monkeypatch.setattr(logit_passes, "in_one_pass", lambda: request.param == "in one pass")
+    return request.param
 
 
 def example(has_bias=True, dtype=jnp.float32, vocab=VOCAB):
@@ -72,7 +80,7 @@ OPTIONS = ({}, {"z_loss": 1e-2}, {"label_smoothing": 0.1}, BOTH, {"logit_cap": 1
     "has_bias, chunk, options",
     [(True, 16, options) for options in OPTIONS] + [(True, 1000, BOTH), (True, 1, BOTH), (False, 16, BOTH)],
 )
-def test_chunked_sums_and_gradients_are_the_plain_ones(has_bias, chunk, options):
+def test_chunked_sums_and_gradients_are_the_plain_ones(form, has_bias, chunk, options):
     arrays, targets, weights = example(has_bias)
     sums, gradients = value_and_gradients(arrays, targets, weights, chunk=chunk, **options)
     assert set(sums) == {"objective", "loss", "accuracy"} | ({"z_loss"} if "z_loss" in options else set())
@@ -89,7 +97,23 @@ def test_chunked_sums_and_gradients_are_the_plain_ones(has_bias, chunk, options)
         np.testing.assert_allclose(got, exact, atol=1e-7, rtol=1e-5)
 
 
-def test_sums_are_the_same_without_gradients():
+def test_second_derivatives_are_the_plain_ones(form):
+    """Sophia's: the Hessian times a direction."""
+    arrays, targets, weights = example()
+    direction = jax.tree.map(lambda x: jnp.asarray(np.random.default_rng(2).normal(size=x.shape), x.dtype), arrays)
+
+    def product(sums, **options):
+        gradient = jax.grad(lambda arrays: sums(arrays, targets, weights, **OPTIONS[-1], **options))
+        return jax.jit(lambda: jax.jvp(gradient, (arrays,), (direction,))[1])()
+
+    got = product(lambda *args, **options: chunked_sums(*args, **options)["objective"][0], chunk=16)
+    expected = product(lambda *args, **options: plain_sums(*args, **options)["objective"])
+    for one, exact in zip(got, expected, strict=True):
+        # float32 sums of <= 97 terms in another order, twice
+        np.testing.assert_allclose(one, exact, rtol=1e-4, atol=1e-5 * np.abs(exact).max())
+
+
+def test_sums_are_the_same_without_gradients(form):
     arrays, targets, weights = example()
     expected, _ = value_and_gradients(arrays, targets, weights, chunk=16, **BOTH)
     for name, (value, _) in jax.jit(lambda a: chunked_sums(a, targets, weights, chunk=16, **BOTH))(arrays).items():
@@ -155,7 +179,7 @@ def test_only_the_objective_has_gradients():
     assert all(not np.any(g) for g in jax.tree.leaves(gradients))
 
 
-def test_bfloat16_features_give_nearly_the_float32_loss():
+def test_bfloat16_features_give_nearly_the_float32_loss(form):
     sums, gradients = value_and_gradients(*example(dtype=jnp.bfloat16), chunk=16)
     expected, expected_gradients = value_and_gradients(*example(), chunk=16)
     # bfloat16 keeps 8 bits: an operand is off by <= 2^-9 = 0.2 %, logits are a few units, errors average over tokens
@@ -165,12 +189,12 @@ def test_bfloat16_features_give_nearly_the_float32_loss():
         assert np.abs(got - exact).max() <= 1e-2 * np.abs(exact).max()
 
 
-def test_parameter_gradients_stay_float32():
+def test_parameter_gradients_stay_float32(form):
     _, (features, unembedding, bias) = value_and_gradients(*example(dtype=jnp.bfloat16), chunk=16)
     assert (features.dtype, unembedding.dtype, bias.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
 
 
-def test_no_weight_at_all_is_a_sum_of_zero_and_gradients_of_zero():
+def test_no_weight_at_all_is_a_sum_of_zero_and_gradients_of_zero(form):
     arrays, targets, weights = example()
 
     def objective(arrays):
@@ -181,13 +205,13 @@ def test_no_weight_at_all_is_a_sum_of_zero_and_gradients_of_zero():
     assert all(not np.any(g) for g in jax.tree.leaves(gradients))  # np.any is True of a NaN
 
 
-def test_huge_logits_stay_finite():
+def test_huge_logits_stay_finite(form):
     (features, unembedding, bias), targets, weights = example()
     sums, gradients = value_and_gradients((features * 1e4, unembedding, bias), targets, weights, chunk=16)
     assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((sums, gradients)))
 
 
-def test_the_logits_of_all_tokens_are_never_held():
+def test_the_logits_of_all_tokens_are_never_held(form):
     arrays, targets, weights = example(vocab=8192)
     compiled = jax.jit(lambda *args: value_and_gradients(*args, chunk=16)).lower(arrays, targets, weights).compile()
     all_logits = BATCH_AXES * LENGTH * 8192 * 4  # bytes in float32
@@ -218,7 +242,7 @@ def on_mesh(mesh):
 
 
 @pytest.mark.parametrize("config", MESHES, ids=str)
-def test_sharded_loss_and_gradients_are_those_of_one_device(config):
+def test_sharded_loss_and_gradients_are_those_of_one_device(form, config):
     mesh = make_mesh(config)
     expected = value_and_gradients(*example(vocab=96), chunk=4, **BOTH)
     with jax.set_mesh(mesh):

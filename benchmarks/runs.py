@@ -1,0 +1,43 @@
+"""Makes the training runs of a comparison, each by the command in a process of its own, and reads what they noted."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+
+def command(words: Sequence[str]) -> None:
+    """Runs `python -m pretrainax.main`; ends this process, with the last line of that one, where it fails."""
+    done = subprocess.run([sys.executable, "-m", "pretrainax.main", *words], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit((done.stderr.strip().splitlines() or ["no message"])[-1])
+
+
+def train(workdir: str, flags: Sequence[str], fields: Mapping[str, object]) -> list[dict]:
+    """Makes a run, or the rest of it, unless it has its last validation already; returns the lines of its metrics.
+
+    Args:
+      fields: values of the config by their path below it; "train.steps" is among them.
+    """
+    if not _is_done(workdir, fields["train.steps"]):
+        command([*flags, *(f"--config.{field}={value}" for field, value in fields.items()), f"--workdir={workdir}"])
+    return lines(workdir)
+
+
+def lines(workdir: str) -> list[dict]:
+    """Returns the lines of a run's metrics.jsonl; none where there is none."""
+    if not os.path.exists(path := os.path.join(workdir, "metrics.jsonl")):
+        return []
+    with open(path) as file:
+        return [json.loads(line) for line in file]
+
+
+def last_loss(lines: Sequence[Mapping]) -> float:
+    """Returns the last validation loss, nats a target; infinity where it is not finite."""
+    loss = next(line["loss"] for line in reversed(lines) if line["split"] == "valid")
+    return float("inf") if loss is None else loss
+
+
+def _is_done(workdir: str, steps: object) -> bool:
+    return any(line["step"] == steps and line["split"] == "valid" for line in lines(workdir))

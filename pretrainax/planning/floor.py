@@ -1,0 +1,61 @@
+"""The bytes that a step moves through memory at least, on paper, beside which a compiled step is held.
+
+Of one device and update, w bytes a number in the dtype of the run, 4 in float32:
+
+    kept        2 w a number of what a layer must keep: its input, queries, keys and values, attention's result, and
+                what is before the activation (of a gated feed-forward two such); written forward, read backward
+    logits      2 w a number: they are written, and read once
+    parameters  2 · 4 bytes each in a micro-batch: they are read forward and backward
+    gradients   2 · 4 bytes each in a micro-batch: they are written, and read by what adds or applies them
+    update      parameters, the optimizer's state and the moving average: read and written
+
+Nothing that is read within a cache's reach of where it was written counts twice, so no program comes as low; one that
+keeps less, and makes more again, may (`config.train.remat`).
+"""
+
+from collections.abc import Iterator
+
+from pretrainax.config import Experiment, ModelConfig
+from pretrainax.data.batch import lengths_of
+from pretrainax.models.electra import discriminator_config, generator_config
+from pretrainax.models.heads import HEADS
+from pretrainax.planning.activations import local, micro_rows, shapes_of, train_on
+from pretrainax.planning.memory import Memory
+from pretrainax.sharding.axes import LENGTH_AXIS
+
+
+def least_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> dict[str, int]:
+    """Returns the bytes of each part of one update; memory: of the same step, whose state's bytes are exact."""
+    lengths, passes = lengths_of(shapes_of(experiment)), experiment.train.accumulate
+    rows = passes * micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
+    width = 2 if train_on(experiment, platform).dtype == "bfloat16" else 4
+    models = list(_models(local(experiment, mesh_sizes).model))
+    kept = sum(_kept(model, lengths.inputs, lengths.targets) for model in models)
+    predicted = sum(lengths.targets * model.vocab_size for model in models if HEADS["lm"].is_in(model))
+    state = memory.parameters + memory.optimizer + memory.ema
+    parts = {
+        "kept": 2 * width * rows * kept,
+        "logits": 2 * width * rows * predicted,
+        "parameters": 2 * passes * memory.parameters,
+        "gradients": 2 * passes * memory.parameters,
+        "update": 2 * state,
+    }
+    return {name: round(size) for name, size in parts.items()}
+
+
+def _models(config: ModelConfig) -> Iterator[ModelConfig]:
+    if config.generator is not None:
+        yield generator_config(config)
+        config = discriminator_config(config)
+    yield config
+
+
+def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
+    """Counts the numbers that the layers keep of one example."""
+    query, pair = config.num_heads * config.dim_per_head, 2 * config.kv_heads * config.dim_per_head
+    feed_forward = config.d_ff * (2 if config.gated else 1)
+    layer = config.d_model + query + pair + query + feed_forward  # input, queries, keys and values, result, inside
+    kept = config.num_layers * inputs * layer
+    if config.family == "encoder_decoder":
+        kept += config.decoder_layers * (targets * (layer + 2 * query) + inputs * pair)  # and attention to the encoder
+    return kept

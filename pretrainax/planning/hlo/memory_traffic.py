@@ -1,0 +1,110 @@
+"""Bytes of main memory that a compiled step reads and writes, by module and by kind of kernel.
+
+The kinds: `collectives`; `loss` and `optimizer`, all that runs in their scopes; `fills`, which write one number into an
+array; `attention`, but for its projections; `products` of matrices; `copies`, whose result is their operands' numbers
+in another place, layout or dtype; `elementwise`, all else, sums along axes too. `residuals` are reads and writes of the
+stacks that a scan over layers leaves for its backward, and kernels that do nothing else but copy into and out of them.
+"""
+
+import collections
+import dataclasses
+import re
+
+from pretrainax.planning.hlo.collectives import KINDS as COLLECTIVES
+from pretrainax.planning.hlo.kernels import Kernel, inside, kernels_of, reads, writes
+from pretrainax.planning.hlo.modules import Modules
+from pretrainax.planning.hlo.program import Program
+from pretrainax.planning.hlo.stacks import Result, Stacks
+
+KINDS = tuple("products attention elementwise residuals loss optimizer copies fills collectives".split())
+
+_FILLS = frozenset("broadcast constant iota copy bitcast reshape tuple".split())
+_COPIES = frozenset(
+    "copy convert bitcast reshape transpose slice dynamic-slice dynamic-update-slice concatenate pad parameter "
+    "constant tuple get-tuple-element".split()
+)
+_PRODUCTS = frozenset(("dot", "convolution"))
+_ATTENTION = re.compile("splash|fmha")  # the kernels of a TPU, by their name, and of cuDNN
+_LIBRARY = re.compile(f"{_ATTENTION.pattern}|gemm|matmul")
+
+
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """Bytes that kernels of one kind and module move in a step."""
+
+    module: str  # "decoder/blocks/mlp/up"; empty: the compiler does not say
+    kind: str  # one of KINDS
+    multiplies: bool  # in kernels that make products of matrices, attention's too; else in all others
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryTraffic:
+    """Bytes that a device moves in a step, by who moves them."""
+
+    moved: list[Moved]  # the largest first
+    kernels: int  # that run
+
+    @property
+    def total(self) -> int:
+        return sum(one.bytes for one in self.moved)
+
+    @property
+    def besides_products(self) -> int:
+        """Counts what kernels move that multiply no matrices."""
+        return sum(one.bytes for one in self.moved if not one.multiplies)
+
+    def by(self, field: str) -> dict[str, int]:
+        """Sums the bytes by "kind" or "module", the largest first."""
+        sums: collections.Counter = collections.Counter()
+        for one in self.moved:
+            sums[getattr(one, field)] += one.bytes
+        return dict(sums.most_common())
+
+
+def memory_traffic_of(program: Program) -> MemoryTraffic:
+    """Counts the bytes that a step moves; the body of a loop as often as it turns, every branch of a conditional."""
+    modules, stacks = Modules(program), Stacks(program)
+    sums: collections.Counter[tuple[str, str, bool]] = collections.Counter()
+    kernels = 0
+    for kernel in kernels_of(program):
+        runs = program.runs[kernel.computation]
+        kernels += runs
+        for key, size in _moved(program, modules, stacks, kernel).items():
+            sums[key] += size * runs
+    moved = [Moved(module, kind, multiplies, size) for (module, kind, multiplies), size in sums.most_common() if size]
+    return MemoryTraffic(moved, kernels)
+
+
+def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> dict[tuple[str, str, bool], int]:
+    """Counts the bytes of one run, by module, kind and whether the kernel multiplies."""
+    computation, name = kernel.computation, kernel.made.name
+    read, written = reads(program, kernel), writes(program, kernel)
+    sources = {x: made for x in read if (made := stacks.written_by(computation, x))}
+    stacked = sum(read[x] for x in sources)
+    stacked += sum(size for i, size in enumerate(written) if Result(computation, name, i) in stacks.written)
+    module, size = modules.of(computation, name), sum(read.values()) + sum(written)
+    parts = {x.opcode for x in inside(program, kernel.whole) if x.elements > 1}  # without arithmetic of places
+    multiplies = bool(parts & _PRODUCTS or _LIBRARY.search(f"{kernel.whole.target} {kernel.whole.name}"))
+    kind = _kind(program, kernel, module, parts, multiplies)
+    if kind == "copies" and stacked:
+        if len(sources) == 1:  # a slice that is taken has no module but the loop; what is in it has
+            module = modules.of(*next(iter(sources.values())))
+        return {(module, "residuals", multiplies): size}
+    return {(module, kind, multiplies): size - stacked, (module, "residuals", multiplies): stacked}
+
+
+def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], multiplies: bool) -> str:
+    made, values = kernel.whole, program.computations[kernel.computation]
+    scope = module.split("/")[0]
+    if any(opcode.removesuffix("-start") in COLLECTIVES for opcode in parts):
+        return "collectives"
+    if scope in ("loss", "optimizer"):
+        return scope
+    if parts <= _FILLS and all(values[x].elements <= 1 for x in made.operands if x in values):
+        return "fills"
+    if module.endswith("attention") or _ATTENTION.search(f"{module} {made.target} {made.name}"):
+        return "attention"
+    if multiplies:
+        return "products"
+    return "copies" if parts <= _COPIES else "elementwise"
