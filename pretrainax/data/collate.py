@@ -24,8 +24,9 @@ def collate(
             batch[name] = np.array([sum(example[name] for example in row) for row in rows], array.dtype)
             continue
         padding, length = pad if name in TOKEN_FIELDS else 0, row_length(name, template, lengths)
-        if all(len(row) == 1 and len(row[0].get(name, ())) == length for row in rows):
-            batch[name] = np.concatenate([row[0][name] for row in rows]).reshape(-1, length)  # faster than row by row
+        if all(len(row) == 1 and name in row[0] and len(row[0][name]) == length for row in rows):
+            whole = np.concatenate([row[0][name] for row in rows], dtype=array.dtype)
+            batch[name] = whole.reshape(-1, length)  # faster than row by row
             continue
         batch[name] = filled = np.empty((len(rows), length), array.dtype)
         for out, row in zip(filled, rows, strict=True):

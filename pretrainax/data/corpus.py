@@ -59,11 +59,13 @@ class Corpus:
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens from `start` on, and which document of the window each is of, from 1: int32 [length] both."""
         tokens = self.tokens(start, length)
-        segment_ids = np.ones(length, np.int32)
         first, last = self.document_ends.searchsorted((start, start + length - 1), "right").tolist()
-        for end in self.document_ends[first:last].tolist():
-            segment_ids[end - start :] += 1  # where a document has ended, the next begins
-        return tokens, segment_ids
+        if first == last:  # of one document, as most are
+            return tokens, np.ones(length, np.int32)
+        segment_ids = np.zeros(length, np.int32)
+        segment_ids[0] = 1
+        segment_ids[self.document_ends[first:last] - start] = 1  # where a document has ended, the next begins
+        return tokens, segment_ids.cumsum(dtype=np.int32)
 
     def document(self, i: int) -> np.ndarray:
         """Returns the tokens of document i with its separator: int32 [tokens]."""

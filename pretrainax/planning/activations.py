@@ -154,6 +154,11 @@ def train_on(experiment: Experiment, platform: str) -> TrainConfig:
         return for_this_machine(experiment.train)
 
 
+def width_on(experiment: Experiment, platform: str) -> int:
+    """Returns the bytes of a number in the dtype of the run on the platform."""
+    return 2 if train_on(experiment, platform).dtype == "bfloat16" else 4
+
+
 def _key(experiment: Experiment) -> str:
     return json.dumps(config_lib.to_json(dataclasses.replace(experiment, mesh=MeshConfig())), sort_keys=True)
 

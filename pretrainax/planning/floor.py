@@ -19,7 +19,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import HEADS
-from pretrainax.planning.activations import local, micro_rows, shapes_of, train_on
+from pretrainax.planning.activations import local, micro_rows, shapes_of, width_on
 from pretrainax.planning.memory import Memory
 from pretrainax.sharding.axes import LENGTH_AXIS
 
@@ -28,7 +28,7 @@ def least_bytes(experiment: Experiment, mesh_sizes: dict[str, int], platform: st
     """Returns the bytes of each part of one update; memory: of the same step, whose state's bytes are exact."""
     lengths, passes = lengths_of(shapes_of(experiment)), experiment.train.accumulate
     rows = passes * micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
-    width = 2 if train_on(experiment, platform).dtype == "bfloat16" else 4
+    width = width_on(experiment, platform)
     models = list(_models(local(experiment, mesh_sizes).model))
     kept = sum(_kept(model, lengths.inputs, lengths.targets) for model in models)
     predicted = sum(lengths.targets * model.vocab_size for model in models if HEADS["lm"].is_in(model))

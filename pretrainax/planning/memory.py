@@ -23,6 +23,7 @@ from pretrainax.planning.activations import (
     saved_residuals,
     shapes_of,
     train_on,
+    width_on,
 )
 from pretrainax.runtime.chips import Chip
 from pretrainax.sharding.arrays import batch_sharding
@@ -83,7 +84,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     mesh = abstract_mesh(mesh_sizes, platform)
     shapes, train = shapes_of(experiment), train_on(experiment, platform)
     state, frozen = abstract_state(experiment, mesh_sizes), abstract_frozen(experiment, mesh_sizes)
-    width = 2 if train.dtype == "bfloat16" else 4
+    width = width_on(experiment, platform)
     arrays = saved_residuals(experiment, mesh_sizes, platform)
     items = {
         name: _bytes(x) for name, x in zip(parameter_names(state.params), jax.tree.leaves(state.params), strict=True)

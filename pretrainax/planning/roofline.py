@@ -36,7 +36,7 @@ from pretrainax.models.flops import (
     other_flops,
     work_of,
 )
-from pretrainax.planning.activations import attention_specs, micro_rows, saved_residuals, shapes_of
+from pretrainax.planning.activations import attention_specs, micro_rows, saved_residuals, shapes_of, width_on
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
@@ -141,8 +141,7 @@ def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, me
     again = sum(x.bytes for x in saved_residuals(plain, mesh_sizes, platform)) if train.remat != "none" else 0
     lengths = lengths_of(shapes_of(experiment))
     predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
-    width = 4 if train.dtype == "float32" else 2  # "auto" is bfloat16
-    logits = width * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
+    logits = width_on(experiment, platform) * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     passes = train.accumulate * experiment.optimizer.gradients_per_update
     return state + passes * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)

@@ -14,7 +14,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
-from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, train_on
+from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 
@@ -44,7 +44,7 @@ def collectives(experiment: Experiment, mesh_sizes: dict[str, int]) -> list[Coll
     sublayer, forward and backward; along `sequence` keys and values. Not counted: scalars, norms of gradients, and the
     softmax's sums over a split vocabulary.
     """
-    width = 2 if train_on(experiment, "tpu").dtype == "bfloat16" else 4
+    width = width_on(experiment, "tpu")
     frozen = _parameters(experiment, mesh_sizes, abstract_frozen(experiment, mesh_sizes), width)
     found = [
         *_parameters(experiment, mesh_sizes, abstract_state(experiment, mesh_sizes).params, width),
