@@ -18,6 +18,7 @@ from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, we
 from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.gpu_attention import GPUS, cudnn, cudnn_obstacle, cudnn_work
+from pretrainax.layers.made_again import kept
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import (
     LANES,
@@ -146,7 +147,7 @@ def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None):
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
     # The softmax divides after the product with v, where there are K and not S numbers a row.
-    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    weights = kept(jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True))))
     left = weights if drop is None else drop(weights)
     return heads_last(weighted_sum(left, v) / weights.sum(-1)[..., None]).astype(q.dtype)
 

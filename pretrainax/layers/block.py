@@ -15,6 +15,7 @@ from pretrainax.layers.cache import BlockMemory
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
 from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
@@ -88,12 +89,14 @@ class Block(nn.Module):
             dropout = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)
             if config.norm_at == "post":
                 y, beside = function(x)
-                return norm(x + dropout(y)), beside
+                return norm(kept(x + dropout(y))), beside
             y = norm(x)
             if config.norm_starts_stream and name == "self_attention":
                 x = jnp.where(layer.is_first, y, x)
             y, beside = function(y)
-            return x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y), beside
+            return kept(
+                x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y)
+            ), beside
 
         mask = context.mask
         if len(set(config.layer_pattern)) > 1:

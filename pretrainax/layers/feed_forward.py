@@ -1,13 +1,15 @@
 """The feed-forward of a block, a class each kind: what it computes, what it costs, how its parameters are split."""
 
 import functools
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, Optional
 
 import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.made_again import made_again
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.rules import add_partition_rules
 
@@ -77,7 +79,7 @@ class Plain(FeedForward):
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Sums]:
         config = self.config
-        return _down(config, ACTIVATIONS[config.activation](_widened(config, x, "up"))), {}
+        return _down(config, _widened(config, x, "up", ACTIVATIONS[config.activation])), {}
 
 
 @register_feed_forward
@@ -100,14 +102,17 @@ class Gated(FeedForward):
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Sums]:
         config = self.config
-        gate = ACTIVATIONS[config.activation](_widened(config, x, "gate"))
-        return _down(config, gate * _widened(config, x, "up")), {}
+        activation = ACTIVATIONS[config.activation]
+        gated = made_again(lambda gate, up: activation(gate) * up)
+        return _down(config, gated(_widened(config, x, "gate"), _widened(config, x, "up"))), {}
 
 
-def _widened(config: ModelConfig, x: jax.Array, name: str) -> jax.Array:
+def _widened(
+    config: ModelConfig, x: jax.Array, name: str, activation: Optional[Callable[[jax.Array], jax.Array]] = None
+) -> jax.Array:
     # [B, T, D] -> [B, T, F]
     init = normal_init(config, config.d_model)
-    return Linear((config.d_ff,), ("d_model", "d_ff"), init, config.use_bias, name=name)(x)
+    return Linear((config.d_ff,), ("d_model", "d_ff"), init, config.use_bias, activation, name=name)(x)
 
 
 def _down(config: ModelConfig, hidden: jax.Array) -> jax.Array:

@@ -2,6 +2,8 @@
 
 import functools
 import math
+from collections.abc import Callable
+from typing import Optional
 
 import flax.linen as nn
 import jax
@@ -9,6 +11,7 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.made_again import made_again
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
@@ -30,7 +33,7 @@ def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: b
 
 
 class Linear(nn.Module):
-    """y = x · kernel + bias over the last axes of x, in x's dtype.
+    """y = activation(x · kernel + bias) over the last axes of x, in x's dtype.
 
     `axes` names the kernel's axes, as in its row of PARTITION_RULES; those before the features are the ones summed
     over. So Linear((H, K), ("d_model", "num_heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,),
@@ -41,6 +44,7 @@ class Linear(nn.Module):
     axes: tuple[str, ...]
     kernel_init: Initializer
     use_bias: bool = True
+    activation: Optional[Callable[[jax.Array], jax.Array]] = None  # of the sum
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -50,10 +54,12 @@ class Linear(nn.Module):
         shape = (*x.shape[-summed:], *self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         y = project(x, kernel, summed)
+        terms = [y]
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
-            y += bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
-        return y
+            terms.append(bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features))
+        activation = self.activation
+        return sum(terms[1:], y) if activation is None else made_again(lambda y, *b: activation(sum(b, y)))(*terms)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -13,6 +13,7 @@ from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.cache import KeysAndValues
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.made_again import kept
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.sharding.mesh import platform
@@ -68,11 +69,12 @@ class MultiHeadAttention(nn.Module):
         if config.qk_norm:
             q, k = Norm(config, name="query_norm")(q), k if is_made else Norm(config, name="key_norm")(k)
         q, k = positions.rotate(q, k)
-        kept = KeysAndValues.of(k, v)
+        q, k, v = kept(q), kept(k), kept(v)
+        memory = KeysAndValues.of(k, v)
         if ring is not None:
-            kept = ring.written(k, v, index)
-            k, v = kept.heads_last()
-            mask, bias = kept.seen_from(index, mask, bias)
+            memory = ring.written(k, v, index)
+            k, v = memory.heads_last()
+            mask, bias = memory.seen_from(index, mask, bias)
         logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
         spec = spec_of(q, k, **logits, bias_by_row=positions.has_row_bias, dropout_rate=config.attention_dropout_rate)
         report_attention(spec)  # that of training, whichever this call is
@@ -88,7 +90,7 @@ class MultiHeadAttention(nn.Module):
         init = normal_init(config, config.num_heads * head_dim, residual=True)
         # [B, T, H, K] -> [B, T, D]
         out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")
-        return out(y), kept
+        return out(y), memory
 
 
 def scale_of(config: ModelConfig, positions: PositionTerms) -> float:

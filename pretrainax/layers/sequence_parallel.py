@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
+from pretrainax.layers.made_again import kept
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.mesh import axis_size
 
@@ -105,7 +106,7 @@ def _ring_forward(settings: _Settings, q, k, v, bias, mask):
         return new, normaliser * shrink + weights.sum(-1), total
 
     largest, normaliser, total = _around(settings, attend, empty, _guest(k, v, mask))
-    total = total / normaliser[..., None]
+    largest, normaliser, total = kept(largest), kept(normaliser), kept(total / normaliser[..., None])
     out = heads_last(total).astype(q.dtype)
     return out, (q, k, v, bias, mask, total, largest, normaliser)
 

@@ -19,13 +19,16 @@ from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.cache import Memory
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch, InputConvolution
+from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.sums import Sums, added
+from pretrainax.sharding.mesh import platform
 from pretrainax.sharding.param_paths import PyTree
 
 _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpoint saves for the backward
+    "none": products_saveable,
     "block": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of linear maps, not attention's
 }
@@ -155,7 +158,7 @@ class Stack(nn.Module):
         """
         compute = self.compute
         unroll = min(compute.scan_unroll, self.num_layers)
-        if compute.remat != "none":
+        if compute.remat != "none" or platform() != "cpu":
             # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
             block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=compute.scan_unroll > 1)
         own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}

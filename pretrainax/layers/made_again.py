@@ -1,0 +1,50 @@
+"""What the backward of a block makes again, and what is kept for it.
+
+Products and kernels are kept, with `kept` arrays that close the way between them; all else is made of these again
+where the backward needs it: normed streams, activations, masks of dropout, rotated or converted arrays. Memory is
+what bounds a step on an accelerator, and arithmetic on what is read anyway is free.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+_NAME = "kept"
+# Primitives: products; kernels, those of attention; loops, as of a ring; what goes between devices.
+_PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
+_KERNELS = {"pallas_call", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"}
+_OTHERS = {"scan", "while", "all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "reduce_scatter"}
+_SAVED = _PRODUCTS | _KERNELS | _OTHERS
+
+
+def kept(x: jax.Array) -> jax.Array:
+    """Returns x, which the backward need not make again."""
+    return checkpoint_name(x, _NAME)
+
+
+def products_saveable(primitive: jax.extend.core.Primitive, *_: object, **params: object) -> bool:
+    """Tells jax.checkpoint what it may save of a block."""
+    return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _NAME)
+
+
+def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Returns `function` of arrays with a backward that keeps nothing but these arrays."""
+    run = jax.custom_vjp(function)
+
+    def backward(inputs, gradient):
+        first, *others = inputs
+        return jax.vjp(function, apart(first), *others)[1](gradient)
+
+    # not run, of which a gradient could not be differentiated again
+    run.defvjp(lambda *inputs: (function(*inputs), inputs), backward)
+    return functools.wraps(function)(run)
+
+
+def apart(x: jax.Array) -> jax.Array:
+    """Returns x as the backward has it: what is made of it is not merged with what the forward made.
+
+    Layers that are unrolled are one program, whose compiler would otherwise keep the forward's.
+    """
+    return jax.lax.optimization_barrier(x)
