@@ -12,9 +12,10 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 _NAME = "kept"
-# Primitives: products; kernels, those of attention; loops, as of a ring; what goes between devices.
+# Primitives: products; attention's kernels, of whose normalisers a column of 128 is taken (squeeze); loops, as of a
+# ring; what goes between devices.
 _PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
-_KERNELS = {"pallas_call", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"}
+_KERNELS = {"pallas_call", "squeeze", "dot_product_attention_fwd_wrapper", "dot_product_attention_fwd"}
 _OTHERS = {"scan", "while", "all_gather", "all_to_all", "ppermute", "psum", "psum_invariant", "reduce_scatter"}
 _SAVED = _PRODUCTS | _KERNELS | _OTHERS
 
