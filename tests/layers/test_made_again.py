@@ -1,0 +1,134 @@
+"""Bricks whose backward keeps their inputs alone, against plain autodiff of the same formulas."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import ModelConfig
+from pretrainax.layers import norm
+from pretrainax.layers.feed_forward import ACTIVATIONS, Gated, Plain
+from pretrainax.layers.made_again import made_again
+from pretrainax.layers.norm import Norm
+
+BATCH, LENGTH, WIDTH = 3, 5, 64
+KINDS = [(kind, bias) for kind in ("layer", "rms", "rms_plus_one") for bias in (False, True)[: 1 + (kind == "layer")]]
+# Both compute in float32, and sum in another order; a result in bfloat16 is rounded once by each, to 8 bits.
+ERRORS = {jnp.float32: 1e-6, jnp.bfloat16: 2**-7}
+DTYPES = pytest.mark.parametrize("dtype", ERRORS, ids=lambda dtype: dtype.__name__)
+
+
+def draw(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def with_gradients(function, *inputs):
+    """Returns the value of a function, and the gradients of a weighted sum of it."""
+    y, vjp = jax.vjp(function, *inputs)
+    return y, vjp(draw(9, *y.shape).astype(y.dtype))
+
+
+def assert_close(found, wanted, error):
+    """Compares trees of arrays, each by its largest number."""
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, wanted)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        assert np.abs(b).max() > 0
+        np.testing.assert_allclose(a, b, rtol=0, atol=error * np.abs(b).max())
+
+
+def norm_of(kind: str, use_bias: bool, dtype):
+    """Returns a norm of its parameters and x, one that autodiff differentiates, and their arguments."""
+    module = Norm(ModelConfig(norm=kind, use_bias=use_bias))
+    x = (3.0 + 2.0 * draw(0, BATCH, LENGTH, WIDTH)).astype(dtype)
+    params = jax.tree.map(lambda p: p + 0.3 * draw(1, *p.shape), module.init(jax.random.key(0), x))
+
+    def plain(params, x):
+        scale = params["params"]["scale"] + float(kind == "rms_plus_one")
+        bias = params["params"].get("bias")
+        return norm._normalised(kind == "layer", module.config.norm_epsilon, x, scale, bias)
+
+    return module.apply, plain, (params, x)
+
+
+@DTYPES
+@pytest.mark.parametrize("kind, use_bias", KINDS)
+def test_a_norm_has_the_gradients_of_its_formula(kind, use_bias, dtype):
+    ours, plain, arguments = norm_of(kind, use_bias, dtype)
+    assert_close(with_gradients(ours, *arguments), with_gradients(plain, *arguments), ERRORS[dtype])
+
+
+def mlp(kind, activation: str, use_bias: bool, dtype):
+    """Returns the same of a feed-forward."""
+    module = kind(ModelConfig(d_model=WIDTH, d_ff=32, activation=activation, use_bias=use_bias, init_stddev=0.5))
+    x = draw(0, BATCH, LENGTH, WIDTH).astype(dtype)
+    params = jax.tree.map(lambda p: p + 0.1 * draw(1, *p.shape), module.init(jax.random.key(0), x))
+
+    def plain(params, x):
+        def linear(name, x):
+            y = jnp.einsum("BTD,DF->BTF", x, params["params"][name]["kernel"].astype(dtype))
+            bias = params["params"][name].get("bias", jnp.zeros(y.shape[-1]))
+            return y + bias.astype(dtype)[None, None]
+
+        hidden = ACTIVATIONS[activation](linear("gate" if kind is Gated else "up", x))
+        return linear("down", hidden * linear("up", x) if kind is Gated else hidden)
+
+    return lambda *arguments: module.apply(*arguments)[0], plain, (params, x)
+
+
+@DTYPES
+@pytest.mark.parametrize("use_bias", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("kind", [Plain, Gated])
+def test_a_feed_forward_has_the_gradients_of_its_formula(kind, activation, use_bias, dtype):
+    ours, plain, arguments = mlp(kind, activation, use_bias, dtype)
+    # In bfloat16 kernels' gradients are summed in float32 here, and rounded by einsum: 8 bits, of 15 tokens.
+    assert_close(with_gradients(ours, *arguments), with_gradients(plain, *arguments), 4 * ERRORS[dtype])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [*(functools.partial(norm_of, *kind, jnp.float32) for kind in KINDS)]
+    + [functools.partial(mlp, kind, "gelu", True, jnp.float32) for kind in (Plain, Gated)],
+    ids=str,
+)
+def test_a_gradient_has_the_derivative_of_a_gradient(case):
+    """As Sophia asks for: the gradients, differentiated forward along a direction."""
+    ours, plain, arguments = case()
+    direction = jax.tree.map(lambda x: draw(5, *x.shape), arguments)
+
+    def along(function):
+        gradient = lambda *xs: with_gradients(lambda *xs: jnp.sin(function(*xs)), *xs)[1]
+        return jax.jvp(gradient, arguments, direction)[1]
+
+    assert_close(along(ours), along(plain), 1e-5)  # float32: sums of sums, which cancel
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_can_be_mapped(axis):
+    ours, plain, (params, x) = norm_of("layer", True, jnp.float32)
+    found, wanted = (with_gradients(jax.vmap(functools.partial(f, params), in_axes=axis), x) for f in (ours, plain))
+    assert_close(found, wanted, ERRORS[jnp.float32])
+
+
+def test_the_inputs_alone_are_kept():
+    x, y = draw(0, 4, 8), draw(1, 4, 8)
+    function = lambda x, y: jnp.tanh(jnp.exp(x) * jnp.sin(y))
+    ours, plain = (jax.tree.leaves(jax.vjp(f, x, y)[1]) for f in (made_again(function), function))
+    assert {id(leaf) for leaf in ours} == {id(x), id(y)} and len(plain) > 2
+
+
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_the_compiler_does_not_keep_what_is_made_again(unroll):
+    """Temporaries of 6 applications, unrolled in part or one by one: their inputs, not what is between."""
+    function = lambda x: jnp.sin(jnp.exp(jnp.sin(jnp.exp(jnp.sin(x)))))
+
+    def temporaries(function):
+        body = lambda x, _: (function(x), None)
+        loss = lambda x: jnp.sum(jax.lax.scan(body, x, None, length=6, unroll=unroll)[0])
+        return jax.jit(jax.grad(loss)).lower(draw(0, 64, 1024)).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(made_again(function)) < 0.5 * temporaries(function)
