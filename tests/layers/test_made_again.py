@@ -101,7 +101,9 @@ def test_a_gradient_has_the_derivative_of_a_gradient(case):
     direction = jax.tree.map(lambda x: draw(5, *x.shape), arguments)
 
     def along(function):
-        gradient = lambda *xs: with_gradients(lambda *xs: jnp.sin(function(*xs)), *xs)[1]
+        def gradient(*xs):
+            return with_gradients(lambda *xs: jnp.sin(function(*xs)), *xs)[1]
+
         return jax.jvp(gradient, arguments, direction)[1]
 
     assert_close(along(ours), along(plain), 1e-5)  # float32: sums of sums, which cancel
@@ -116,7 +118,10 @@ def test_rows_can_be_mapped(axis):
 
 def test_the_inputs_alone_are_kept():
     x, y = draw(0, 4, 8), draw(1, 4, 8)
-    function = lambda x, y: jnp.tanh(jnp.exp(x) * jnp.sin(y))
+
+    def function(x, y):
+        return jnp.tanh(jnp.exp(x) * jnp.sin(y))
+
     ours, plain = (jax.tree.leaves(jax.vjp(f, x, y)[1]) for f in (made_again(function), function))
     assert {id(leaf) for leaf in ours} == {id(x), id(y)} and len(plain) > 2
 
@@ -124,11 +129,14 @@ def test_the_inputs_alone_are_kept():
 @pytest.mark.parametrize("unroll", [1, 3])
 def test_the_compiler_does_not_keep_what_is_made_again(unroll):
     """Temporaries of 6 applications, unrolled in part or one by one: their inputs, not what is between."""
-    function = lambda x: jnp.sin(jnp.exp(jnp.sin(jnp.exp(jnp.sin(x)))))
+
+    def function(x):
+        return jnp.sin(jnp.exp(jnp.sin(jnp.exp(jnp.sin(x)))))
 
     def temporaries(function):
-        body = lambda x, _: (function(x), None)
-        loss = lambda x: jnp.sum(jax.lax.scan(body, x, None, length=6, unroll=unroll)[0])
+        def loss(x):
+            return jnp.sum(jax.lax.scan(lambda x, _: (function(x), None), x, None, length=6, unroll=unroll)[0])
+
         return jax.jit(jax.grad(loss)).lower(draw(0, 64, 1024)).compile().memory_analysis().temp_size_in_bytes
 
     assert temporaries(made_again(function)) < 0.5 * temporaries(function)

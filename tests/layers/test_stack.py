@@ -73,6 +73,35 @@ def test_rematerialisation_gives_the_same_gradients(remat, unroll):
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_what_an_accelerator_makes_again_gives_the_same_gradients(unroll, monkeypatch):
+    want = gradients()
+    monkeypatch.setattr("pretrainax.layers.stack.platform", lambda: "gpu")
+    got = gradients.__wrapped__(scan_unroll=unroll)
+    # float32, fused otherwise
+    chex.assert_tree_all_finite(got)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_made_again_has_gradients_of_gradients(monkeypatch):
+    """As Sophia asks for: forward over backward."""
+    signs = jax.tree.map(lambda p: jnp.sign(jnp.sin(jnp.arange(p.size, dtype=p.dtype))).reshape(p.shape), PARAMS)
+    along = lambda: jax.jit(lambda p: jax.jvp(gradients_at, (p,), (signs,))[1])(PARAMS)  # noqa: E731
+    gradients_at = jax.grad(lambda params: jnp.sum(jnp.sin(run(params))))
+    want = along()
+    monkeypatch.setattr("pretrainax.layers.stack.platform", lambda: "gpu")
+    # float32, fused otherwise; sums of numbers up to 100 times as large
+    chex.assert_trees_all_close(
+        along(), want, rtol=1e-3, atol=1e-3 * max(jnp.abs(x).max() for x in jax.tree.leaves(want))
+    )
+
+
+def test_an_accelerator_keeps_less_than_a_cpu(monkeypatch):
+    on_cpu = temporary_bytes()
+    monkeypatch.setattr("pretrainax.layers.stack.platform", lambda: "gpu")
+    assert temporary_bytes() < 0.7 * on_cpu
+
+
 def temporary_bytes(remat="none", batch=16, dtype=jnp.float32, **changes):
     """Memory of the gradient that is neither input nor output."""
     config = ModelConfig(**vars(CONFIG) | {"num_layers": 12, "d_ff": 512, "dropout_rate": 0.0} | changes)
