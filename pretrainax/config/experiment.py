@@ -90,7 +90,7 @@ class TrainConfig:
     log_every: int = free(0)  # steps; 0: at least 50 lines a run, and one every 50 steps
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
-    remat: Remat = free("none")  # kept for the backward: none: all | dots: matrix products | block: block inputs
+    remat: Remat = free("none")  # kept: none: products, kernels' results | dots: products | block: inputs
     scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: 1, and on a CPU, where loops cost, 4
     loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
 

@@ -12,7 +12,9 @@ class Compute:
 
     dtype: str = "float32"  # of activations and matrix products; parameters, norms and softmax are float32
     attention: str = "auto"  # an implementation of layers.attention
-    remat: str = "none"  # residuals saved for the backward: none: all | block: block inputs | dots: products
+    # residuals of a block saved for the backward: none: what layers.made_again says, on a CPU all | block: its inputs |
+    # dots: products of linear maps
+    remat: str = "none"
     scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers
 
 

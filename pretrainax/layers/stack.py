@@ -158,7 +158,7 @@ class Stack(nn.Module):
         """
         compute = self.compute
         unroll = min(compute.scan_unroll, self.num_layers)
-        if compute.remat != "none" or platform() != "cpu":
+        if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
             # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
             block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=compute.scan_unroll > 1)
         own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
