@@ -1,4 +1,4 @@
-"""What the backward of a block makes again, and what is kept for it.
+"""Says what the backward of a block makes again, and what is kept for it.
 
 Products and kernels are kept, with `kept` arrays that close the way between them; all else is made of these again
 where the backward needs it: normed streams, activations, masks of dropout, rotated or converted arrays. Memory is
