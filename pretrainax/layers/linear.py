@@ -54,12 +54,12 @@ class Linear(nn.Module):
         shape = (*x.shape[-summed:], *self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         y = project(x, kernel, summed)
-        terms = [y]
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
-            terms.append(bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features))
+        if not self.use_bias:
+            return y if self.activation is None else made_again(self.activation)(y)
+        bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
+        bias = bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
         activation = self.activation
-        return sum(terms[1:], y) if activation is None else made_again(lambda y, *b: activation(sum(b, y)))(*terms)
+        return y + bias if activation is None else made_again(lambda y, bias: activation(y + bias))(y, bias)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

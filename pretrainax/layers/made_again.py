@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
 
 _NAME = "kept"
 # Primitives: products; attention's kernels, of whose normalisers a column of 128 is taken (squeeze); loops, as of a
@@ -25,7 +26,7 @@ def kept(x: jax.Array) -> jax.Array:
     return checkpoint_name(x, _NAME)
 
 
-def products_saveable(primitive: jax.extend.core.Primitive, *_: object, **params: object) -> bool:
+def products_saveable(primitive: Primitive, *_: object, **params: object) -> bool:
     """Tells jax.checkpoint what it may save of a block."""
     return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _NAME)
 
