@@ -93,7 +93,7 @@ def test_a_feed_forward_has_the_gradients_of_its_formula(kind, activation, use_b
     "case",
     [*(functools.partial(norm_of, *kind, jnp.float32) for kind in KINDS)]
     + [functools.partial(mlp, kind, "gelu", True, jnp.float32) for kind in (Plain, Gated)],
-    ids=str,
+    ids=lambda case: "-".join(getattr(part, "__name__", str(part)) for part in (case.func, *case.args[:-1])),
 )
 def test_a_gradient_has_the_derivative_of_a_gradient(case):
     """As Sophia asks for: the gradients, differentiated forward along a direction."""
