@@ -17,7 +17,7 @@ from pretrainax.config import UserError
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, weighted_sum
 from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
 from pretrainax.layers.attention_work import all_pairs
-from pretrainax.layers.gpu_attention import GPUS, cudnn, cudnn_obstacle, cudnn_work
+from pretrainax.layers.gpu_attention import cudnn, cudnn_obstacle, cudnn_work
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.sequence_parallel import ring_attention
 from pretrainax.layers.tpu_attention import (
@@ -29,7 +29,7 @@ from pretrainax.layers.tpu_attention import (
     tpu_work,
 )
 from pretrainax.sharding.axes import LENGTH_AXIS
-from pretrainax.sharding.mesh import axis_size
+from pretrainax.sharding.mesh import GPUS, axis_size
 
 
 def attention(

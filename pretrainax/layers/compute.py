@@ -3,7 +3,7 @@
 import dataclasses
 
 from pretrainax.config import TrainConfig
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.mesh import GPUS, platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,16 +15,24 @@ class Compute:
     # residuals of a block saved for the backward: none: what layers.made_again says, on a CPU all | block: its inputs |
     # dots: products of linear maps
     remat: str = "none"
-    scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers
+    scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers; 0: what suits the devices
+
+
+# A GPU's compiler copies what a loop keeps for its backward, and passes twice over what it fuses else. More blocks than
+# these take it long; so do a few on a TPU, whose loops cost little.
+_MOST_UNROLLED = 24
+_CPU_UNROLLED = 4
 
 
 def for_this_machine(train: TrainConfig) -> TrainConfig:
-    """Returns `train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`."""
+    """Returns `train` with each "auto" and 0 replaced by what suits the devices of `jax.set_mesh`.
+
+    But that of `scan_unroll`, for which the blocks must be known: `blocks_in_a_turn`.
+    """
     on_cpu = platform() == "cpu"
     return dataclasses.replace(
         train,
         dtype=("float32" if on_cpu else "bfloat16") if train.dtype == "auto" else train.dtype,
-        scan_unroll=train.scan_unroll or (4 if on_cpu else 1),
         loss_chunk=train.loss_chunk or (1024 if on_cpu else 4096),
     )
 
@@ -32,3 +40,12 @@ def for_this_machine(train: TrainConfig) -> TrainConfig:
 def compute_for(train: TrainConfig) -> Compute:
     """Returns the fields that layers read, of what `for_this_machine` returned."""
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
+
+
+def blocks_in_a_turn(compute: Compute, num_layers: int) -> int:
+    """Returns how many blocks each turn of the scan over layers has; benchmarks/README.md has what they cost."""
+    if compute.scan_unroll:
+        return min(compute.scan_unroll, num_layers)
+    if platform() == "cpu":
+        return min(_CPU_UNROLLED, num_layers)
+    return num_layers if platform() in GPUS and num_layers <= _MOST_UNROLLED else 1

@@ -1,8 +1,7 @@
 """The feed-forward of a block, a class each kind: what it computes, what it costs, how its parameters are split."""
 
 import functools
-from collections.abc import Callable
-from typing import ClassVar, Optional
+from typing import ClassVar
 
 import flax.linen as nn
 import jax
@@ -79,7 +78,7 @@ class Plain(FeedForward):
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, Sums]:
         config = self.config
-        return _down(config, _widened(config, x, "up", ACTIVATIONS[config.activation])), {}
+        return _down(config, made_again(ACTIVATIONS[config.activation])(_widened(config, x, "up"))), {}
 
 
 @register_feed_forward
@@ -107,12 +106,10 @@ class Gated(FeedForward):
         return _down(config, gated(_widened(config, x, "gate"), _widened(config, x, "up"))), {}
 
 
-def _widened(
-    config: ModelConfig, x: jax.Array, name: str, activation: Optional[Callable[[jax.Array], jax.Array]] = None
-) -> jax.Array:
+def _widened(config: ModelConfig, x: jax.Array, name: str) -> jax.Array:
     # [B, T, D] -> [B, T, F]
     init = normal_init(config, config.d_model)
-    return Linear((config.d_ff,), ("d_model", "d_ff"), init, config.use_bias, activation, name=name)(x)
+    return Linear((config.d_ff,), ("d_model", "d_ff"), init, config.use_bias, name=name)(x)
 
 
 def _down(config: ModelConfig, hidden: jax.Array) -> jax.Array:

@@ -3,13 +3,16 @@
 from typing import Optional
 
 import jax
+import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.attention_spec import AttentionSpec, Work, dropout_obstacle
 from pretrainax.layers.attention_work import all_pairs, seen_pairs
+from pretrainax.layers.made_again import kept
 from pretrainax.sharding.axes import LENGTH_AXIS
+from pretrainax.sharding.mesh import GPUS
 
-GPUS = ("gpu", "cuda")  # what JAX calls the platform of an NVIDIA GPU
+_HIDDEN = -(2.0**41)  # added to logits; cuDNN errs where it takes two larger numbers from each other (as JAX notes)
 
 
 def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
@@ -55,12 +58,14 @@ def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     elif mask.query_segment_ids is not None:
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
+    if array is not None:  # made once, for all blocks
+        array = kept(jnp.where(array, 0.0, _HIDDEN).astype(q.dtype))
+        bias = array if bias is None else array + bias
     return jax.nn.dot_product_attention(
         q,
         k,
         v,
         bias,
-        array,
         scale=scale,
         is_causal=mask.causal,
         local_window_size=None if mask.window is None else mask.reach,

@@ -2,8 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Optional
 
 import flax.linen as nn
 import jax
@@ -11,7 +9,6 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.made_again import made_again
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
@@ -33,7 +30,7 @@ def normal_init(config: ModelConfig, fan_in: int, gain: float = 1.0, residual: b
 
 
 class Linear(nn.Module):
-    """y = activation(x · kernel + bias) over the last axes of x, in x's dtype.
+    """y = x · kernel + bias over the last axes of x, in x's dtype.
 
     `axes` names the kernel's axes, as in its row of PARTITION_RULES; those before the features are the ones summed
     over. So Linear((H, K), ("d_model", "num_heads", "head_dim")) maps [B, T, D] -> [B, T, H, K], and Linear((D,),
@@ -44,7 +41,6 @@ class Linear(nn.Module):
     axes: tuple[str, ...]
     kernel_init: Initializer
     use_bias: bool = True
-    activation: Optional[Callable[[jax.Array], jax.Array]] = None  # of the sum
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -54,12 +50,10 @@ class Linear(nn.Module):
         shape = (*x.shape[-summed:], *self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         y = project(x, kernel, summed)
-        if not self.use_bias:
-            return y if self.activation is None else made_again(self.activation)(y)
-        bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
-        bias = bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
-        activation = self.activation
-        return y + bias if activation is None else made_again(lambda y, bias: activation(y + bias))(y, bias)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
+            y += bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
+        return y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))

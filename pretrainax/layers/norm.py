@@ -1,5 +1,6 @@
 """LayerNorm (Ba et al. 2016) and RMSNorm (Zhang and Sennrich 2019)."""
 
+import functools
 from typing import Optional
 
 import flax.linen as nn
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.made_again import apart
+from pretrainax.layers.made_again import apart, kept
 
 
 class Norm(nn.Module):
@@ -30,20 +31,22 @@ class Norm(nn.Module):
         return normalised(kind == "layer", self.config.norm_epsilon, x, 1.0 + scale if around_one else scale, bias)
 
 
-def _normalised(
-    centred: bool, epsilon: float, x: jax.Array, scale: jax.Array, bias: Optional[jax.Array] = None
-) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def normalised(centred: bool, epsilon: float, x: jax.Array, scale: jax.Array, bias: Optional[jax.Array]) -> jax.Array:
     """Returns x [..., D], less its mean if it is to be centred, divided by its size; times scale [D], plus bias [D]."""
+    return _normalised(centred, epsilon, x, scale, bias)[0]
+
+
+def _normalised(centred, epsilon, x, scale, bias):
+    """Returns that, and what its backward needs: x, and of each token the mean, and what it is multiplied by: [...]."""
     y = x.astype(jnp.float32)
-    mean, inverse = _mean_and_inverse(centred, epsilon, y)
-    y = (y - mean) * inverse * _beside(x, scale)
-    return (y if bias is None else y + _beside(x, bias)).astype(x.dtype)
-
-
-def _mean_and_inverse(centred: bool, epsilon: float, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns what is taken away from y [..., D], and what it is multiplied by then: [..., 1] each."""
-    mean = jnp.mean(y, axis=-1, keepdims=True) if centred else jnp.zeros_like(y[..., :1])
-    return mean, jax.lax.rsqrt(jnp.mean(jnp.square(y - mean), axis=-1, keepdims=True) + epsilon)
+    mean = jnp.mean(y, axis=-1) if centred else None
+    if centred:
+        y -= mean[..., None]
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(y), axis=-1) + epsilon)
+    z = y * inverse[..., None] * _beside(x, scale)
+    z = (z if bias is None else z + _beside(x, bias)).astype(x.dtype)
+    return z, (x, scale, bias, None if mean is None else kept(mean), kept(inverse))
 
 
 def _beside(x: jax.Array, vector: jax.Array) -> jax.Array:
@@ -51,25 +54,23 @@ def _beside(x: jax.Array, vector: jax.Array) -> jax.Array:
     return vector.reshape((1,) * (x.ndim - 1) + vector.shape)
 
 
-def _normalised_backward(centred, epsilon, inputs, gradient):
+def _normalised_backward(centred, epsilon, residuals, gradient):
     """Reads x and the gradient twice: for sums over tokens, and for the gradient of x (Ba et al. 2016, by hand).
 
     Autodiff would keep, or write, normed copies in float32.
     """
-    x, scale, bias = inputs
+    x, scale, bias, mean, inverse = residuals
     y, gradient = apart(x).astype(jnp.float32), gradient.astype(jnp.float32)
-    # They are numbers of a token; left to itself, the compiler makes y of them, in float32, and writes that.
-    mean, inverse = jax.lax.optimization_barrier(_mean_and_inverse(centred, epsilon, y))
-    y = (y - mean) * inverse
+    if centred:
+        y -= mean[..., None]
+    y *= inverse[..., None]
     tokens = tuple(range(x.ndim - 1))
     dscale, dbias = jnp.sum(gradient * y, tokens), None if bias is None else jnp.sum(gradient, tokens)
     dy = gradient * _beside(x, scale)
     dx = dy - y * jnp.mean(dy * y, axis=-1, keepdims=True)
     if centred:
         dx -= jnp.mean(dy, axis=-1, keepdims=True)
-    return (dx * inverse).astype(x.dtype), dscale, dbias
+    return (dx * inverse[..., None]).astype(x.dtype), dscale, dbias
 
 
-normalised = jax.custom_vjp(_normalised, nondiff_argnums=(0, 1))
-# not normalised, of which a gradient could not be differentiated again
-normalised.defvjp(lambda *arguments: (_normalised(*arguments), arguments[2:]), _normalised_backward)
+normalised.defvjp(_normalised, _normalised_backward)

@@ -17,7 +17,7 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.cache import Memory
-from pretrainax.layers.compute import Compute
+from pretrainax.layers.compute import Compute, blocks_in_a_turn
 from pretrainax.layers.convolution import Branch, InputConvolution
 from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
@@ -157,10 +157,10 @@ class Stack(nn.Module):
         Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
         """
         compute = self.compute
-        unroll = min(compute.scan_unroll, self.num_layers)
+        unroll = blocks_in_a_turn(compute, self.num_layers)
         if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
             # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
-            block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=compute.scan_unroll > 1)
+            block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
         own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
         in_axes = (0, nn.broadcast, 0, nn.broadcast, *own_axes)
         if not self.config.share_layers:

@@ -13,6 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 from pretrainax.config import MeshConfig, UserError
 from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS
 
+GPUS = ("gpu", "cuda")  # what JAX calls the platform of an NVIDIA GPU
 Device: TypeAlias = jax.Device  # pyright: ignore[reportInvalidTypeForm]  # jax types it as a variable
 
 
