@@ -24,6 +24,7 @@ from pretrainax.config.paths import define_path
 from pretrainax.planning import memory
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.floor import least_bytes
+from pretrainax.planning.roofline import between_products
 from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
@@ -40,7 +41,8 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         raise UserError(f"the step needs {needed} of {there}: set config.train.global_batch_size to less")
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     estimate = memory.estimate(experiment, sizes, topology.chip)
-    floor = least_bytes(experiment, sizes, "tpu" if topology.chip.is_tpu else "gpu", estimate)
+    platform = "tpu" if topology.chip.is_tpu else "gpu"
+    floor = least_bytes(experiment, sizes, platform, estimate)
     moved = compiled.moved
     return {
         "config": cli.config_name(),
@@ -49,6 +51,7 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         "bytes": moved.total,
         "seconds_at_full_rate": moved.total / topology.chip.memory_rate,
         "bytes_besides_products": moved.besides_products,
+        "estimated_besides_products": between_products(experiment, sizes, platform, estimate),
         "kinds": moved.by("kind"),
         "modules": moved.by("module"),
         "kernels": moved.kernels,
@@ -68,6 +71,7 @@ def table(results: dict[str, Any]) -> str:
         "config": f"{results['config']}, {results['batch_size']:,} examples, on {results['topology']}",
         "moved": f"{byte_size(total)}, {short_time(results['seconds_at_full_rate'])} at the chip's full rate",
         "besides products": byte_size(results["bytes_besides_products"]),
+        "  without a compiler": f"{byte_size(results['estimated_besides_products'])}, as plan estimates it",
         "floor": f"{byte_size(floor)}, of which the step moves {total / floor:.2f} times",
         "temporaries": byte_size(results["temporaries"]) + ("" if results["fits"] else ", DOES NOT FIT"),
         "kernels": f"{results['kernels']:,}",

@@ -145,7 +145,9 @@ def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None):
     if axis_size(LENGTH_AXIS) > 1:
         assert drop is None  # sharding.arrays.check_mesh
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
-    logits = kept(masked_logits(q, k, mask, bias, scale, logit_cap))
+    logits = masked_logits(q, k, mask, bias, scale, logit_cap)
+    if logit_cap is None:  # whose gradient is made of the product itself, which is kept then
+        logits = kept(logits)
     # The softmax divides after the product with v, where there are K and not S numbers a row.
     weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
     left = weights if drop is None else drop(weights)

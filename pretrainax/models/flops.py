@@ -30,6 +30,7 @@ class Attention(NamedTuple):
 
 
 WorkOf = Callable[[Attention], Work]
+ImplementationOf = Callable[[Attention], tuple[str, AttentionSpec]]
 
 
 def flops_per_step(
@@ -71,7 +72,7 @@ def flops_done(
 
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
     """Counts the FLOPs between queries, keys and values of one example; products: pairs × products of one head."""
-    found = _attentions(config, inputs, targets)
+    found = attentions(config, inputs, targets)
     return sum(2.0 * one.layers * one.heads * one.head_dim * float(products(one)) for one in found)
 
 
@@ -114,11 +115,11 @@ def _projections(config: ModelConfig, length: int, read: int) -> int:
 # --- which pairs of a query and a key ------------------------------------------------------------------------------
 
 
-def _attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
+def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Attention]:
     """Yields all attentions of a model."""
     if config.generator is not None:
         for part in _both(config):
-            yield from _attentions(part, inputs, targets)
+            yield from attentions(part, inputs, targets)
         return
     size = config.num_heads, config.dim_per_head
     stacks = [(config.num_layers, inputs, config.family == "decoder")]
@@ -132,21 +133,32 @@ def _attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atte
             yield Attention(count, length, length, *size, causal, config.window if kind == "local" else None)
 
 
-def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
-    """Returns what says of each attention of a model how much the implementation multiplies that runs it.
+def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> ImplementationOf:
+    """Returns what says of each attention of a model which implementation runs it, and on what.
 
     Args:
       specs: those that a trace of the model has collected; of a batch of other lengths too.
       requested, platform: as of `choose_implementation`.
     """
 
-    def work(one: Attention) -> Work:
+    def implementation(one: Attention) -> tuple[str, AttentionSpec]:
         alike = [s for s in specs if (s.causal, s.head_dim) == (one.causal, one.head_dim)]
         lengths = one.queries, one.keys
         # Where lengths are others, cross-attention finds the encoder's own: no kernel skips anything of either.
         traced = next((spec for spec in alike if spec.lengths == lengths), alike[0])
         traced = dataclasses.replace(traced, query_length=one.queries, key_length=one.keys)
         name, _ = choose_implementation(requested, platform, traced)  # of a stack: one, for all of its layers
-        return BACKENDS[name].work(dataclasses.replace(traced, window=one.window))
+        return name, dataclasses.replace(traced, window=one.window)
+
+    return implementation
+
+
+def work_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> WorkOf:
+    """Returns what says of each attention how much its implementation multiplies; arguments as of that."""
+    implementation = implementation_of(specs, requested, platform)
+
+    def work(one: Attention) -> Work:
+        name, spec = implementation(one)
+        return BACKENDS[name].work(spec)
 
     return work

@@ -5,10 +5,10 @@ The assumptions, all in one place:
 - Matrix products reach ATTAINABLE of the peak. What attention skips because its mask hides it takes no time: a fused
   kernel skips, "xla" does not. What is made again (by rematerialisation, by a fused attention's backward) takes time
   and is in no MFU. `mfu` is by PaLM's convention, with attention in full; `mfu_done` is of what is done.
-- Between them the memory is read and written, one after the other: saved residuals once each way, and each array of a
-  layer that is made again; logits LOGIT_PASSES times; parameters, gradients and moments once each way in the update.
-  Of a step that was compiled it is what its kernels move that multiply nothing (`hlo.memory_traffic`), at the chip's
-  full rate; and products take the time of what theirs move, where that is longer than that of their FLOPs.
+- Between them the memory is read and written, one after the other: what blocks keep, logits and the train state, each
+  so often as in steps that were compiled (PASSES). Of a step that was compiled itself it is what its kernels move that
+  multiply nothing (`hlo.memory_traffic`), at the chip's full rate; and products take the time of what theirs move,
+  where that is longer than that of their FLOPs.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
   before they are needed, and nothing waits for their gradients. All other collectives are waited for, all-reduces too
   that a compiler made of gathers.
@@ -16,12 +16,12 @@ The assumptions, all in one place:
   crosses hosts goes through one port a device.
 
 Against a published run: of Llama 3.1 8B, rows of 8,192, on 256 v6e, MaxText's documentation has 7,207 tokens a second
-and chip; this expects 8,920 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
+and chip; this expects 7,384 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
 """
 
 import dataclasses
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
@@ -31,8 +31,10 @@ from pretrainax.models.flops import (
     Attention,
     WorkOf,
     attention_flops,
+    attentions,
     flops_done,
     flops_per_step,
+    implementation_of,
     other_flops,
     work_of,
 )
@@ -44,7 +46,21 @@ from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
-LOGIT_PASSES = 6  # written, read twice; their gradient written, read by two products
+
+
+class Passes(NamedTuple):
+    """How often kernels that multiply nothing read or write bytes of each kind, in a step that was compiled."""
+
+    kept: float  # what a block keeps for its backward
+    dropped: float  # the same, beside that, where there is dropout
+    pairs: float  # float32 logits of an attention that no kernel computes
+    logits: float  # of the loss, in the dtype of the run
+    state: float  # parameters, moments, averages and gradients
+
+
+# Least squares of the relative errors, over the configs of this repository for one H100 (17) and one v5e (6), with 4
+# layers, counted by benchmarks/traffic.py; benchmarks/README.md says how far off each is.
+PASSES = {"gpu": Passes(8.7, 1.1, 11.0, 2.6, 3.4), "tpu": Passes(15.3, 0.0, 5.0, 2.6, 1.2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +106,7 @@ def expect(
     flops, done = flops_per_step(*step, teacher), flops_done(*step, work, teacher)
     compute = _made(experiment, teacher, work) / (devices * chip.peak_flops * ATTAINABLE)
     if moved is None:
-        between = _moved(experiment, mesh_sizes, platform, memory) / chip.memory_rate
+        between = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
     else:
         between = moved.besides_products / chip.memory_rate
         compute = max(compute, (moved.total - moved.besides_products) / chip.memory_rate)
@@ -134,17 +150,37 @@ def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf) 
     return experiment.rows_per_update * (3 * (blocks + around) + again + attention_flops(*model, products) + taught)
 
 
-def _moved(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
-    """Counts bytes of a device's memory that a step reads and writes, besides the operands of products."""
-    train = experiment.train
+def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
+    """Estimates the bytes of a device's memory that kernels read and write in a step which multiply nothing."""
+    train, passes = experiment.train, PASSES[platform]
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
-    again = sum(x.bytes for x in saved_residuals(plain, mesh_sizes, platform)) if train.remat != "none" else 0
+    width = width_on(experiment, platform)
+    kept = sum(
+        x.bytes
+        for x in saved_residuals(plain, mesh_sizes, platform)
+        if x.module != "loss" and (x.dtype != "float32" or width == 4)  # logits of attention, sums of a token
+    )
+    kept *= passes.kept + (passes.dropped if experiment.model.dropout_rate else 0.0)
     lengths = lengths_of(shapes_of(experiment))
-    predicted = micro_rows(experiment, mesh_sizes) * lengths.targets / mesh_sizes[LENGTH_AXIS]
-    logits = width_on(experiment, platform) * predicted * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
-    state = 2 * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
-    passes = train.accumulate * experiment.optimizer.gradients_per_update
-    return state + passes * (2 * memory.activations + 2 * again + LOGIT_PASSES * logits)
+    rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
+    pairs = rows * _written_out(experiment, mesh_sizes, platform) / mesh_sizes[TENSOR_AXIS]
+    logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
+    forward = 4 / 3 if train.remat == "block" else 1.0  # once more, beside a backward of twice as much
+    each = forward * (kept + passes.pairs * 4 * pairs) + passes.logits * width * logits
+    state = memory.parameters + memory.optimizer + memory.ema + memory.gradients
+    return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
+
+
+def _written_out(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+    """Counts the pairs of a query and a key of one example, in all attentions that no kernel computes; those whose
+    positions add something else to each row's, twice."""
+    specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
+    implementation, found = implementation_of(specs, experiment.train.attention, platform), 0.0
+    for one in attentions(experiment.model, lengths.inputs, lengths.targets):
+        name, spec = implementation(one)
+        if name == "xla":
+            found += (2 if spec.bias == "by_row" else 1) * one.layers * one.heads * one.queries * one.keys
+    return found
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:

@@ -34,7 +34,7 @@ def test_each_mesh_has_the_policy_that_makes_it_fastest():
 
 def test_what_does_not_fit_is_tried_on_more_devices():
     experiment = tiny.get_config("gpt")
-    small = with_memory(FOUR, 0.2, experiment)
+    small = with_memory(FOUR, 0.25, experiment)
     assert remedies(experiment, small) == []
     larger, found = enough(experiment, small)
     assert larger.shape == (2, 4) and found[0].fits
