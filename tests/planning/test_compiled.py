@@ -26,6 +26,7 @@ def config(variant: str = "gpt", rows: int = 64, **mesh) -> Experiment:
     experiment = get_config(variant)
     experiment.model.d_model = experiment.model.d_ff = 512  # of which a fourth fills a TPU's 128 lanes
     experiment.train.global_batch_size, experiment.mesh.data = rows, 1
+    experiment.train.scan_unroll = 1  # collectives of unrolled blocks are put together
     for axis, size in mesh.items():
         setattr(experiment.mesh, axis, size)
     return experiment
