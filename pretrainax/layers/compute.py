@@ -18,8 +18,9 @@ class Compute:
     scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers; 0: what suits the devices
 
 
-# A GPU's compiler copies what a loop keeps for its backward, and passes twice over what it fuses else. More blocks than
-# these take it long; so do a few on a TPU, whose loops cost little.
+# On a GPU a loop over layers copies what each keeps for its backward into stacks, and out again: a fifth of all traffic.
+# More layers than these take its compiler long without one. A TPU's loops cost little, and 12 layers without one take its
+# compiler minutes. benchmarks/README.md has the figures.
 _MOST_UNROLLED = 24
 _CPU_UNROLLED = 4
 
@@ -43,7 +44,7 @@ def compute_for(train: TrainConfig) -> Compute:
 
 
 def blocks_in_a_turn(compute: Compute, num_layers: int) -> int:
-    """Returns how many blocks each turn of the scan over layers has; benchmarks/README.md has what they cost."""
+    """Returns how many blocks each turn of the scan over layers has."""
     if compute.scan_unroll:
         return min(compute.scan_unroll, num_layers)
     if platform() == "cpu":
