@@ -38,7 +38,9 @@ def test_the_bytes_of_a_compiled_step_are_counted(tmp_path):
         Topology.parse("h100:1").devices()  # of a TPU so small a model never leaves the VMEM
     except UserError as e:
         pytest.skip(str(e))
-    done = run("traffic", TINY, "--topology=h100:1", f"--json={tmp_path / 'figures.json'}")
+    done = run(
+        "traffic", TINY, "--config.train.scan_unroll=1", "--topology=h100:1", f"--json={tmp_path / 'figures.json'}"
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads((tmp_path / "figures.json").read_text())
     total = figures["bytes"]

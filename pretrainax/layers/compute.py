@@ -18,9 +18,9 @@ class Compute:
     scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers; 0: what suits the devices
 
 
-# On a GPU a loop over layers copies what each keeps for its backward into stacks, and out again: a fifth of all traffic.
-# More layers than these take its compiler long without one. A TPU's loops cost little, and 12 layers without one take its
-# compiler minutes. benchmarks/README.md has the figures.
+# On a GPU a loop over layers copies what each keeps for its backward into stacks and out again, a fifth of the traffic;
+# without one, more layers than these take its compiler long. A TPU's loops cost little, and 12 layers without one take
+# its compiler minutes. benchmarks/README.md has the figures.
 _MOST_UNROLLED = 24
 _CPU_UNROLLED = 4
 

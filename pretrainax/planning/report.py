@@ -120,14 +120,17 @@ def _memory(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tupl
 
 
 def _traffic(candidate: Candidate, compiled: Optional[Compiled]) -> Iterator[tuple[str, ...]]:
-    """Yields bytes by axis and kind, estimated and compiled."""
+    """Yields bytes by axis and kind, estimated and compiled, and how much of these is sent while products run."""
     sums: dict[tuple[str, str], list[int]] = {}
     for place, found in enumerate((candidate.collectives, compiled.collectives if compiled else [])):
         for one in found:
-            sums.setdefault((one.axis, one.kind), [0, 0])[place] += one.total
-    yield "axis", "kind", "estimate", *(("compiled",) if compiled else ())
-    for (axis, kind), (estimated, measured) in sorted(sums.items(), key=lambda item: -max(item[1])):
-        yield axis, kind, byte_size(estimated), *((byte_size(measured),) if compiled else ())
+            sizes = sums.setdefault((one.axis, one.kind), [0, 0, 0])
+            sizes[place] += one.total
+            sizes[2] += one.bytes * (one.beside or 0)
+    yield "axis", "kind", "estimate", *(("compiled", "beside products") if compiled else ())
+    for (axis, kind), (estimated, measured, beside) in sorted(sums.items(), key=lambda item: -max(item[1])):
+        share = f"{beside / measured:.0%}" if measured else ""
+        yield axis, kind, byte_size(estimated), *((byte_size(measured), share) if compiled else ())
 
 
 def _kinds(moved: MemoryTraffic) -> Iterator[tuple[str, ...]]:

@@ -10,8 +10,8 @@ The assumptions, all in one place:
   multiply nothing (`hlo.memory_traffic`), at the chip's full rate; and products take the time of what theirs move,
   where that is longer than that of their FLOPs.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
-  before they are needed, and nothing waits for their gradients. All other collectives are waited for, all-reduces too
-  that a compiler made of gathers.
+  before they are needed, and nothing waits for their gradients. All other collectives are waited for. Of a step that
+  was compiled those are hidden that begin before a product and end behind it.
 - A collective around a torus uses as many of its dimensions as its axis has of the slice (in logarithms). Of GPUs, what
   crosses hosts goes through one port a device.
 
@@ -112,8 +112,10 @@ def expect(
         compute = max(compute, (moved.total - moved.besides_products) / chip.memory_rate)
     links = {True: 0.0, False: 0.0}
     for one in sent:
-        is_hidden = one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter")
-        links[is_hidden] += one.total / rate(one.axis, mesh_sizes, topology)
+        hidden = hidden_share(one)
+        seconds = one.total / rate(one.axis, mesh_sizes, topology)
+        links[True] += hidden * seconds
+        links[False] += (1 - hidden) * seconds
     seconds = max(compute + between, links[True]) + links[False]
     hours = seconds * (train.steps if steps is None else steps) / 3600
     return Roofline(
@@ -128,6 +130,13 @@ def expect(
         hours=hours,
         price=chip.price and hours * devices * chip.price,
     )
+
+
+def hidden_share(one: Collective) -> float:
+    """Returns how much of a collective products hide: as compiled, or else by the rule above."""
+    if one.beside is None:
+        return float(one.axis == FSDP_AXIS and one.kind in ("all-gather", "reduce-scatter"))
+    return one.beside / one.count
 
 
 def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf) -> float:

@@ -9,6 +9,7 @@ are (data 4, fsdp 32 on v5p:4x4x8).
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Optional
 
 import jax
 
@@ -29,6 +30,8 @@ class Collective:
     # of an all-reduce, which is both a reduce-scatter and an all-gather, twice that
     count: int  # runs in a step
     where: str  # the module, "encoder/blocks/mlp/up"
+    # of the runs, those that begin before a product and end behind it; None: nothing was compiled
+    beside: Optional[int] = dataclasses.field(default=None, compare=False)
 
     @property
     def total(self) -> int:

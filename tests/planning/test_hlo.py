@@ -157,6 +157,33 @@ def test_a_collective_that_stands_in_two_fusions_counts_once():
     assert [c.count for c in found] == [1]
 
 
+BESIDE = """HloModule step, is_scheduled=true
+
+ENTRY %main (a: f32[4,8], b: f32[8,8]) -> f32[8,8] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %b = f32[8,8]{1,0} parameter(1)
+  %waited = (f32[4,8]{1,0}, f32[8,8]{1,0}) all-gather-start(%a), channel_id=1, replica_groups={{0,1},{2,3},{4,5},{6,7}}
+  %early = f32[8,8]{1,0} all-gather-done(%waited)
+  %hidden = (f32[4,8]{1,0}, f32[8,8]{1,0}) all-gather-start(%a), channel_id=2, replica_groups={{0,1},{2,3},{4,5},{6,7}}
+  %product = f32[8,8]{1,0} dot(%b, %early), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %late = f32[8,8]{1,0} all-gather-done(%hidden)
+  ROOT %sum = f32[8,8]{1,0} add(%product, %late)
+}
+"""
+
+
+def test_what_is_sent_while_a_product_runs_is_told_from_what_is_waited_for():
+    (found,) = collectives_of(Program(BESIDE), MESH)
+    assert (found.count, found.beside) == (2, 1)
+
+
+def test_a_collective_within_the_fusions_of_other_work_runs_beside_it():
+    (found,) = [
+        c for c in collectives_of(Program(LOOP), MESH) if (c.where, c.kind) == ("state/params/up", "all-gather")
+    ]
+    assert found.beside == found.count > 0
+
+
 # --- shapes and modules --------------------------------------------------------------------------------------------
 
 

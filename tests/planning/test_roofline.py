@@ -119,6 +119,14 @@ def test_the_rate_of_an_axis_is_that_of_the_wires_it_lies_on(topology, sizes, ax
     assert roofline.rate(axis, ONE | sizes, Topology.parse(topology)) == rate
 
 
+def test_a_compiled_sum_is_hidden_as_far_as_it_runs_beside_products():
+    assert {roofline.hidden_share(Collective("data", "all-reduce", 8, 4, "", beside=n)) for n in (0, 1, 4)} == {
+        0,
+        0.25,
+        1,
+    }
+
+
 def test_a_published_run_is_a_little_slower_than_the_expectation():
     experiment = runpy.run_path(str(ROOT / "configs" / "llama.py"))["get_config"]("3_8b")
     experiment.mesh.data, experiment.mesh.fsdp = 1, 256

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -10,7 +11,8 @@ from typing import Optional
 import numpy as np
 from jax.sharding import Mesh
 
-from pretrainax.planning.hlo.instructions import Instruction
+from pretrainax.planning.hlo.instructions import VIEWS, Instruction
+from pretrainax.planning.hlo.kernels import multiplies
 from pretrainax.planning.hlo.modules import Modules, module_of
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.traffic import Collective
@@ -36,13 +38,25 @@ def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
                     found[key] = times, instruction, name
     modules = Modules(program)
     total: collections.Counter = collections.Counter()
+    beside: collections.Counter = collections.Counter()
     for times, instruction, name in found.values():
         operands = [program.computations[name][x] for x in instruction.operands]
         where = module_of(instruction.op_name) or modules.in_common(name, instruction)
         if one := _collective(instruction, name, sum(x.size for x in operands), where, mesh):
             total[one] += times
-    counted = [dataclasses.replace(one, count=times) for one, times in total.items() if times]
+            beside[one] += times * _is_beside_products(program, name, instruction)
+    counted = [dataclasses.replace(one, count=n, beside=beside[one]) for one, n in total.items() if n]
     return sorted(counted, key=lambda one: -one.total)
+
+
+def _is_beside_products(program: Program, computation: str, made: Instruction) -> bool:
+    """Tells whether a product runs between where a collective begins and where it ends; instructions are in order."""
+    if "async_collective_fusion_config" in made.attributes:
+        return True
+    later = itertools.dropwhile(lambda x: x is not made, program.computations[computation].values())
+    ends = lambda x: x.opcode.endswith("-done") and made.name in x.operands  # noqa: E731
+    between = itertools.takewhile(lambda x: not ends(x), itertools.islice(later, 1, None))
+    return made.opcode.endswith("-start") and any(multiplies(program, x) for x in between if x.opcode not in VIEWS)
 
 
 def _collective(made: Instruction, computation: str, size: int, where: str, mesh: Mesh) -> Optional[Collective]:

@@ -13,6 +13,7 @@ Counted are bytes of main memory, once each way: what a kernel reads twice comes
 
 import collections
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import NamedTuple, Optional
 
@@ -24,6 +25,9 @@ _NAMES_MEMORY = ("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"
 _SLICES = ("slice", "dynamic-slice", "gather")
 # Opcodes whose result needs the whole of each operand, however little is asked of it.
 _NEEDS_ALL = ("broadcast", "dot", "convolution", "sort", "custom-call")
+_PRODUCTS = frozenset(("dot", "convolution"))
+ATTENTION = re.compile("splash|fmha")  # the kernels of a TPU, by their name, and of cuDNN
+_LIBRARY = re.compile(f"{ATTENTION.pattern}|gemm|matmul")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # -> the operand that is written into the first
 
 
@@ -71,6 +75,16 @@ def inside(program: Program, made: Instruction) -> Iterator[Instruction]:
         return
     for one in program.computations[fused_by(made)].values():
         yield from inside(program, one)
+
+
+def parts_of(program: Program, made: Instruction) -> set[str]:
+    """Returns the opcodes that a kernel is made of, without arithmetic of places."""
+    return {x.opcode for x in inside(program, made) if x.elements > 1}
+
+
+def multiplies(program: Program, made: Instruction) -> bool:
+    """Tells whether a kernel makes products of matrices."""
+    return bool(parts_of(program, made) & _PRODUCTS or _LIBRARY.search(f"{made.target} {made.name}"))
 
 
 def reads(program: Program, kernel: Kernel) -> dict[str, int]:

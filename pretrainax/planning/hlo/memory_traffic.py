@@ -8,10 +8,9 @@ stacks that a scan over layers leaves for its backward, and kernels that do noth
 
 import collections
 import dataclasses
-import re
 
 from pretrainax.planning.hlo.collectives import KINDS as COLLECTIVES
-from pretrainax.planning.hlo.kernels import Kernel, inside, kernels_of, reads, writes
+from pretrainax.planning.hlo.kernels import ATTENTION, Kernel, kernels_of, multiplies, parts_of, reads, writes
 from pretrainax.planning.hlo.modules import Modules
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.hlo.stacks import Result, Stacks
@@ -23,9 +22,6 @@ _COPIES = frozenset(
     "copy convert bitcast reshape transpose slice dynamic-slice dynamic-update-slice concatenate pad parameter "
     "constant tuple get-tuple-element".split()
 )
-_PRODUCTS = frozenset(("dot", "convolution"))
-_ATTENTION = re.compile("splash|fmha")  # the kernels of a TPU, by their name, and of cuDNN
-_LIBRARY = re.compile(f"{_ATTENTION.pattern}|gemm|matmul")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,17 +80,16 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
     stacked = sum(read[x] for x in sources)
     stacked += sum(size for i, size in enumerate(written) if Result(computation, name, i) in stacks.written)
     module, size = modules.of(computation, name), sum(read.values()) + sum(written)
-    parts = {x.opcode for x in inside(program, kernel.whole) if x.elements > 1}  # without arithmetic of places
-    multiplies = bool(parts & _PRODUCTS or _LIBRARY.search(f"{kernel.whole.target} {kernel.whole.name}"))
-    kind = _kind(program, kernel, module, parts, multiplies)
+    parts, is_product = parts_of(program, kernel.whole), multiplies(program, kernel.whole)
+    kind = _kind(program, kernel, module, parts, is_product)
     if kind == "copies" and stacked:
         if len(sources) == 1:  # a slice that is taken has no module but the loop; what is in it has
             module = modules.of(*next(iter(sources.values())))
-        return {(module, "residuals", multiplies): size}
-    return {(module, kind, multiplies): size - stacked, (module, "residuals", multiplies): stacked}
+        return {(module, "residuals", is_product): size}
+    return {(module, kind, is_product): size - stacked, (module, "residuals", is_product): stacked}
 
 
-def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], multiplies: bool) -> str:
+def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], is_product: bool) -> str:
     made, values = kernel.whole, program.computations[kernel.computation]
     scope = module.split("/")[0]
     if any(opcode.removesuffix("-start") in COLLECTIVES for opcode in parts):
@@ -103,8 +98,8 @@ def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], multip
         return scope
     if parts <= _FILLS and all(values[x].elements <= 1 for x in made.operands if x in values):
         return "fills"
-    if module.endswith("attention") or _ATTENTION.search(f"{module} {made.target} {made.name}"):
+    if module.endswith("attention") or ATTENTION.search(f"{module} {made.target} {made.name}"):
         return "attention"
-    if multiplies:
+    if is_product:
         return "products"
     return "copies" if parts <= _COPIES else "elementwise"
