@@ -41,7 +41,7 @@ def measure(experiment: Experiment, topology: Topology) -> dict[str, Any]:
         raise UserError(f"the step needs {needed} of {there}: set config.train.global_batch_size to less")
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     estimate = memory.estimate(experiment, sizes, topology.chip)
-    platform = "tpu" if topology.chip.is_tpu else "gpu"
+    platform = topology.chip.platform
     floor = least_bytes(experiment, sizes, platform, estimate)
     moved = compiled.moved
     return {

@@ -94,9 +94,8 @@ class Block(nn.Module):
             if config.norm_starts_stream and name == "self_attention":
                 x = jnp.where(layer.is_first, y, x)
             y, beside = function(y)
-            return kept(
-                x + dropout(Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y)
-            ), beside
+            y = Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y
+            return kept(x + dropout(y)), beside
 
         mask = context.mask
         if len(set(config.layer_pattern)) > 1:

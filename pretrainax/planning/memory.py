@@ -80,7 +80,7 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     Raises:
       UserError: a mesh that does not divide the batch or the model.
     """
-    platform = "cpu" if chip is None else "tpu" if chip.is_tpu else "gpu"
+    platform = "cpu" if chip is None else chip.platform
     mesh = abstract_mesh(mesh_sizes, platform)
     shapes, train = shapes_of(experiment), train_on(experiment, platform)
     state, frozen = abstract_state(experiment, mesh_sizes), abstract_frozen(experiment, mesh_sizes)

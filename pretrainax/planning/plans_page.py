@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.config_file import config_names, find_config
+from pretrainax.config.validation import complete
 from pretrainax.planning import search
 from pretrainax.planning.search import Candidate
 from pretrainax.planning.topologies import Topology
@@ -37,7 +38,7 @@ def rows(files: list[str] | None = None) -> Iterator[tuple[str, ...]]:
     for file in files or (find_config(name)[0] for name in config_names()):
         for name in TOPOLOGIES:
             experiment = runpy.run_path(file)["get_config"]()
-            experiment.objective.complete(experiment)
+            complete(experiment)
             yield row(file, experiment, Topology.parse(name))
 
 

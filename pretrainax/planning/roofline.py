@@ -99,7 +99,7 @@ def expect(
       moved: counted in the step as compiled; None: it is estimated.
     """
     chip, train, devices = topology.chip, experiment.train, topology.num_devices
-    lengths, platform = lengths_of(shapes_of(experiment)), "tpu" if chip.is_tpu else "gpu"
+    lengths, platform = lengths_of(shapes_of(experiment)), chip.platform
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
     step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     teacher = teacher_of(experiment)

@@ -30,6 +30,11 @@ class Chip:
     def is_tpu(self) -> bool:
         return self.torus > 0
 
+    @property
+    def platform(self) -> str:
+        """Returns what JAX calls it."""
+        return "tpu" if self.is_tpu else "gpu"
+
 
 # TPU. FLOP/s, memory rate and links: the pages "TPU v5e", "v5p" and "v6e" of docs.cloud.google.com/tpu/docs, whose
 # "bidirectional inter-chip interconnect bandwidth per chip" (400, 1,200 and 800 GB/s) is twice link_rate; v4 recalled.

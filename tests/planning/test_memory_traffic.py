@@ -85,6 +85,31 @@ def test_an_update_in_place_reads_and_writes_what_is_updated():
     assert moved(found) == {"new": ({"b": 32 * 4, "i": 4}, [32 * 4])}
 
 
+def test_each_branch_of_a_conditional_counts_as_often_as_the_others():
+    near, far = (
+        f"""%{name} (p: f32[64,32]) -> f32[64,32] {{
+  %p = f32[64,32]{{1,0}} parameter(0)
+{lines}
+}}"""
+        for name, lines in {
+            "near": "  ROOT %n = f32[64,32]{1,0} negate(%p)",
+            "far": "  %w = bf16[64,32]{1,0} convert(%p)\n  ROOT %f = f32[64,32]{1,0} convert(%w)",
+        }.items()
+    )
+    for choice in (
+        "conditional(%which, %a, %a), branch_computations={%near, %far}",
+        "conditional(%is_near, %a, %a), true_computation=%near, false_computation=%far",
+    ):
+        lines = f"""  %a = f32[64,32]{{1,0}} parameter(0)
+  %which = s32[] parameter(1)
+  %is_near = pred[] parameter(2)
+  ROOT %c = f32[64,32]{{1,0}} {choice}"""
+        found = program(lines, near, far)
+        assert found.runs["near"] == found.runs["far"] == 0.5
+        # near: read and written; far: the same, and half as much written and read between
+        assert memory_traffic_of(found).total == (2 * LAYER + 3 * LAYER) / 2
+
+
 def test_a_scatter_adds_to_what_it_has_read():
     found = program("""  %a = f32[64,32]{1,0} parameter(0)
   %i = s32[3]{0} parameter(1)

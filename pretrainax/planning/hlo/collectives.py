@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from pretrainax.planning.hlo.instructions import VIEWS, Instruction
-from pretrainax.planning.hlo.kernels import multiplies
+from pretrainax.planning.hlo.kernels import multiplies, parts_of
 from pretrainax.planning.hlo.modules import Modules, module_of
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.traffic import Collective
 
+# One that a TPU overlaps with other work has this, and stands in the fusions of all of it.
+_IN_FUSIONS = "async_collective_fusion_config"
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 
@@ -26,13 +28,12 @@ def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
     Where the compiler made a loop of permutes of a gather and the product behind it, or of a product and the
     scattered sum of it, these count as what they are made of. Groups are device numbers in the order of `mesh`.
     """
-    found: dict[str, tuple[int, Instruction, str]] = {}
+    found: dict[str, tuple[float, Instruction, str]] = {}
     for name, times in program.runs.items():
         for instruction in program.computations[name].values():
             if instruction.opcode.removesuffix("-start") in KINDS:
                 key = f"{name}/{instruction.name}"
-                if "async_collective_fusion_config" in instruction.attributes:
-                    # One that a TPU overlaps with other work stands in the fusions of all of it.
+                if _IN_FUSIONS in instruction.attributes:
                     key = f"{instruction.attribute('channel_id')} {instruction.op_name}"
                 if key not in found or times < found[key][0]:
                     found[key] = times, instruction, name
@@ -45,18 +46,20 @@ def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
         if one := _collective(instruction, name, sum(x.size for x in operands), where, mesh):
             total[one] += times
             beside[one] += times * _is_beside_products(program, name, instruction)
-    counted = [dataclasses.replace(one, count=n, beside=beside[one]) for one, n in total.items() if n]
+    counted = [
+        dataclasses.replace(one, count=math.ceil(n), beside=math.ceil(beside[one])) for one, n in total.items() if n
+    ]
     return sorted(counted, key=lambda one: -one.total)
 
 
 def _is_beside_products(program: Program, computation: str, made: Instruction) -> bool:
     """Tells whether a product runs between where a collective begins and where it ends; instructions are in order."""
-    if "async_collective_fusion_config" in made.attributes:
-        return True
+    if _IN_FUSIONS in made.attributes or not made.opcode.endswith("-start"):
+        return _IN_FUSIONS in made.attributes
     later = itertools.dropwhile(lambda x: x is not made, program.computations[computation].values())
     ends = lambda x: x.opcode.endswith("-done") and made.name in x.operands  # noqa: E731
     between = itertools.takewhile(lambda x: not ends(x), itertools.islice(later, 1, None))
-    return made.opcode.endswith("-start") and any(multiplies(program, x) for x in between if x.opcode not in VIEWS)
+    return any(multiplies(x, parts_of(program, x)) for x in between if x.opcode not in VIEWS)
 
 
 def _collective(made: Instruction, computation: str, size: int, where: str, mesh: Mesh) -> Optional[Collective]:

@@ -82,9 +82,9 @@ def parts_of(program: Program, made: Instruction) -> set[str]:
     return {x.opcode for x in inside(program, made) if x.elements > 1}
 
 
-def multiplies(program: Program, made: Instruction) -> bool:
-    """Tells whether a kernel makes products of matrices."""
-    return bool(parts_of(program, made) & _PRODUCTS or _LIBRARY.search(f"{made.target} {made.name}"))
+def multiplies(made: Instruction, parts: set[str]) -> bool:
+    """Tells whether a kernel makes products of matrices; parts: of `parts_of`."""
+    return bool(parts & _PRODUCTS or _LIBRARY.search(f"{made.target} {made.name}"))
 
 
 def reads(program: Program, kernel: Kernel) -> dict[str, int]:

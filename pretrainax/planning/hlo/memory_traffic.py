@@ -59,17 +59,18 @@ class MemoryTraffic:
 
 
 def memory_traffic_of(program: Program) -> MemoryTraffic:
-    """Counts the bytes that a step moves; the body of a loop as often as it turns, every branch of a conditional."""
+    """Counts the bytes that a step moves; the body of a loop as often as it turns, of a conditional each
+    branch as often as the others."""
     modules, stacks = Modules(program), Stacks(program)
-    sums: collections.Counter[tuple[str, str, bool]] = collections.Counter()
-    kernels = 0
+    sums: collections.Counter = collections.Counter()
+    kernels = 0.0
     for kernel in kernels_of(program):
         runs = program.runs[kernel.computation]
         kernels += runs
         for key, size in _moved(program, modules, stacks, kernel).items():
             sums[key] += size * runs
-    moved = [Moved(module, kind, multiplies, size) for (module, kind, multiplies), size in sums.most_common() if size]
-    return MemoryTraffic(moved, kernels)
+    moved = [Moved(*place, round(size)) for place, size in sums.most_common() if size]
+    return MemoryTraffic(moved, round(kernels))
 
 
 def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> dict[tuple[str, str, bool], int]:
@@ -80,7 +81,8 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
     stacked = sum(read[x] for x in sources)
     stacked += sum(size for i, size in enumerate(written) if Result(computation, name, i) in stacks.written)
     module, size = modules.of(computation, name), sum(read.values()) + sum(written)
-    parts, is_product = parts_of(program, kernel.whole), multiplies(program, kernel.whole)
+    parts = parts_of(program, kernel.whole)
+    is_product = multiplies(kernel.whole, parts)
     kind = _kind(program, kernel, module, parts, is_product)
     if kind == "copies" and stacked:
         if len(sources) == 1:  # a slice that is taken has no module but the loop; what is in it has

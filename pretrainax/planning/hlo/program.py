@@ -35,16 +35,17 @@ class Program:
         return [name for name in root.operands for _ in values[name].shapes]
 
     @functools.cached_property
-    def runs(self) -> dict[str, int]:
-        """Counts how often a step runs each computation; every branch of a conditional counts."""
+    def runs(self) -> dict[str, float]:
+        """Counts how often a step runs each computation; of a conditional each branch as often as the others."""
         runs: collections.Counter = collections.Counter()
 
-        def visit(name: str, times: int) -> None:
-            runs[name] += times
+        def visit(name: str, times: float) -> None:
+            runs[name] += times  # pyright: ignore[reportArgumentType]
             for instruction in self.computations[name].values():
-                trips = self.trip_count(name, instruction) if instruction.opcode == "while" else 1
+                turns = self.trip_count(name, instruction) if instruction.opcode == "while" else 1
+                branches = len(instruction.calls) if instruction.opcode == "conditional" else 1
                 for called in instruction.calls:
-                    visit(called, times * trips)
+                    visit(called, times * turns / branches)
 
         visit(self.entry, 1)
         return dict(runs)
