@@ -7,8 +7,8 @@ its own, its heads are left out, and that of the task is drawn anew, unless the 
 Without `init_from` a BERT-base begins with random numbers.
 
 Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle
-:race_high :swag :copa`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :multirc :superglue_rte
-:wic :wsc`. The same from TFDS:
+:race_high :swag :copa`; of answers in passages `:squad :squad_v2`; of SuperGLUE `:boolq :cb :multirc :record
+:superglue_rte :wic :wsc`. The same from TFDS:
 `--config.data.source="TFDS(name='glue/sst2')"`. Your own records, one text or two each:
 
     --config=finetune:classification --config.data.source="JsonLines(path='train.jsonl', valid_path='valid.jsonl')"

@@ -7,6 +7,7 @@ from pretrainax.tasks.answer_judgement import AnswerJudgement
 from pretrainax.tasks.base import Task, TextTask
 from pretrainax.tasks.chunks import Chunks
 from pretrainax.tasks.classification import Classification
+from pretrainax.tasks.entity_choice import EntityChoice
 from pretrainax.tasks.extractive_qa import ExtractiveQA
 from pretrainax.tasks.instructions import Instructions
 from pretrainax.tasks.marked_words import MarkedWords
@@ -21,6 +22,7 @@ __all__ = [
     "AnswerJudgement",
     "Chunks",
     "Classification",
+    "EntityChoice",
     "ExtractiveQA",
     "Instructions",
     "MarkedWords",

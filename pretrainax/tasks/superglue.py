@@ -1,6 +1,5 @@
 """The tasks of SuperGLUE (Wang et al. 2019, arXiv 1905.00537), by name: fields, labels, source, size, figure.
 
-ReCoRD is not among them: its records have different numbers of entities to choose from, of which several may be right.
 AX-b and AX-g have no split to train on.
 """
 
@@ -8,6 +7,7 @@ from pretrainax.data.sources import HuggingFace
 from pretrainax.tasks.answer_judgement import AnswerJudgement
 from pretrainax.tasks.base import Task
 from pretrainax.tasks.classification import Classification
+from pretrainax.tasks.entity_choice import EntityChoice
 from pretrainax.tasks.glue import NamedTask
 from pretrainax.tasks.marked_words import MarkedWords
 from pretrainax.tasks.multiple_choice import MultipleChoice
@@ -42,6 +42,7 @@ TASKS = {
         "copa", MultipleChoice(("premise",), "question", ("choice1", "choice2"), "label", choices=2), 400
     ),
     "multirc": _superglue("multirc", AnswerJudgement(), 27_243, "f1", length=512),
+    "record": _superglue("record", EntityChoice(), 100_730, "answer_f1", length=512),
     "superglue_rte": _superglue("rte", _pair("premise hypothesis", "entailment not_entailment"), 2_490),
     "wic": _superglue("wic", _MEANING, 5_428),
     "wsc": _superglue("wsc.fixed", _PRONOUN, 554),

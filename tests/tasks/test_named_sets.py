@@ -36,6 +36,11 @@ FEATURES = {  # of each set, as on the hub
         **{"idx": NUMBER, "label": ClassLabel(names=["choice1", "choice2"])},
     },
     "multirc": {**dict.fromkeys(("paragraph", "question", "answer"), TEXT), "idx": _IDX, "label": LABEL},
+    "record": {
+        **dict.fromkeys(("passage", "query"), TEXT),
+        **dict.fromkeys(("entities", "answers"), datasets.Sequence(TEXT)),
+        "idx": {"passage": NUMBER, "query": NUMBER},
+    },
     "wic": _WIC,
     "wsc": {
         **dict.fromkeys(("text", "span1_text", "span2_text"), TEXT),
@@ -84,6 +89,14 @@ RECORDS = {  # of each set: a record, its texts, its note
         },
         ("It fell.", "Why? cold"),
         {"label": 1, "group": ["3", "5"]},
+    ),
+    "record": (
+        {
+            **{"passage": "Ann met Bo\n@highlight\nIt rained.", "query": "Later @placeholder left."},
+            **{"entities": ["Ann", "Bo"], "answers": ["Bo"], "idx": {"passage": 0, "query": 1}},
+        },
+        ("Ann met Bo. It rained.", "Later Ann left.", "Later Bo left."),
+        {"entities": ["Ann", "Bo"], "answers": ["Bo"]},
     ),
     "wic": (
         {
@@ -149,6 +162,7 @@ def test_a_named_task_is_ranked_by_a_figure_of_its_own(name):
 BUILDERS = {  # of each kind of set: the name of its builder, its config, its version
     "squad": ("squad", "v1.1", "3.0.0"),
     "multirc": ("super_glue", "multirc", "1.0.2"),
+    "record": ("super_glue", "record", "1.0.2"),
     "wic": ("super_glue", "wic", "1.0.2"),
 }
 
@@ -163,6 +177,8 @@ def test_a_set_is_read_by_its_name_in_tfds(name, tmp_path):
     def feature(value):
         if isinstance(value, dict) and called == "squad":
             return tfds.features.Sequence({key: feature(several[0]) for key, several in value.items()})
+        if isinstance(value, list):
+            return tfds.features.Sequence(feature(value[0]))
         if isinstance(value, dict):
             return tfds.features.FeaturesDict({key: feature(x) for key, x in value.items()})
         return tfds.features.Text() if isinstance(value, str) else np.int32

@@ -17,7 +17,7 @@ from pretrainax.interop import directories
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
-from pretrainax.tasks import ExtractiveQA, MultipleChoice, figures
+from pretrainax.tasks import EntityChoice, ExtractiveQA, MultipleChoice, figures
 from pretrainax.tokenization import WordPiece
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
@@ -190,6 +190,43 @@ def test_a_finder_says_the_same_of_records_without_answers(finder, passages):
     assert {name: line[name] for name in found} == pytest.approx(found)
 
 
+def test_a_finder_learns_which_words_are_answers(cache, tmp_path):
+    rng, made = np.random.RandomState(3), []
+    others = [word for word in WORDS if word not in ("fox", "dog")]
+    for i in range(TRAIN + VALID):
+        words, place, answer = rng.choice(others, 10).tolist(), rng.randint(10), ("fox", "dog")[i % 2]
+        words[place] = answer
+        right = {"text": [answer], "answer_start": [len(" ".join([*words[:place], ""]))]}
+        made.append({"question": "Who is it", "context": " ".join(words), "answers": right})
+    experiment = tuning("answers", written(tmp_path, made), cache, ExtractiveQA(stride=8, max_question_length=8))
+    experiment.data.sequence_length, experiment.optimizer.learning_rate = 30, 3e-3
+    experiment.train.steps = experiment.evaluate.every = experiment.checkpoint.every = 60
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
+    assert line["exact_match"] == line["answer_f1"] == 1.0
+
+
 def test_a_finder_goes_to_transformers_and_back(finder, tmp_path):
     again = there_and_back(finder[1], tmp_path, "BertForQuestionAnswering")
     assert isinstance(again.config.head, Extract) and isinstance(again.experiment.objective, ExtractiveQA)
+
+
+# --- entities in gaps -------------------------------------------------------------------------------------------------
+
+
+def test_entities_are_examples_and_figures_are_of_records(cache, tmp_path):
+    rng, made = np.random.RandomState(2), []
+    for i in range(TRAIN + VALID):
+        entities = rng.choice(WORDS, 2 + i % 4, replace=False).tolist()
+        query = {"query": "the @placeholder ran", "entities": entities, "answers": [entities[i % 2]]}
+        made.append({"passage": " ".join(rng.choice(WORDS, 6)), **query})
+    source = written(tmp_path, made)
+    experiment = tuning("record", source, cache, EntityChoice())
+    experiment.optimizer.learning_rate = 1e-2  # or entities would be as good as equally likely
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    (line,) = (line for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "valid")
+    assert line["labels"] == sum(len(record["entities"]) for record in made[TRAIN:]) > VALID
+    loaded = load(str(tmp_path / "run"))
+    said = list(answers.predict(loaded, answers.task_of(loaded), records_of(source, without="answers")))
+    right = [each["prediction"] in record["answers"] for each, record in zip(said, records_of(source), strict=True)]
+    assert len(said) == VALID and np.mean(right) == pytest.approx(line["exact_match"])
