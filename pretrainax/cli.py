@@ -21,7 +21,7 @@ from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_utf8
 from pretrainax.config.reference import docstring_of
-from pretrainax.config.validation import validate
+from pretrainax.config.validation import complete, validate
 from pretrainax.reporting import config_reference
 from pretrainax.reporting.streams import keep_streams
 
@@ -116,7 +116,7 @@ def experiment(files: bool = True) -> Experiment:
     """
     if CONFIG.value is None:
         raise UserError("--config is missing; for a first run: --config=quickstart")
-    CONFIG.value.objective.complete(CONFIG.value)
+    complete(CONFIG.value)
     validate(CONFIG.value, files)
     return CONFIG.value
 

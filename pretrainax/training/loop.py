@@ -26,6 +26,7 @@ from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
+from pretrainax.config.validation import complete
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
@@ -64,7 +65,7 @@ def train(
       paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
-    experiment.objective.complete(experiment)
+    complete(experiment)
     extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
     start = describe_start(experiment, workdir)

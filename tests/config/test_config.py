@@ -2,14 +2,17 @@
 
 import dataclasses
 import json
+import typing
 
 import pytest
 
 from pretrainax import config as config_lib
 from pretrainax import optim
 from pretrainax.config import Choice, DataConfig, Experiment, RotaryPositions, TrainConfig, UserError, validation
-from pretrainax.data.objectives import Objective
+from pretrainax.config.validation import complete
+from pretrainax.data.objectives import Objective, ObjectiveMixture
 from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
+from pretrainax.tasks import TokenClassification
 from pretrainax.tokenization import Unigram
 from tests.support import tiny
 
@@ -196,3 +199,31 @@ def test_the_type_of_a_field_of_a_run_is_a_base_of_the_classes_that_do_the_work(
     kinds = {f.name: f.type for cls in (Experiment, DataConfig) for f in dataclasses.fields(cls)}
     assert (kinds["source"], kinds["objective"]) == (Source.__base__, Objective.__base__)
     assert (kinds["optimizer"], kinds["schedule"]) == (optim.Optimizer.__base__, optim.Schedule.__base__)
+
+
+def _fields_without_none(base=Objective):
+    """Objectives and tasks with each of their fields that cannot be None."""
+    for cls in base.__subclasses__():
+        yield from _fields_without_none(cls)
+        if dataclasses.is_dataclass(cls) and cls.__module__.startswith("pretrainax."):
+            hints = typing.get_type_hints(cls)
+            yield from (
+                (cls, f.name) for f in dataclasses.fields(cls) if type(None) not in typing.get_args(hints[f.name])
+            )
+
+
+FIELDS = sorted(set(_fields_without_none()), key=lambda pair: (pair[0].__name__, pair[1]))
+
+
+@pytest.mark.parametrize("cls, name", FIELDS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_none_in_a_field_of_an_objective_that_cannot_be_is_one_line(cls, name):
+    """An objective completes the config by its fields: a wrong one must not end in a traceback there."""
+    experiment = tiny.get_config("bert")
+    experiment.objective = cls(**({"objectives": (), "weights": ()} if cls is ObjectiveMixture else {}))
+    setattr(experiment.objective, name, None)
+    with pytest.raises(UserError, match=f"config.objective.{name} is None"):
+        complete(experiment)
+
+
+def test_the_objectives_of_that_are_those_of_tasks_too():
+    assert {TokenClassification, ObjectiveMixture} <= {cls for cls, _ in FIELDS}
