@@ -102,8 +102,9 @@ def measure(experiment: Experiment, directory: str) -> dict:
         batch = next(batches)
 
         started = time.perf_counter()
-        step = run.step.lower(state, batch).compile()
+        program = run.step.lower(state, batch).compile()
         compile_seconds = time.perf_counter() - started
+        step = lambda state, batch: program(state, batch, None, run.step.seeds)  # noqa: E731
         state, metrics = jax.block_until_ready(step(state, batch))
         first_step_seconds = time.perf_counter() - STARTED
         for _ in range(warm_up - 1):

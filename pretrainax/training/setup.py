@@ -64,7 +64,7 @@ class Run:
     batch_shapes: dict[str, jax.ShapeDtypeStruct]  # of the global batch
     train_batches: Batches
     valid_batches: Batches
-    step: jax.stages.Wrapped  # (state, batch, frozen) -> (state, metrics)
+    step: train_step.Update
     eval_step: jax.stages.Wrapped  # (params, batch, frozen) -> {name: (sum, count)}
     answer_step: jax.stages.Wrapped  # of a task: (params, batch, frozen) -> ({name: (sum, count)}, answers [B, …])
     abstract_state: train_step.TrainState  # shapes, dtypes and shardings
@@ -308,7 +308,7 @@ class Steps(NamedTuple):
 
     model: models.AnyModel
     optimizer: optax.GradientTransformationExtraArgs
-    step: jax.stages.Wrapped
+    step: train_step.Update
     eval_step: jax.stages.Wrapped
     answer_step: jax.stages.Wrapped
     abstract_state: train_step.TrainState

@@ -3,6 +3,8 @@
 Nothing here waits for the device, and nothing is ever whole on one: parameters are born in shards.
 """
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable, Collection
 from typing import Optional, cast
@@ -10,6 +12,7 @@ from typing import Optional, cast
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -148,8 +151,31 @@ def init_key(seed: int) -> jax.Array:
     return _key(seed, "params")
 
 
-def _key(seed: int, use: str) -> jax.Array:
+def _key(seed: int | np.uint32, use: str) -> jax.Array:
     return dict(zip(_USES, jax.random.split(jax.random.key(seed), len(_USES)), strict=True))[use]
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """The jitted update `(state, batch, frozen=None) -> (state, metrics)`.
+
+    The seeds of its draws are an argument of the program: runs that differ in nothing else share what is compiled.
+    """
+
+    jitted: jax.stages.Wrapped  # (state, batch, frozen, seeds) -> (state, metrics)
+    seeds: dict[str, np.uint32]  # for each use
+    mesh: Mesh
+
+    def __call__(self, state: TrainState, batch: Batch, frozen: Frozen = None) -> tuple[TrainState, PyTree]:
+        return self.jitted(state, batch, frozen, self._placed)
+
+    @functools.cached_property
+    def _placed(self) -> dict[str, jax.Array]:
+        return jax.device_put(self.seeds, NamedSharding(self.mesh, P()))  # once: a step sends nothing to the devices
+
+    def lower(self, state: TrainState, batch: PyTree, frozen: PyTree = None) -> jax.stages.Lowered:
+        """Traces the update for arrays, or shapes; what it compiles to takes all four arguments of `jitted`."""
+        return self.jitted.lower(state, batch, frozen, self.seeds)
 
 
 def make_train_step(
@@ -160,8 +186,8 @@ def make_train_step(
     mesh: Mesh,
     chosen: Optional[Optimizer] = None,
     layers: Optional[LayersConfig] = None,
-) -> jax.stages.Wrapped:
-    """Returns the jitted update `(state, batch, frozen=None) -> (state, metrics)`.
+) -> Update:
+    """Returns the update.
 
     The state it is given is donated: its buffers become those of the new one; `frozen` stays (see `Frozen`). An update
     whose objective or gradient norm is not finite changes neither parameters nor moments; the step advances, and the
@@ -182,8 +208,7 @@ def make_train_step(
     compute_gradients = _make_gradients(model, train, mesh)
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
 
-    def step(state, batch, frozen=None):
-        seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
+    def step(state, batch, frozen, seeds):
         keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
@@ -211,7 +236,8 @@ def make_train_step(
         shardings = state_shardings(mesh, optimizer, new.params, new.ema is not None)
         return jax.lax.with_sharding_constraint(new, shardings), metrics
 
-    return jax.jit(step, donate_argnums=0)
+    seeds = {"dropout": train.seed_of("dropout"), "sample": train.seed_of("mask")}  # ELECTRA's draws are masks
+    return Update(jax.jit(step, donate_argnums=0), {use: np.uint32(seed % 2**32) for use, seed in seeds.items()}, mesh)
 
 
 def _moved(state: TrainState, params: Params, decay: Optional[float]) -> Optional[Params]:

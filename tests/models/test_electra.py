@@ -281,7 +281,7 @@ def one_step(sharing, mesh, certain=False, **fields):
         step = train_step.make_train_step(model, optimizer, schedule, train, mesh)
         batch = put_batch(batch, mesh)
         program = step.lower(state, batch).compile()
-        state, metrics = program(state, batch)
+        state, metrics = program(state, batch, None, step.seeds)
     return *jax.device_get((state.params, metrics)), program.as_text()
 
 

@@ -330,7 +330,7 @@ def finished(monkeypatch):
 
 def compiled(run):
     """How often the step and the evaluation were compiled: also a state that lies elsewhere would need it anew."""
-    return run.step._cache_size(), run.eval_step._cache_size()
+    return run.step.jitted._cache_size(), run.eval_step._cache_size()
 
 
 def test_steps_evaluations_and_a_resumption_compile_once(experiment, tmp_path, finished, monkeypatch):

@@ -139,7 +139,7 @@ def five_steps(family, mesh, accumulate):
     state = jax.device_put(fresh(family), jax.tree.map(lambda x: x.sharding, run.abstract))
     losses = []
     for seed in range(5):
-        state, metrics = run.compiled(state, run.batch(seed))
+        state, metrics = run.compiled(state, run.batch(seed), None, run.step.seeds)
         total, count = metrics["sums"]["loss"]
         losses.append(float(total / count))
     assert jax.tree.map(lambda x: x.sharding, state) == jax.tree.map(lambda x: x.sharding, run.abstract)
@@ -228,7 +228,7 @@ def test_the_state_is_donated(two_steps):
 def test_the_new_state_lies_where_the_old_one_lay_and_the_step_compiles_once(two_steps):
     run, (_, _, third), _ = two_steps
     assert jax.tree.map(lambda x: x.sharding, third) == jax.tree.map(lambda x: x.sharding, run.abstract)
-    assert run.step._cache_size() == 1
+    assert run.step.jitted._cache_size() == 1
 
 
 def test_metrics_name_what_the_contract_names(two_steps):
@@ -252,6 +252,20 @@ def test_the_learning_rate_is_that_of_the_step(two_steps):
 def test_a_finite_update_counts_as_one(two_steps):
     _, (_, _, third), (metrics, _) = two_steps
     assert (int(third.step), bool(metrics["finite"]), int(metrics["bad_parameter"])) == (2, True, -1)
+
+
+def test_runs_of_other_seeds_share_what_is_compiled():
+    one, other = (Run(model_config("decoder", dropout_rate=0.1), seed=seed) for seed in (1, -2))
+    with jax.set_mesh(one.mesh):
+        first, second = (run.step.lower(run.abstract, run.batch()).as_text() for run in (one, other))
+    assert first == second
+    assert one.step.seeds["dropout"] != other.step.seeds["dropout"]
+
+
+@pytest.mark.parametrize("seed", [0, -1, -(2**31), 2**31, 2**32 - 1])
+def test_a_seed_that_is_an_argument_draws_as_the_number_does(seed):
+    asked = jax.jit(lambda number: train_step._key(number, "dropout"))(np.uint32(seed % 2**32))
+    assert (jax.random.key_data(asked) == jax.random.key_data(train_step._key(seed, "dropout"))).all()
 
 
 def test_evaluation_of_a_batch_needs_no_dropout_key():
