@@ -27,9 +27,9 @@ attention in full, as published figures do; *done* is of the FLOPs that are done
 skips because a causal mask or a window hides it.
 
 On TPU slices whose wires wrap around, libtpu makes all-reduces over the whole torus of gathers and scatters that all
-chips take part in (v5p with `mesh.fsdp=64` here). These cannot be hidden behind compute as gathers can, so such a run
-is slower than its row; `mesh.data=2 mesh.fsdp=32` keeps the gathers. `plan` with the extra `tpu` or `cuda` compiles the
-step and says what follows from the collectives as compiled, and from the bytes that its kernels move through memory.
+chips take part in (v5p with `mesh.fsdp=64`). They are counted as such, and not hidden behind compute as gathers
+are: `mesh.data=2 mesh.fsdp=32` keeps the gathers. `plan` with the extra `tpu` or `cuda` compiles the step and says what
+follows from the collectives as compiled, and from the bytes that its kernels move through memory.
 """
 
 

@@ -16,14 +16,14 @@ The assumptions, all in one place:
   crosses hosts goes through one port a device.
 
 Against a published run: of Llama 3.1 8B, rows of 8,192, on 256 v6e, MaxText's documentation has 7,207 tokens a second
-and chip; this expects 8,075 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
+and chip; this expects 8,568 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
 """
 
 import dataclasses
 import math
 from typing import NamedTuple, Optional
 
-from pretrainax.config import Experiment, ModelConfig
+from pretrainax.config import Experiment, ModelConfig, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
@@ -53,14 +53,16 @@ class Passes(NamedTuple):
 
     kept: float  # what a block keeps for its backward
     dropped: float  # the same, beside that, where there is dropout
-    pairs: float  # float32 logits of an attention that no kernel computes
+    pairs: float  # float32 logits of an attention that no kernel computes; on a TPU of one with a bias too
+    turned: float  # queries and keys in float32, where positions turn them
     logits: float  # of the loss, in the dtype of the run
     state: float  # parameters, moments, averages and gradients
 
 
 # Fitted to compiled steps of this repository's configs, with 4 layers, for one H100 (17) and one v5e (9), as counted by
 # benchmarks/traffic.py; benchmarks/README.md says how far off each is.
-PASSES = {"gpu": Passes(8.7, 1.1, 11.0, 2.6, 3.4), "tpu": Passes(10.5, 0.0, 6.0, 4.0, 1.6)}
+PASSES = {"gpu": Passes(8.7, 1.1, 11.0, 0.0, 2.6, 3.4), "tpu": Passes(5.3, 0.0, 10.0, 10.0, 6.0, 1.6)}
+_VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,24 +174,30 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     kept *= passes.kept + (passes.dropped if experiment.model.dropout_rate else 0.0)
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
-    pairs = rows * _written_out(experiment, mesh_sizes, platform) / mesh_sizes[TENSOR_AXIS]
+    pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     forward = 4 / 3 if train.remat == "block" else 1.0  # once more, beside a backward of twice as much
-    each = forward * (kept + passes.pairs * 4 * pairs) + passes.logits * width * logits
+    each = forward * (kept + passes.pairs * pairs + passes.turned * turned) + passes.logits * width * logits
     state = memory.parameters + memory.optimizer + memory.ema + memory.gradients
     return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
 
 
-def _written_out(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Counts the pairs of a query and a key of one example, in all attentions that no kernel computes; those whose
-    positions add something else to each row's, twice."""
+def _of_attention(
+    experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float
+) -> tuple[float, float]:
+    """Counts float32 bytes of all attentions of so many rows: logits that are written out, those whose positions add
+    something else to each row's twice; and queries and keys that positions turn."""
     specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
-    implementation, found = implementation_of(specs, experiment.train.attention, platform), 0.0
-    for one in attentions(experiment.model, lengths.inputs, lengths.targets):
+    implementation, is_tpu = implementation_of(specs, experiment.train.attention, platform), platform == "tpu"
+    model, logits, turned = experiment.model, 0.0, 0.0
+    for one in attentions(model, lengths.inputs, lengths.targets):
         name, spec = implementation(one)
-        if name == "xla":
-            found += (2 if spec.bias == "by_row" else 1) * one.layers * one.heads * one.queries * one.keys
-    return found
+        layer = 4 * rows * one.heads * one.queries * one.keys
+        if name == "xla" and not (is_tpu and layer < _VMEM) or is_tpu and spec.bias != "none":
+            logits += (2 if spec.bias == "by_row" else 1) * one.layers * layer
+        if isinstance(model.position, RotaryPositions):
+            turned += 4 * rows * one.layers * (one.heads + model.kv_heads) * one.head_dim * one.queries
+    return logits, turned
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:

@@ -85,7 +85,7 @@ def _assess(experiment: Experiment, topology: Topology, steps: int) -> Candidate
         )
     sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
     needed = memory.estimate(experiment, sizes, topology.chip)
-    sent = traffic.collectives(experiment, sizes)
+    sent = traffic.collectives(experiment, sizes, topology)
     time = roofline.expect(experiment, sizes, topology, needed, sent, steps)
     return Candidate(experiment, sizes, needed, sent, time, needed.fits(topology.chip))
 

@@ -15,6 +15,7 @@ from jax.experimental import topologies
 
 from pretrainax.config import UserError, nearest
 from pretrainax.runtime.chips import CHIPS, Chip
+from pretrainax.runtime.libtpu import overlap_gathers
 
 # libtpu would ask a metadata server which TPU this machine has, and wait for its answer.
 _NO_TPU_HERE = {
@@ -124,6 +125,11 @@ class Topology:
     def num_devices(self) -> int:
         return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
 
+    @property
+    def wraps_in_three(self) -> bool:
+        """Returns whether the wires of a TPU's slice go around in all of three dimensions."""
+        return self.chip.torus == 3 and min(self.shape) >= 4
+
     def flops_at(self, mfu: float) -> float:
         """Returns the FLOP/s of all devices at a share of their peak."""
         return mfu * self.num_devices * self.chip.peak_flops
@@ -161,6 +167,7 @@ class Topology:
     def _tpu(self):
         for name, value in _NO_TPU_HERE.items():
             os.environ.setdefault(name, value)
+        overlap_gathers()
         shape = "x".join(map(str, self.shape))
         options = {"num_slices": self.slices} if self.slices > 1 else {}
         if math.prod(self.shape) == 1:

@@ -11,6 +11,7 @@ import jax
 
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
+from pretrainax.runtime.libtpu import overlap_gathers
 
 _FEW_FILES, _MANY_FILES = 128, 1 << 16  # what a small run needs; more than any does, though some systems allow no end
 # <malloc.h>: parameters of mallopt(3)
@@ -44,8 +45,10 @@ def allow_files() -> None:
 
 
 def start_jax(experiment: Experiment) -> None:
-    """Turns the persistent compilation cache on and, in a run of several processes, joins them."""
+    """Tells libtpu how to compile, turns the persistent compilation cache on and, in a run of several processes, joins
+    them."""
     allow_files()
+    overlap_gathers()
     keep_compiled(experiment.data.cache_dir)
     _join_processes()
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from pretrainax import models
-from pretrainax.config import LearnedPositions, MeshConfig
+from pretrainax.config import LearnedPositions, MeshConfig, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
@@ -125,6 +125,22 @@ def test_a_compiled_sum_is_hidden_as_far_as_it_runs_beside_products():
         0.25,
         1,
     }
+
+
+def test_attention_is_charged_for_what_is_written_out_and_turned():
+    gpt, t5 = tiny.get_config("gpt"), tiny.get_config("t5")
+    gpt.train.attention = "xla"
+    m, length = gpt.model, lengths_of(batch_shapes(gpt)).inputs
+    logits, turned = roofline._of_attention(gpt, ONE, "gpu", 2)
+    assert (logits, turned) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0)
+    many = 2**27 // (4 * m.num_heads * length**2)  # rows whose logits a TPU core has just no room for
+    assert roofline._of_attention(gpt, ONE, "tpu", many - 1)[0] == 0 < roofline._of_attention(gpt, ONE, "tpu", many)[0]
+    assert (
+        roofline._of_attention(t5, ONE, "tpu", 2)[0] > 0
+    )  # its kernel sums the gradient of the bias from such an array
+    gpt.model.position = RotaryPositions()
+    queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
+    assert roofline._of_attention(gpt, ONE, "tpu", 2)[1] == 4 * 2 * m.num_layers * length * queries_and_keys
 
 
 def test_a_published_run_is_a_little_slower_than_the_expectation():

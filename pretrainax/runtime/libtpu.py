@@ -1,0 +1,22 @@
+"""Tells libtpu how to compile, before it is loaded: in a run, and where `plan` compiles for TPUs that are not there."""
+
+import os
+
+_VARIABLE = "LIBTPU_INIT_ARGS"
+# Gathers of parameters begin before the product that stands before their use, and end behind it, in a fusion with it.
+# That is the default of libtpu 0.0.42 on v5e alone. Compiled for v5p:4x4x4, of 2 layers of LLaMA 3 8B with data 2 and
+# fsdp 32, 47 % of what gathers send is sent while products run; without the flags nothing is. Its flags for all-reduces
+# and reduce-scatters (…_fuse_all_reduce, xla_enable_async_all_reduce, xla_enable_async_reduce_scatter_fusion) change
+# nothing in the compiled step.
+_FLAGS = (
+    "--xla_enable_async_all_gather=true",
+    "--xla_tpu_enable_async_collective_fusion=true",
+    "--xla_tpu_enable_async_collective_fusion_fuse_all_gather=true",
+    "--xla_tpu_enable_async_collective_fusion_multiple_steps=true",  # over several products, where one is too short
+    "--xla_tpu_overlap_compute_collective_tc=true",
+)
+
+
+def overlap_gathers() -> None:
+    """Has a TPU gather parameters while it multiplies, unless LIBTPU_INIT_ARGS says otherwise: its value is kept."""
+    os.environ.setdefault(_VARIABLE, " ".join(_FLAGS))
