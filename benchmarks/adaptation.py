@@ -5,7 +5,7 @@
 A BERT, an ELECTRA, a T5 and a GPT of 2 blocks of width 128 are pretrained on `books` (folders of JSON lines with a
 text), and learn SST-2, CoLA, RTE and CoNLL-2000 of `tasks` (`sst2/train.jsonl`), each with several seeds: whole, from
 random weights (the same run's checkpoint of step 0, so the same tokenizer) and pretrained; then by LoRA, by a prefix
-and by the head alone. The rate of each way is the best of three on SST-2 with seed 0, of each model. The figure is of
+and by the head alone. The rate of each way is the best of four on SST-2 with seed 0, of each model. The figure is of
 the last validation. Written at --to: the picture, and beside it the numbers in JSON, after each cell of the table; what
 is there already is not measured again, so that several processes can share the models, and what was stopped goes on.
 """
@@ -29,29 +29,17 @@ from pretrainax.reporting.curves import FAINT, PARTS, STYLE
 from pretrainax.reporting.tables import markdown
 from pretrainax.tasks.conll import TASKS as CONLL
 
-SHARED = [
-    *("--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0"),  # not one epoch of the text
-    *("--config.model.num_layers=2", "--config.tokenizer.vocab_size=4096", "--config.model.vocab_size=auto"),
-]
-# A small encoder with learned positions and the published rate has not learnt to look at its neighbours after 25 M
-# tokens: it tells how often words come, no more (a loss of 5.78). With rotary positions it begins to after one.
-ENCODER = [
-    *("--config.model.position=RotaryPositions()", "--config.train.global_batch_size=32"),
-    "--config.optimizer=AdamW(learning_rate=2e-2, epsilon=1e-6, clip_norm=1.0, scale_by_parameter_rms=True)",
-]
 MODELS = {
-    "BERT": [
-        *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", *ENCODER),
-        "--config.objective=MaskedLM(rate=0.3)",
-    ],
+    "BERT": runs.BERT,
     "ELECTRA": [
-        *("--config=configs/electra_small.py", "--config.model.d_model=128", "--config.model.d_ff=512", *ENCODER),
+        *("--config=configs/electra_small.py", "--config.model.d_model=128", "--config.model.d_ff=512", *runs.ENCODER),
         *("--config.model.num_heads=2", "--config.model.embedding_dim=None"),
         "--config.model.generator=Generator(num_layers=2, d_model=64, d_ff=256, num_heads=1)",
     ],
     "T5": ["--config=configs/t5_base.py:tiny"],  # 2 blocks in each stack
     "GPT": ["--config=configs/gpt2.py:tiny"],
 }
+ENCODERS = ("BERT", "ELECTRA")  # no sentence was asked of their first token: of texts they give the mean of all
 
 
 class Set(NamedTuple):
@@ -59,8 +47,10 @@ class Set(NamedTuple):
 
     figure: str
     valid: str  # the file of its records that are not learnt from
-    steps: int  # of 32 records: two epochs, of RTE four
+    steps: int  # of 32 records: of SST-2 two epochs, of the others one
     flags: list[str]
+    validations: int = 3  # of a run
+    is_of_texts: bool = True  # not of words
 
 
 PAIR = "Classification(text_field='premise', pair_field='hypothesis', labels=('0', '1'))"
@@ -68,18 +58,19 @@ TAGS = f"TokenClassification(words_field='tokens', tags_field='tags', labels={CO
 TEXT = ["--config=finetune:classification"]
 BUCKETS = "--config.data.packing=OneEach(buckets="
 SETS = {
-    "sst2": Set("accuracy", "valid", 432, [*TEXT, "--config.data.sequence_length=64", f"{BUCKETS}(24, 40))"]),
-    "cola": Set("matthews", "valid", 534, [*TEXT, "--config.data.sequence_length=40", f"{BUCKETS}(16,))"]),
+    "sst2": Set("accuracy", "valid", 432, [*TEXT, "--config.data.sequence_length=64", f"{BUCKETS}(24, 40))"], 6),
+    "cola": Set("matthews", "valid", 267, [*TEXT, "--config.data.sequence_length=40", f"{BUCKETS}(16,))"]),
     "rte": Set(
-        *("accuracy", "valid", 315),
+        *("accuracy", "valid", 105),
         [*TEXT, f"--config.objective={PAIR}", "--config.data.sequence_length=128", f"{BUCKETS}(64,))"],
     ),
     "conll2000": Set(
-        *("strict_f1", "test", 558),
+        *("strict_f1", "test", 279),
         [
             *("--config=finetune:token_classification", f"--config.objective={TAGS}"),
             *("--config.data.sequence_length=128", f"{BUCKETS}(40, 64))"),
         ],
+        is_of_texts=False,
     ),
 }
 
@@ -88,7 +79,7 @@ class Way(NamedTuple):
     """How a model learns a task."""
 
     start: str  # after the name of the pretrained run
-    rate: float  # to try with a third and three times it
+    rate: float  # to try with a ninth, a third and three times it
     tuning: Optional[str] = None
 
 
@@ -100,7 +91,6 @@ WAYS = {
     "prefix": Way("", 1e-2, "PrefixTuning(length=20)"),
     "head alone": Way("", 1e-2, "HeadAlone()"),
 }
-CURVE = 6  # validations of a run
 
 
 def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
@@ -112,13 +102,13 @@ def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
         "data.sequence_length": 128,
         "schedule.warmup_steps": steps // 20,
         "train.steps": steps,
-        "train.attention": "xla",
+        "model.num_layers": 2,
         "evaluate.every": steps // 10,
         "checkpoint.every": steps // 10,
         "checkpoint.keep": 1,
         "checkpoint.keep_at": "(0,)",
     }
-    lines = runs.train(os.path.join(options.workdir, model), [*MODELS[model], *SHARED], fields)
+    lines = runs.train(os.path.join(options.workdir, model), [*MODELS[model], *runs.PRETRAINING], fields)
     return {"tokens": lines[-1]["tokens"], "loss": runs.last_loss(lines)}
 
 
@@ -137,10 +127,12 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
         "schedule.warmup_steps": chosen.steps // 10,
         "train.steps": chosen.steps,
         "train.attention": "xla",
-        "evaluate.every": chosen.steps // CURVE,
+        "evaluate.every": chosen.steps // chosen.validations,
         "evaluate.select_by": chosen.figure,
         "checkpoint.every": chosen.steps,
-    } | ({"tuning": kind.tuning} if kind.tuning else {})
+    }
+    fields |= {"tuning": kind.tuning} if kind.tuning else {}
+    fields |= {"model.head": "Classify(pooling='mean')"} if chosen.is_of_texts and model in ENCODERS else {}
     workdir = os.path.join(options.workdir, name)
     flags = [*chosen.flags, *(f"--config.{field}={value}" for field, value in fields.items())]
     runs.command([*flags, f"--workdir={workdir}", *more])
@@ -148,8 +140,8 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
 
 
 def best_rate(options: argparse.Namespace, model: str, way: str) -> float:
-    """Returns which of three rates is best on SST-2 with seed 0."""
-    rates = [WAYS[way].rate * factor for factor in (1 / 3, 1, 3)]
+    """Returns which of four rates is best on SST-2 with seed 0."""
+    rates = [WAYS[way].rate * factor for factor in (1 / 9, 1 / 3, 1, 3)]
     found = {rate: curve(learn(options, model, "sst2", way, rate, ["--seeds=1"]), 0, "sst2") for rate in rates}
     return max(rates, key=lambda rate: found[rate][-1][1])
 
@@ -179,11 +171,12 @@ def measure(options: argparse.Namespace, model: str, path: str) -> None:
 
 
 def known(path: str) -> dict[str, dict]:
-    """Returns what was measured before; nothing where there is no file."""
+    """Returns what was measured before, in the order of MODELS; nothing where there is no file."""
     if not os.path.exists(path):
         return {}
     with open(path) as file:
-        return json.load(file)
+        found = json.load(file)
+    return {model: found[model] for model in MODELS if model in found}
 
 
 # --- what it comes to ------------------------------------------------------------------------------------------------
@@ -203,7 +196,8 @@ def gain(one: np.ndarray, other: np.ndarray) -> str:
 
 def measured_sets(found: dict[str, dict]) -> list[str]:
     """Returns the tasks that all models have learnt in all ways."""
-    return [task for task in SETS if all(len(one["tasks"].get(task, {})) == len(WAYS) for one in found.values())]
+    done = lambda model, task: len(found.get(model, {"tasks": {}})["tasks"].get(task, {})) == len(WAYS)  # noqa: E731
+    return [task for task in SETS if all(done(model, task) for model in MODELS)]
 
 
 def tables(found: dict[str, dict]) -> str:
@@ -235,7 +229,8 @@ def draw(path: str, found: dict[str, dict]) -> None:
     with matplotlib.rc_context(STYLE):
         tasks = measured_sets(found)
         rows, columns = len(tasks), len(found)
-        picture = figure.Figure(figsize=(3.4 * columns, 2.4 * rows + 1.1), dpi=120)
+        height = 2.4 * rows + 1.0
+        picture = figure.Figure(figsize=(3.4 * columns, height), dpi=120)
         panels = picture.subplots(rows, columns, sharey="row", squeeze=False)
         for row, task in zip(panels, tasks, strict=True):
             for panel, (model, one) in zip(row, found.items(), strict=True):
@@ -247,9 +242,9 @@ def draw(path: str, found: dict[str, dict]) -> None:
                     panel.fill_between(steps, values.min(0), values.max(0), color=color, alpha=0.15, lw=0)
                 panel.set_title(f"{model}: {task}, {SETS[task].figure}")
         handles, labels = panels[0][0].get_legend_handles_labels()
-        picture.legend(handles, labels, ncols=len(WAYS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.985))
-        picture.supxlabel("steps of 32 records", color=FAINT, fontsize=10)
-        picture.tight_layout(rect=(0, 0, 1, 0.96))
+        picture.legend(handles, labels, ncols=len(WAYS), frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.0))
+        picture.supxlabel("steps of 32 records", color=FAINT, fontsize=10, y=0.1 / height)
+        picture.tight_layout(rect=(0, 0.2 / height, 1, 1 - 0.4 / height))
         picture.savefig(path, facecolor="white")
 
 
@@ -267,6 +262,8 @@ def main() -> None:
     numbers = os.path.splitext(options.to)[0] + ".json"
     for model in options.models:
         measure(options, model, numbers)
+    if not measured_sets(known(numbers)):
+        sys.exit(f"{numbers} has no task that all models have learnt in all ways: the rest of --models is missing")
     draw(options.to, known(numbers))
     print(tables(known(numbers)))
 

@@ -19,10 +19,6 @@ from pretrainax.distill import DistilBERT, Distillation, MiniLM, TinyBERT
 from pretrainax.reporting.tables import markdown
 
 TEACHER_LAYERS, STUDENT_LAYERS = 4, 2
-BERT = [
-    *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", "--config.objective=MaskedLM()"),
-    *("--config.tokenizer.vocab_size=4096", "--config.train.global_batch_size=8", "--config.train.attention=xla"),
-]
 ALONE = "alone"
 # Of parts that leave the answers alone, the student's own loss is beside them, or there would be none to compare.
 WAYS = {
@@ -39,6 +35,7 @@ def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fie
     workdir = os.path.join(options.workdir, name)
     fields |= {
         "data.source": options.source,
+        "data.sequence_length": 128,
         "model.num_layers": layers,
         "schedule": f"WarmupCosine(warmup_steps={max(steps // 10, 1)})",
         "train.steps": steps,
@@ -46,7 +43,7 @@ def train(options: argparse.Namespace, name: str, layers: int, steps: int, **fie
         "evaluate.batches": 80,
         "checkpoint.every": steps,
     }
-    return runs.train(workdir, BERT, fields)
+    return runs.train(workdir, [*runs.BERT, *runs.PRETRAINING], fields)
 
 
 def flops_of_step(lines: list[dict]) -> float:
@@ -58,8 +55,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", required=True, help="a folder for the runs")
     parser.add_argument("--source", required=True, help="the text, as --config.data.source takes it")
-    parser.add_argument("--teacher_steps", type=int, default=10_000, help="of 8 rows of 128 tokens")
-    parser.add_argument("--steps", type=int, default=2_000, help="of a student with its teacher")
+    parser.add_argument("--teacher_steps", type=int, default=2_500, help="of 32 rows of 128 tokens")
+    parser.add_argument("--steps", type=int, default=500, help="of a student with its teacher")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--starts", nargs="+", choices=STARTS, default=list(STARTS))
     parser.add_argument("--seeds", type=int, default=3)

@@ -6,6 +6,21 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+# A small encoder with learned positions and the published rate has not learnt to look at its neighbours after 25 M
+# tokens: it tells how often words come, no more (a loss of 5.78). With rotary positions it begins to after one.
+ENCODER = [
+    *("--config.model.position=RotaryPositions()", "--config.train.global_batch_size=32"),
+    "--config.optimizer=AdamW(learning_rate=2e-2, epsilon=1e-6, clip_norm=1.0, scale_by_parameter_rms=True)",
+]
+BERT = [
+    *("--config=configs/bert_base.py:tiny", "--config.model.pair_head=False", *ENCODER),
+    "--config.objective=MaskedLM(rate=0.3)",
+]
+PRETRAINING = [  # of less than an epoch
+    *("--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0", "--config.train.attention=xla"),
+    *("--config.tokenizer.vocab_size=4096", "--config.model.vocab_size=auto"),
+]
+
 
 def command(words: Sequence[str]) -> None:
     """Runs `python -m pretrainax.main`; ends this process, with the last line of that one, where it fails."""
