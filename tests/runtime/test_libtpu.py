@@ -1,10 +1,13 @@
 """Flags of libtpu are there before it is loaded, and a user's own are kept."""
 
+import importlib.util
+import mmap
 import os
+import pathlib
 
 import pytest
 
-from pretrainax.runtime.libtpu import overlap_gathers
+from pretrainax.runtime.libtpu import _FLAGS, overlap_gathers
 
 
 @pytest.fixture
@@ -30,3 +33,15 @@ def test_libtpu_is_told_to_gather_while_it_multiplies(told):
 @pytest.mark.parametrize("own", ["", "--xla_tpu_scoped_vmem_limit_kib=98304"])
 def test_what_a_user_tells_libtpu_is_kept(told, own):
     assert told(own) == own
+
+
+def test_the_libtpu_that_is_installed_knows_the_flags():
+    """One that does not would end every run with its first array."""
+    found = importlib.util.find_spec("libtpu")
+    if found is None:
+        pytest.skip("libtpu is not installed (extra tpu)")
+    with open(pathlib.Path(found.origin).with_name("libtpu.so"), "rb") as file:
+        library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        names = [flag.removeprefix("--").partition("=")[0] for flag in _FLAGS]
+        assert [name for name in names if library.find(b"\0" + name.encode() + b"\0") < 0] == []
+        assert library.find(b"\0xla_tpu_no_such_flag\0") < 0
