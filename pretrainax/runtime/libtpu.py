@@ -4,10 +4,10 @@ import os
 
 _VARIABLE = "LIBTPU_INIT_ARGS"
 # Gathers of parameters begin before the product that stands before their use, and end behind it, in a fusion with it.
-# That is the default of libtpu 0.0.42 on v5e alone. Compiled for v5p:4x4x4, of 2 layers of LLaMA 3 8B with data 2 and
-# fsdp 32, 47 % of what gathers send is sent while products run; without the flags nothing is. Its flags for all-reduces
-# and reduce-scatters (…_fuse_all_reduce, xla_enable_async_all_reduce, xla_enable_async_reduce_scatter_fusion) change
-# nothing in the compiled step.
+# That is the default of libtpu 0.0.42 on v5e alone. As compiled, of what the gathers of 2 layers of LLaMA 3 8B send, so
+# much goes while products run: on v5p:4x4x4, data 2 and fsdp 32, 47 % (without the flags nothing); on v6e:4x4, fsdp 16,
+# 46 % (33 %). Its flags for all-reduces and reduce-scatters (…_fuse_all_reduce, xla_enable_async_all_reduce,
+# xla_enable_async_reduce_scatter_fusion) change nothing in the step for v5p.
 _FLAGS = (
     "--xla_enable_async_all_gather=true",
     "--xla_tpu_enable_async_collective_fusion=true",
