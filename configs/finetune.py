@@ -47,7 +47,6 @@ from pretrainax.config import (
     CheckpointConfig,
     Classify,
     DataConfig,
-    Embed,
     EvaluateConfig,
     Experiment,
     Extract,
@@ -115,8 +114,8 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     named = copy.deepcopy(known[variant or "sst2"])  # a config is changed by its flags
     model, tokenizer, heads = beginning_of(init_from) if init_from is not None else _fresh(named.task)
     if named.task.has_head:
-        wanted, known_heads = type(named.task.head(model)), (*heads, Embed.usual(model))
-        model.head = next((head for head in known_heads if type(head) is wanted), None)
+        usual = named.task.head(model)  # where transformers has no such model
+        model.head = next((head for head in heads if type(head) is type(usual)), usual.left_open())
     steps = EPOCHS * named.examples // BATCH
     length = min(named.length, model.position.max_length or named.length)
     return Experiment(

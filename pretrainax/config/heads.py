@@ -23,6 +23,10 @@ class HeadConfig(Choice):
         mine, theirs = (vars(head) for head in (self, wanted)) if type(self) is type(wanted) else ({}, {})
         return dataclasses.replace(self, **{name: theirs[name] for name, x in mine.items() if x == AUTO})
 
+    def left_open(self) -> "HeadConfig":
+        """Returns this head with `auto` again in the fields that are so where nobody says more."""
+        return dataclasses.replace(self, **{x.name: AUTO for x in dataclasses.fields(self) if x.default == AUTO})
+
 
 @dataclasses.dataclass
 class Classify(HeadConfig):

@@ -49,18 +49,19 @@ def complete(experiment: Experiment) -> None:
     Raises:
       UserError: values that are not of the types of their fields, which an objective takes for granted.
     """
-    if problems := list(_type_problems(experiment)):
+    if problems := [*type_problems(experiment), *_word_problems(experiment)]:
         raise UserError("; ".join(problems))
     experiment.objective.complete(experiment)
 
 
 def _problems(e: Experiment, files: bool) -> Iterator[str]:
-    found = list(_type_problems(e)) or list(_problems_of_values(e, files)) or list(e.objective.validation_problems(e))
+    found = list(type_problems(e)) or list(_problems_of_values(e, files)) or list(e.objective.validation_problems(e))
     yield from found or _phase_problems(e, files)
 
 
 def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from range_problems(e)
+    yield from _word_problems(e)
     yield from _number_problems(e)
     yield from _average_problems(e)
     yield from _attention_problems(e.model)
@@ -81,8 +82,7 @@ def _phase_problems(e: Experiment, files: bool) -> Iterator[str]:
             yield f"phase {phase.number} of config.phases ({phase.changes or 'as the config says'}): {line}"
 
 
-def _type_problems(e: Experiment) -> Iterator[str]:
-    yield from type_problems(e)
+def _word_problems(e: Experiment) -> Iterator[str]:
     for path, hint, value in fields(e):
         if typing.get_origin(hint) is Literal and value not in typing.get_args(hint):
             yield f"{path} is {value!r}, {nearest(str(value), typing.get_args(hint))}"

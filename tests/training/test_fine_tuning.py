@@ -11,12 +11,13 @@ import pytest
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.config import Classify, Experiment, MeshConfig, UserError
 from pretrainax.config.config_file import read_config_file
+from pretrainax.config.validation import complete
 from pretrainax.data.objectives import NextSentencePrediction
 from pretrainax.data.packing import OneEach
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.inference.load import load
-from pretrainax.interop import directories
+from pretrainax.interop import directories, start
 from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.scoring.record_scores import score_records
 from pretrainax.sharding.mesh import make_mesh
@@ -128,6 +129,19 @@ def test_spikes_are_looked_for_in_the_loss(pretrained, records, cache, tmp_path,
         line["loss"] for line in read_metrics(str(tmp_path / "run" / "metrics.jsonl")) if line["split"] == "train"
     ]
     np.testing.assert_allclose(seen, trained, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sst2", "stsb", "conll2003", "squad", "race", "record", "retrieval"])
+@pytest.mark.parametrize("is_published", [True, False])
+def test_fields_of_the_head_can_be_set_whatever_a_run_starts_from(name, is_published, pretrained, monkeypatch):
+    """Also of a model that transformers has none like: its head was None until the task had made one."""
+    if not is_published:
+        monkeypatch.setattr(start, "describe_model", lambda *_: (_ for _ in ()).throw(UserError("none like it")))
+    experiment = read_config_file(f"finetune:{name}", pretrained)
+    wanted = experiment.objective.head(experiment.model)
+    assert type(experiment.model.head) is type(wanted) and experiment.model.head.left_open() == experiment.model.head
+    complete(experiment)
+    assert "auto" not in vars(experiment.model.head).values()
 
 
 def test_each_config_has_a_task_of_its_own():
