@@ -262,10 +262,11 @@ def main() -> None:
     numbers = os.path.splitext(options.to)[0] + ".json"
     for model in options.models:
         measure(options, model, numbers)
-    if not measured_sets(known(numbers)):
+    found = known(numbers)
+    if not measured_sets(found):
         sys.exit(f"{numbers} has no task that all models have learnt in all ways: the rest of --models is missing")
-    draw(options.to, known(numbers))
-    print(tables(known(numbers)))
+    draw(options.to, found)
+    print(tables(found))
 
 
 if __name__ == "__main__":

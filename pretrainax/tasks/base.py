@@ -17,7 +17,7 @@ from pretrainax.data.framing import Frame, decoder_start, frame_of, longest_firs
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
-from pretrainax.data.sources.records import text_of
+from pretrainax.data.sources.records import text_of, value_of
 from pretrainax.tasks.chunks import LOST, Chunks
 
 if TYPE_CHECKING:
@@ -330,6 +330,14 @@ def text_in(record: Mapping, name: str, field: str) -> str:
     it holds none."""
     text = text_of(record, name, f"config.objective.{field}")
     return text if isinstance(text, str) else text.decode()
+
+
+def texts_in(record: Mapping, name: str, field: str, what: str = "texts") -> list[str]:
+    """Returns the texts of the list that a field of a record holds, likewise; what: they are, for the error."""
+    found = value_of(record, name, f"config.objective.{field}")
+    if not isinstance(found, (list, tuple, np.ndarray)):
+        raise ValueError(f"field {name!r} holds {found!r}, it must be a list of {what}")
+    return [text_in({name: one}, name, field) for one in found]
 
 
 def side_by_side(rows: Sequence[Example]) -> Example:

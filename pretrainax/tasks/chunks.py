@@ -1,6 +1,7 @@
 """Windows of texts that are longer than a row, and one answer of those to all windows of a record."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Literal, Optional
 
@@ -68,7 +69,7 @@ class Chunks(Choice):
 
     def joined(self, answers: np.ndarray, notes: Sequence[Note], kind: Kind) -> tuple[np.ndarray, list[Note]]:
         """Returns one answer of each record, [records, L], of those to its windows, [n, L], and a note of each."""
-        starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
+        starts = [one.start for one in records_of(notes)]
         of_records = [notes[i] for i in starts]
         if self.join == "first":
             return answers[starts], of_records
@@ -80,6 +81,12 @@ class Chunks(Choice):
             return np.add.reduceat(answers, starts) / counts, of_records
         mean = np.add.reduceat(of_labels(answers.astype(np.float64)), starts) / counts
         return (np.log(mean) if kind == "single" else np.log(mean) - np.log1p(-mean)), of_records
+
+
+def records_of(notes: Sequence[Note]) -> list[slice]:
+    """Returns which documents are of each record, in their order: those of one are numbered from 0 as its windows."""
+    starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
+    return [slice(*ends) for ends in itertools.pairwise([*starts, len(notes)])]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

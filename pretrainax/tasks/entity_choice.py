@@ -11,10 +11,9 @@ from pretrainax.config import Classify, Experiment, HeadConfig
 from pretrainax.config.json_files import JsonObject
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
-from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
-from pretrainax.tasks.base import Task, rounded, text_in
-from pretrainax.tasks.chunks import WINDOW, softmax
+from pretrainax.tasks.base import Task, rounded, text_in, texts_in
+from pretrainax.tasks.chunks import WINDOW, records_of, softmax
 
 
 @dataclasses.dataclass
@@ -53,25 +52,18 @@ class EntityChoice(Task):
         query = text_in(record, self.query_field, "query_field")
         if self.gap not in query:
             raise ValueError(f"field {self.query_field!r} holds {query!r}, without {self.gap!r} (config.objective.gap)")
-        entities = list(dict.fromkeys(self._list(record, "entities_field")))
+        entities = list(dict.fromkeys(texts_in(record, self.entities_field, "entities_field")))
         if not entities:
             raise ValueError(f"field {self.entities_field!r} is empty: there is nothing to choose from")
         return Record((plain(passage), *(query.replace(self.gap, one) for one in entities)), {"entities": entities})
 
     def read(self, record: Mapping) -> Record:
-        asked, answers = self.ask(record), self._list(record, "answers_field")
+        asked, answers = self.ask(record), texts_in(record, self.answers_field, "answers_field")
         if not set(answers) & set(asked.note["entities"]):
             raise ValueError(
                 f"field {self.answers_field!r} holds {answers}, none of which is in field {self.entities_field!r}"
             )
         return dataclasses.replace(asked, note={**asked.note, "answers": answers})
-
-    def _list(self, record: Mapping, field: str) -> list[str]:
-        name = getattr(self, field)
-        found = value_of(record, name, f"config.objective.{field}")
-        if not isinstance(found, (list, tuple, np.ndarray)):
-            raise ValueError(f"field {name!r} holds {found!r}, it must be a list of texts")
-        return [text_in({name: one}, name, field) for one in found]
 
     def encode(self, record: Record, tokenizer) -> Iterator[Encoded]:
         """Yields the passage and the filled sentence for each entity, whose number is that of a window.
@@ -108,10 +100,9 @@ class EntityChoice(Task):
             yield "config.objective.gap is '', it must be what stands where an entity belongs, as '@placeholder'"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        starts = [i for i, note in enumerate(notes) if note[WINDOW] == 0]
-        records = [slice(*ends) for ends in zip(starts, [*starts[1:], len(notes)], strict=True)]
+        records = records_of(notes)
         said = [notes[one][int(_scores(answers[one]).argmax())]["entity"] for one in records]
-        return figures.of_answers(said, [notes[i]["answers"] for i in starts], some_have_none=False)
+        return figures.of_answers(said, [notes[one.start]["answers"] for one in records], some_have_none=False)
 
     def prediction(self, answers: np.ndarray, notes: Sequence[Note]) -> JsonObject:
         """Returns the entity that is likeliest, and of each how likely it is to be right."""

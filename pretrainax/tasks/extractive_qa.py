@@ -16,6 +16,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks import figures
 from pretrainax.tasks.base import Task, rounded, text_in
+from pretrainax.tasks.chunks import WINDOW, records_of
 
 if TYPE_CHECKING:
     from pretrainax.tokenization.base import Tokenizer
@@ -157,7 +158,7 @@ class ExtractiveQA(Task):
             inside = span is not None and start <= span[0] and span[1] < stop
             note = {name: x for name, x in record.note.items() if name != "spans"}
             note |= {
-                "window": number,
+                WINDOW: number,
                 "context": context[begin:end],
                 "starts": (places[start:stop, 0] - begin).tolist(),
                 "ends": (places[start:stop, 1] - begin).tolist(),
@@ -207,10 +208,9 @@ class ExtractiveQA(Task):
             yield "config.data.drop_duplicates is of whole texts, ExtractiveQA makes windows of them: set it to False"
 
     def metrics(self, answers: np.ndarray, notes: Sequence[Note]) -> dict[str, float]:
-        firsts = [i for i, note in enumerate(notes) if note["window"] == 0]
-        records = [slice(*ends) for ends in zip(firsts, [*firsts[1:], len(notes)], strict=True)]
+        records = records_of(notes)
         said = [self.said(answers[record], notes[record]).text for record in records]
-        return figures.of_answers(said, [notes[i]["answers"] for i in firsts], self.no_answer)
+        return figures.of_answers(said, [notes[record.start]["answers"] for record in records], self.no_answer)
 
     def said(self, answers: np.ndarray, notes: Sequence[Note]) -> Said:
         """Returns the answer to a record; answers: [windows, T, 2]; notes: of its windows."""

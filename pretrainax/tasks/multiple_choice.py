@@ -15,7 +15,7 @@ from pretrainax.data.batch import Lengths
 from pretrainax.data.preparation.shards import Encoded
 from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
-from pretrainax.tasks.base import Task, rounded, side_by_side, text_in
+from pretrainax.tasks.base import Task, rounded, side_by_side, text_in, texts_in
 from pretrainax.tasks.chunks import softmax
 
 _LETTERS = string.ascii_uppercase
@@ -85,10 +85,7 @@ class MultipleChoice(Task):
         if len(self.choice_fields) > 1:
             return [text_in(record, name, "choice_fields") for name in self.choice_fields]
         (name,) = self.choice_fields
-        found = value_of(record, name, "config.objective.choice_fields")
-        if not isinstance(found, (list, tuple, np.ndarray)):
-            raise ValueError(f"field {name!r} holds {found!r}, it must be a list of the choices")
-        return [text_in({name: choice}, name, "choice_fields") for choice in found]
+        return texts_in(record, name, "choice_fields", "the choices")
 
     def _number(self, value: object, choices: Sequence[str]) -> int:
         value = value.decode() if isinstance(value, bytes) else value

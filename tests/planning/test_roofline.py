@@ -135,9 +135,7 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     assert (logits, turned) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0)
     many = 2**27 // (4 * m.num_heads * length**2)  # rows whose logits a TPU core has just no room for
     assert roofline._of_attention(gpt, ONE, "tpu", many - 1)[0] == 0 < roofline._of_attention(gpt, ONE, "tpu", many)[0]
-    assert (
-        roofline._of_attention(t5, ONE, "tpu", 2)[0] > 0
-    )  # its kernel sums the gradient of the bias from such an array
+    assert roofline._of_attention(t5, ONE, "tpu", 2)[0] > 0  # the gradient of its bias is made of such an array
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
     assert roofline._of_attention(gpt, ONE, "tpu", 2)[1] == 4 * 2 * m.num_layers * length * queries_and_keys
