@@ -48,6 +48,7 @@ class Set(NamedTuple):
     figure: str
     valid: str  # the file of its records that are not learnt from
     steps: int  # of 32 records: of SST-2 two epochs, of the others one
+    length: int  # of a row, in tokens
     flags: list[str]
     validations: int = 3  # of a run
     is_of_texts: bool = True  # not of words
@@ -56,20 +57,15 @@ class Set(NamedTuple):
 PAIR = "Classification(text_field='premise', pair_field='hypothesis', labels=('0', '1'))"
 TAGS = f"TokenClassification(words_field='tokens', tags_field='tags', labels={CONLL['conll2000'].task.labels})"  # pyright: ignore[reportAttributeAccessIssue]
 TEXT = ["--config=finetune:classification"]
+ROOM, PREFIX = 128, 20  # of GPT's learned positions, of which a prefix takes some: there its rows are that much shorter
 BUCKETS = "--config.data.packing=OneEach(buckets="
 SETS = {
-    "sst2": Set("accuracy", "valid", 432, [*TEXT, "--config.data.sequence_length=64", f"{BUCKETS}(24, 40))"], 6),
-    "cola": Set("matthews", "valid", 267, [*TEXT, "--config.data.sequence_length=40", f"{BUCKETS}(16,))"]),
-    "rte": Set(
-        *("accuracy", "valid", 105),
-        [*TEXT, f"--config.objective={PAIR}", "--config.data.sequence_length=128", f"{BUCKETS}(64,))"],
-    ),
+    "sst2": Set("accuracy", "valid", 432, 64, [*TEXT, f"{BUCKETS}(24, 40))"], 6),
+    "cola": Set("matthews", "valid", 267, 40, [*TEXT, f"{BUCKETS}(16,))"]),
+    "rte": Set("accuracy", "valid", 105, ROOM, [*TEXT, f"--config.objective={PAIR}", f"{BUCKETS}(64,))"]),
     "conll2000": Set(
-        *("strict_f1", "test", 279),
-        [
-            *("--config=finetune:token_classification", f"--config.objective={TAGS}"),
-            *("--config.data.sequence_length=128", f"{BUCKETS}(40, 64))"),
-        ],
+        *("strict_f1", "test", 279, ROOM),
+        ["--config=finetune:token_classification", f"--config.objective={TAGS}", f"{BUCKETS}(40, 64))"],
         is_of_texts=False,
     ),
 }
@@ -88,7 +84,7 @@ WAYS = {
     RANDOM: Way("@0", 3e-4),
     WHOLE: Way("", 3e-4),
     "LoRA": Way("", 3e-3, "LoRA(rank=8)"),
-    "prefix": Way("", 1e-2, "PrefixTuning(length=20)"),
+    "prefix": Way("", 1e-2, f"PrefixTuning(length={PREFIX})"),
     "head alone": Way("", 1e-2, "HeadAlone()"),
 }
 
@@ -120,6 +116,7 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
     name = f"{task}-{model}-{way}-{rate:.1g}".replace(" ", "_").replace(",", "")
     fields = {
         "data.source": source,
+        "data.sequence_length": chosen.length,
         "checkpoint.init_from": os.path.join(options.workdir, model) + kind.start,
         "model.dropout_rate": 0.1,
         "model.attention_dropout_rate": 0.1,
@@ -132,6 +129,7 @@ def learn(options: argparse.Namespace, model: str, task: str, way: str, rate: fl
         "checkpoint.every": chosen.steps,
     }
     fields |= {"tuning": kind.tuning} if kind.tuning else {}
+    fields |= {"data.sequence_length": ROOM - PREFIX} if (model, way, chosen.length) == ("GPT", "prefix", ROOM) else {}
     fields |= {"model.head": "Classify(pooling='mean')"} if chosen.is_of_texts and model in ENCODERS else {}
     workdir = os.path.join(options.workdir, name)
     flags = [*chosen.flags, *(f"--config.{field}={value}" for field, value in fields.items())]
