@@ -1,4 +1,5 @@
-"""Qwen 2, 2.5 and 3 by causal language modelling: `:2_0_5b` … `:2_72b`, `:2_5_0_5b` … `:2_5_72b`, `:3_0_6b` … `:3_32b`.
+"""Qwen 2, 2.5 and 3 by causal language modelling: `:2_0_5b` … `:2_72b`, `:2_5_0_5b` … `:2_5_72b`, `:3_0_6b` … `:3_32b`,
+and with experts `:3_30b_a3b` and `:3_235b_a22b`.
 
     python -m pretrainax.main --config=configs/qwen.py:3_0_6b --config.mesh.fsdp=8 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)"
@@ -13,6 +14,7 @@ Nor is the text public, of many languages and of code; FineWeb (Penedo et al. 20
 | 2_0_5b, 2_1_5b, 2_7b, 2_72b | 12, 7, 7, 7 T | 45.4, 56.5, 70.3, 84.2 |
 | 2_5_0_5b, 2_5_1_5b, 2_5_3b, 2_5_7b, 2_5_14b, 2_5_32b, 2_5_72b | 18 T | 47.5, 60.9, 65.6, 74.2, 79.7, 83.3, 86.1 |
 | 3_0_6b, 3_1_7b, 3_4b, 3_8b, 3_14b, 3_32b | 36 T | 52.8, 62.6, 73.0, 76.9, 81.1, 83.6 |
+| 3_30b_a3b, 3_235b_a22b | 36 T | 81.4, 87.8 |
 """
 
 from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig

@@ -32,14 +32,19 @@ VARIANTS = {
     ],
     "gemma": "1_2b 1_7b 2_2b 2_9b 2_27b 3_270m 3_1b 3_4b 3_12b 3_27b".split(),
     "gpt2": ("124m", "355m", "774m", "1558m"),
+    "grok": ("1_314b",),
     "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),
     "llama": "1_7b 1_13b 1_33b 1_65b 2_7b 2_13b 2_70b 3_8b 3_70b 3_1_8b 3_1_70b 3_1_405b".split(),
     "mistral": ("7b", "7b_v0_3"),
+    "mixtral": ("8x7b", "8x22b"),
     "modernbert_base": ("base", "large"),
+    "olmo": "2_1b 2_7b 2_13b 2_32b".split(),
+    "olmoe": ("1b_7b",),
+    "palm": ("8b", "62b", "540b"),
     "quickstart": ("",),
     "qwen": (
         "2_0_5b 2_1_5b 2_7b 2_72b 2_5_0_5b 2_5_1_5b 2_5_3b 2_5_7b 2_5_14b 2_5_32b 2_5_72b "
-        "3_0_6b 3_1_7b 3_4b 3_8b 3_14b 3_32b"
+        "3_0_6b 3_1_7b 3_4b 3_8b 3_14b 3_32b 3_30b_a3b 3_235b_a22b"
     ).split(),
     "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
@@ -107,7 +112,10 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     model.embedding_dim = model.embedding_dim and 16
     if model.generator is not None:
         model.generator = dataclasses.replace(model.generator, num_layers=2, d_model=16, d_ff=32, num_heads=2)
-    model.num_kv_heads = model.num_kv_heads and 2
+    if model.experts is not None:
+        sizes = {"num_experts": 4, "top_k": 2, "d_ff": model.experts.d_ff and 16}
+        model.experts = dataclasses.replace(model.experts, **sizes)
+    model.num_kv_heads = model.num_kv_heads and min(model.num_kv_heads, 2)
     model.head_dim = model.head_dim and 8
     model.layer_pattern = tuple(dict.fromkeys(model.layer_pattern))  # one layer of each kind
     model.window = model.window and 8

@@ -33,7 +33,7 @@ def matrices_of(params: PyTree) -> list[Matrix]:
     """Returns the linear maps of the blocks of a model; params: arrays or shapes."""
     found = []
     for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
-        if is_stacked(name) and name.endswith(_KERNEL):
+        if is_stacked(name) and name.endswith(_KERNEL) and "experts" not in axes:  # of which a tuning knows nothing
             cut = 1 + _summed(axes[1:])
             found.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:cut], x.shape[cut:]))
     return found
@@ -66,7 +66,7 @@ def _summed(axes: Sequence[str]) -> int:
 def _rows() -> Iterable[tuple[str, str]]:
     """Yields the partition rules of what is added to a matrix: each axis lies as that of the matrix."""
     for pattern, names in PARTITION_RULES:
-        if pattern.startswith("blocks/") and pattern.endswith(_KERNEL):
+        if pattern.startswith("blocks/") and pattern.endswith(_KERNEL) and "layers experts" not in names:
             layers, *axes = names.split()
             cut, path = _summed(axes), pattern.removesuffix("kernel")
             inputs, outputs = " ".join(axes[:cut]), " ".join(axes[cut:])

@@ -21,6 +21,7 @@ from pretrainax.config.experiment import (
     MeshConfig,
     TrainConfig,
 )
+from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
@@ -56,6 +57,7 @@ __all__ = [
     "LinearScaling",
     "LongContextScaling",
     "MeshConfig",
+    "MixtureOfExperts",
     "ModelConfig",
     "Phase",
     "Position",

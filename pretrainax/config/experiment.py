@@ -56,6 +56,7 @@ class MeshConfig:
 
     data: int = free(-1)  # batch split, parameters copied
     fsdp: int = free(1)  # batch split, parameters split too
+    expert: int = free(1)  # batch split, experts split: each device has some, and sends the others their tokens
     sequence: int = free(1)  # length split
     tensor: int = free(1)  # heads, feed-forward and vocabulary split
     slices: int = free(1)  # TPU slices, or clusters of GPUs, that a slow network joins: only `data` crosses it

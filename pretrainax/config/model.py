@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, Optional
 
 from pretrainax.config.auto import Size
 from pretrainax.config.choice import Choice
+from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import HeadConfig
 from pretrainax.config.positions import LearnedPositions, Position
 
@@ -59,13 +60,17 @@ class ModelConfig:
     layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer, repeated (Gemma 2)
     window: Optional[int] = None  # tokens a local layer sees: itself and those before it; an encoder, half on each side
     norm: Literal["layer", "rms", "rms_plus_one"] = "layer"  # plus one: the scale is 1 + the parameter (Gemma)
-    # pre: x + f(norm(x)), a last norm on top | post: norm(x + f(x)) | both: x + norm(f(norm(x)))
-    norm_at: Literal["pre", "post", "both"] = "pre"
+    # pre: x + f(norm(x)) | both: x + norm(f(norm(x))) | after: x + norm(f(x)); of these a last norm is on top |
+    # post: norm(x + f(x))
+    norm_at: Literal["pre", "post", "both", "after"] = "pre"
+    parallel: bool = False  # attention and feed-forward read the same norm of x, and both are added to x (PaLM)
     norm_epsilon: float = 1e-5  # added to the variance
     norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
     qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
+    qk_norm_heads: Literal["each", "all"] = "each"  # that norm is of each head, or of all side by side (OLMo 2)
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"  # of the feed-forward
     gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
+    experts: Optional[MixtureOfExperts] = None  # in the place of each feed-forward; None: there is one, for all tokens
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
     qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
     embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
@@ -73,6 +78,7 @@ class ModelConfig:
     num_token_types: int = 0  # rows of the token type table (BERT: 2)
     tie_embeddings: bool = True  # the output matrix is the token embedding, transposed
     scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
+    logit_scale: Optional[float] = None  # logits over the vocabulary are multiplied by it (Grok-1: 1/sqrt(3)); None: 1
     attention_scale: Optional[float] = None  # of attention logits; None: 1/sqrt(head_dim) (T5: 1, it is in the init)
     attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
     final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)

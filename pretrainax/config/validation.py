@@ -234,6 +234,11 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
 
 
 def _brick_problems(m: ModelConfig) -> Iterator[str]:
+    if m.parallel and (m.norm_at != "pre" or m.family == "encoder_decoder"):
+        yield (
+            f"config.model.parallel needs norm_at='pre' and one stack, and config.model.norm_at is {m.norm_at!r}, "
+            f"family {m.family!r}: set it to False"
+        )
     if m.input_convolution is not None and (m.input_convolution < 1 or m.input_convolution % 2 == 0):
         yield f"config.model.input_convolution is {m.input_convolution}, it must be odd"
     if m.input_convolution is not None and m.family != "encoder":

@@ -156,5 +156,10 @@ class CachedModel:
 
 
 def _in_dtype(params: PyTree, dtype: str) -> PyTree:
-    """Returns parameters whose matrices are of the dtype that `Linear` casts them to."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: x.astype(dtype) if path[-1].key == "kernel" else x, params)
+    """Returns parameters whose matrices are of the dtype that products cast them to: all but a router's."""
+
+    def cast(path, x):
+        *_, module, name = (key.key for key in path)
+        return x.astype(dtype) if name == "kernel" and module != "router" else x
+
+    return jax.tree_util.tree_map_with_path(cast, params)

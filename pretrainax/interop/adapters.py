@@ -76,8 +76,8 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
     rows, found = rows_of(table, models.abstract_params(model)), {}
     for matrix in matrices_of(models.abstract_params(model)):
         row, shape = rows[f"{matrix.path}/kernel"]
-        for name, layer in places(row, shape):
-            place = _Place(matrix.path, layer or 0, *(row.part or (0, 1)))
+        for name, index in places(row, shape):
+            place = _Place(matrix.path, *(index or (0,)), *(row.part or (0, 1)))
             found.setdefault(name.removesuffix(".weight"), []).append(place)
     return found
 

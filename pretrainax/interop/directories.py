@@ -59,7 +59,7 @@ from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.chat import read_template, write_template
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.tokenization.huggingface_export import write_tokenizer
-from pretrainax.zoo.convert import Rows, places, rows_of, their_shape, view
+from pretrainax.zoo.convert import Rows, places, rows_of, stacked_axes, their_shape, view
 from pretrainax.zoo.family import ConfigJson, HuggingFace, differences
 
 _DIFFERENCE = "embedding_difference/"  # paths of what a discriminator adds to the generator's embeddings
@@ -202,8 +202,8 @@ def _tensors(family: HuggingFace, model: ModelConfig, rows: Rows, dtype_of: Call
     """Returns the dtype and the shape of each tensor of an export, by name."""
     tensors = {}
     for row, shape in rows.values():
-        for name, layer in places(row, shape):
-            tensors[name] = dtype_of(name), their_shape(row, shape if layer is None else shape[1:])
+        for name, index in places(row, shape):
+            tensors[name] = dtype_of(name), their_shape(row, shape[len(index) :])
     for name, shape in family.zeros(model).items() if model.head is None else ():
         tensors[name] = dtype_of(name), shape
     return tensors
@@ -242,9 +242,10 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
         if path not in rows:
             continue
         row, shape = rows[path]
-        if "{layer}" in row.name:
-            for layer, (name, _) in enumerate(list(places(row, shape))[start : start + len(block)]):
-                view(row, files[name], shape[1:])[...] = block[layer]
+        if stacked_axes(row):
+            for name, (layer, *rest) in places(row, shape):
+                if start <= layer < start + len(block):
+                    view(row, files[name], shape[1 + len(rest) :])[...] = block[(layer - start, *rest)]
         else:
             place = view(row, files[row.name], shape)[start : start + len(block)]
             # of the discriminator's table two parts come, in any order: it starts as zeros

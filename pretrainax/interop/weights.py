@@ -19,7 +19,7 @@ from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, view
+from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, stacked_axes, view
 from pretrainax.zoo.family import ConfigJson, Row, differences
 
 _MOST_FIELDS = 6  # of another architecture that an error names
@@ -265,10 +265,11 @@ class DirectoryWeights:
     def read(self, path: str, index: Index) -> np.ndarray:
         """Reads the block of a parameter at `index`, as float32; UserError for numbers that are not finite."""
         row, shape = self._rows[path]
-        if "{layer}" in row.name:
-            layers = list(places(row, shape))[index[0]]
-            return np.stack([self._block(row, name, shape[1:], index[1:]) for name, _ in layers])
-        return self._block(row, row.name, shape, index)
+        stacked = stacked_axes(row)
+        names = np.array([name for name, _ in places(row, shape)], object).reshape(shape[:stacked])
+        wanted = np.asarray(names[tuple(index[:stacked])])
+        blocks = [self._block(row, name, shape[stacked:], index[stacked:]) for name in wanted.flat]
+        return np.stack(blocks).reshape(*wanted.shape, *blocks[0].shape)
 
     def _block(self, row: Row, name: str, shape: tuple[int, ...], index: Index) -> np.ndarray:
         block = np.ascontiguousarray(view(row, self._tensor(name), shape)[index], np.float32)

@@ -1,7 +1,8 @@
 """The one block of every family: self-attention, cross-attention where it is given something to read, feed-forward."""
 
+import functools
 from collections.abc import Callable
-from typing import Optional
+from typing import Optional, TypeAlias
 
 import chex
 import flax.linen as nn
@@ -22,6 +23,8 @@ from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
+
+Function: TypeAlias = Callable[[jax.Array], tuple[jax.Array, PyTree]]  # of a sublayer: what is added, what is beside
 
 
 @flax.struct.dataclass
@@ -83,20 +86,7 @@ class Block(nn.Module):
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
 
-        def sublayer(name: str, x: jax.Array, function: Callable[[jax.Array], tuple[jax.Array, PyTree]]) -> tuple:
-            """Returns the stream with what `function` adds, and what it gives beside that."""
-            norm = Norm(config, name=f"{name}_norm")
-            dropout = nn.Dropout(config.dropout_rate, deterministic=context.deterministic)
-            if config.norm_at == "post":
-                y, beside = function(x)
-                return norm(kept(x + dropout(y))), beside
-            y = norm(x)
-            if config.norm_starts_stream and name == "self_attention":
-                x = jnp.where(layer.is_first, y, x)
-            y, beside = function(y)
-            y = Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y
-            return kept(x + dropout(y)), beside
-
+        sublayer = functools.partial(self._sublayer, layer, context.deterministic)
         mask = context.mask
         if len(set(config.layer_pattern)) > 1:
             mask = mask.replace(windowed=layer.is_local)
@@ -105,19 +95,53 @@ class Block(nn.Module):
         memory = BlockMemory() if state is None else state
         attend = MultiHeadAttention(config, self.compute, context.deterministic, name="self_attention")
         ring = None if context.index is None else memory.own
-        x, own = sublayer(
-            "self_attention",
-            x,
-            lambda y: attend(y, y if source is None else source, mask, positions, ring, context.index),
-        )
+        real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
+        feed_forward = feed_forward_of(config)(config, name="mlp")
+
+        def attended(y: jax.Array) -> tuple[jax.Array, PyTree]:
+            return attend(y, y if source is None else source, mask, positions, ring, context.index)
+
+        def both(y: jax.Array) -> tuple[jax.Array, PyTree]:
+            (one, own), (other, sums) = attended(y), feed_forward(y, real)
+            return one + other, (own, sums)
+
         read = None
-        if context.cross_mask is not None:
-            cross = MultiHeadAttention(config, self.compute, context.deterministic, name="cross_attention")
-            encoded = context.encoded if memory.read is None else memory.read
-            x, read = sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))
-        x, sums = sublayer("mlp", x, feed_forward_of(config)(config, name="mlp"))
+        if config.parallel:
+            x, (own, sums) = sublayer("self_attention", x, both)
+        else:
+            x, own = sublayer("self_attention", x, attended)
+            if context.cross_mask is not None:
+                x, read = self._read(x, memory, context, sublayer)
+            x, sums = sublayer("mlp", x, lambda y: feed_forward(y, real))
         x = constrain(x)
         if branch is not None:
             x = jnp.where(layer.is_first, branch.join(x, config), x)
         self.sow("intermediates", "hidden", x)  # for who asks: model.apply(…, mutable=["intermediates"])
         return x, SideOutputs(None if state is None else BlockMemory(own, read), sums)
+
+    @nn.nowrap  # whose name would stand in those of what is computed here
+    def _sublayer(
+        self, layer: Layer, deterministic: bool, name: str, x: jax.Array, function: Function
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns the stream with what `function` adds, and what it gives beside that."""
+        config = self.config
+        norm = Norm(config, name=f"{name}_norm")
+        dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
+        if config.norm_at in ("post", "after"):
+            y, beside = function(x)
+            return norm(kept(x + dropout(y))) if config.norm_at == "post" else kept(x + dropout(norm(y))), beside
+        y = norm(x)
+        if config.norm_starts_stream and name == "self_attention":
+            x = jnp.where(layer.is_first, y, x)
+        y, beside = function(y)
+        y = Norm(config, name=f"{name}_post_norm")(y) if config.norm_at == "both" else y
+        return kept(x + dropout(y)), beside
+
+    @nn.nowrap
+    def _read(
+        self, x: jax.Array, memory: BlockMemory, context: Context, sublayer: Callable
+    ) -> tuple[jax.Array, PyTree]:
+        """Returns the stream after attention to an encoded text, and what can be remembered of that."""
+        cross = MultiHeadAttention(self.config, self.compute, context.deterministic, name="cross_attention")
+        encoded = context.encoded if memory.read is None else memory.read
+        return sublayer("cross_attention", x, lambda y: cross(y, encoded, context.cross_mask, PositionTerms()))

@@ -67,7 +67,7 @@ class MultiHeadAttention(nn.Module):
         k, v = source.heads_last() if is_made else (to_key(source), heads("value", config.kv_heads)(source))
         bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
-            q, k = Norm(config, name="query_norm")(q), k if is_made else Norm(config, name="key_norm")(k)
+            q, k = self._normed("query_norm", q), k if is_made else self._normed("key_norm", k)
         q, k = positions.rotate(q, k)
         q, k, v = kept(q), kept(k), kept(v)
         memory = KeysAndValues.of(k, v)
@@ -91,6 +91,15 @@ class MultiHeadAttention(nn.Module):
         # [B, T, H, K] -> [B, T, D]
         out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")
         return out(y), memory
+
+    @nn.nowrap  # whose name would stand in those of what is computed here
+    def _normed(self, name: str, x: jax.Array) -> jax.Array:
+        """Returns queries or keys [B, T, H, K] with a norm of each head, or of all of them side by side."""
+        norm = Norm(self.config, name=name)
+        if self.config.qk_norm_heads == "each":
+            return norm(x)
+        # [B, T, H, K] -> [B, T, H · K] -> [B, T, H, K]
+        return norm(x.reshape(*x.shape[:2], -1)).reshape(x.shape)
 
 
 def scale_of(config: ModelConfig, positions: PositionTerms) -> float:

@@ -23,7 +23,7 @@ from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import Places, positions_of
-from pretrainax.layers.sums import Sums, added
+from pretrainax.layers.sums import Sums, added, over_layers
 from pretrainax.sharding.mesh import platform
 from pretrainax.sharding.param_paths import PyTree
 
@@ -119,8 +119,11 @@ class Stack(nn.Module):
             x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
         if config.share_layers:
             side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
-        sums = jax.tree.map(lambda s: s.sum(axis=0), side.sums)  # [L] -> []
-        return x, SideOutputs(side.state, sums if absolute is None else added(sums, again.sums))
+        sums = over_layers(side.sums, str(self.name))
+        if absolute is not None:
+            once = jax.tree.map(lambda s: s[None], again.sums)
+            sums = added(sums, over_layers(once, f"{self.name}_again"))
+        return x, SideOutputs(side.state, sums)
 
     @nn.nowrap
     def _one_by_one(
@@ -129,16 +132,17 @@ class Stack(nn.Module):
         """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
         params, layers, block = self.get_variable("params", "blocks"), self._layers(), self.block
         run = block(self.config, self.compute, parent=None).apply
-        kept, sums = [], {}
+        kept, sums = [], []
         for i in range(self.num_layers):
             layer = jax.tree.map(lambda array, i=i: array[i], layers)
             state = None if memory is None else memory.blocks[i]
             x, side = run({"params": params[i % len(params)]}, x, layer, context, state, branch)
             kept.append(side.state)
-            sums = added(sums, side.sums)
+            sums.append(side.sums)
         if memory is not None:
             memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
-        return x, SideOutputs(memory, sums)
+        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
+        return x, SideOutputs(memory, over_layers(stacked, str(self.name)))
 
     def _layers(self) -> Layer:
         """Returns what tells the blocks from each other, [L] each."""

@@ -1,7 +1,8 @@
 """Applies what is meant for one matrix to each matrix of a model, in whatever array it lies.
 
-The layers of a stack are one array [L, …], and a projection of attention has an axis for its heads, [D, H, K] or
-[H, K, D]. Papers and Optax mean by a matrix that of one layer, with all heads side by side, [D, H · K].
+The layers of a stack are one array [L, …], experts one [L, E, …], and a projection of attention has an axis for its
+heads, [D, H, K] or [H, K, D]. Papers and Optax mean by a matrix that of one layer and one expert, with all heads side
+by side, [D, H · K].
 """
 
 from collections.abc import Callable
@@ -10,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
+from pretrainax.sharding.param_paths import PyTree, parameter_names, stack_of
 from pretrainax.sharding.rules import axes_of_leaves
 
+STACKED = ("layers", "experts")  # names of the axes that matrices lie along, outermost first
 HEADS = ("num_heads", "num_kv_heads")  # names of an axis that head_dim comes after
 
 
@@ -21,19 +23,27 @@ def tree_of_names(tree: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(tree), parameter_names(tree))
 
 
-def rms(name: str, x: jax.Array) -> jax.Array:
-    """Returns the root mean square of the parameter or update of this path: [L, …] -> [L, 1, …], or […] -> [1, …]."""
-    axes = tuple(range(1, x.ndim)) if is_stacked(name) else None
-    return jnp.sqrt(jnp.mean(jnp.square(x), axis=axes, keepdims=True))
+def rms(stacked: int, x: jax.Array) -> jax.Array:
+    """Returns the root mean square of each matrix of a parameter or update: [L, …] -> [L, 1, …], or […] -> [1, …].
+
+    stacked: how many axes it is stacked along.
+    """
+    return jnp.sqrt(jnp.mean(jnp.square(x), axis=tuple(range(stacked, x.ndim)), keepdims=True))
 
 
 def scale_by_size(factor: Callable[[jax.Array, jax.Array], jax.Array]) -> optax.GradientTransformation:
     """Returns the transformation update × factor(RMS of the parameter, RMS of the update), of each matrix."""
 
-    def scale(name: str, update: jax.Array, param: jax.Array) -> jax.Array:
-        return update * factor(rms(name, param), rms(name, update))
+    def scale(stacked: int, update: jax.Array, param: jax.Array) -> jax.Array:
+        return update * factor(rms(stacked, param), rms(stacked, update))
 
-    return optax.stateless(lambda updates, params: jax.tree.map(scale, tree_of_names(params), updates, params))
+    return optax.stateless(lambda updates, params: jax.tree.map(scale, stacked_axes(params), updates, params))
+
+
+def stacked_axes(params: PyTree) -> PyTree:
+    """Returns of each parameter how many axes it is stacked along."""
+    counts = [sum(axis in STACKED for axis in axes) for axes in axes_of_leaves(params)]
+    return jax.tree.unflatten(jax.tree.structure(params), counts)
 
 
 def on_each_matrix(
@@ -41,19 +51,22 @@ def on_each_matrix(
 ) -> optax.GradientTransformationExtraArgs:
     """Returns `transformation`, which takes each leaf of a tree for a matrix, as it treats each matrix by itself.
 
-    It is mapped over the layers of each stack, and sees heads side by side. So its state has an axis for the layers,
-    also the counters in it.
+    It is mapped over the layers of each stack and over experts, and sees heads side by side. So its state has an axis
+    for the layers, also the counters in it.
 
     Raises:
       ValueError: a parameter that PARTITION_RULES does not cover.
     """
     names = parameter_names(params_shape)
     axes = dict(zip(names, axes_of_leaves(params_shape), strict=True))
-    stacks = {name: stack_of(name) or "" for name in names}
-    labels = jax.tree.map(lambda name: _label(stacks[name]), tree_of_names(params_shape))
-    each = optax.partition(
-        {_label(stack): _mapped(transformation) if stack else transformation for stack in set(stacks.values())}, labels
-    )
+    stacks = {name: (stack_of(name) or "", "experts" in axes[name]) for name in names}
+    labels = jax.tree.map(lambda name: _label(*stacks[name]), tree_of_names(params_shape))
+    mapped = _mapped(transformation)
+    of_each = {
+        _label(stack, of_experts): _mapped(mapped) if of_experts else mapped if stack else transformation
+        for stack, of_experts in set(stacks.values())
+    }
+    each = optax.partition(of_each, labels)
 
     def flat(tree: PyTree) -> PyTree:
         return jax.tree.map(lambda name, x: x.reshape(_flat_shape(x.shape, axes[name])), tree_of_names(tree), tree)
@@ -65,9 +78,9 @@ def on_each_matrix(
     return optax.GradientTransformationExtraArgs(lambda params: each.init(flat(params)), update)
 
 
-def _label(stack: str) -> str:
+def _label(stack: str, of_experts: bool) -> str:
     """Returns the name of a stack in the state: "encoder_blocks" for "encoder/blocks"."""
-    return stack.replace("/", "_") or "alone"
+    return (stack.replace("/", "_") or "alone") + "_experts" * of_experts
 
 
 def _mapped(transformation: optax.GradientTransformation) -> optax.GradientTransformation:

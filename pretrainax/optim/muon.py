@@ -7,7 +7,7 @@ from typing import Optional, Union
 import jax
 import optax
 
-from pretrainax.optim.matrices import HEADS, tree_of_names
+from pretrainax.optim.matrices import HEADS, STACKED, tree_of_names
 from pretrainax.optim.optimizers import Chain, scale_by_adam, scale_by_rate_of_step
 from pretrainax.sharding.param_paths import PyTree, is_stacked
 from pretrainax.sharding.rules import axes_of_leaves
@@ -63,7 +63,9 @@ class Muon(Chain):
             if not is_stacked(name) or not name.endswith("kernel"):
                 return optax.MaskedNode()
             outputs = len(axes) - (2 if axes[-1] == "head_dim" else 1)
-            left = [i for i, axis in enumerate(axes) if i > 0 and not (self.split_heads and axis in HEADS)]
+            left = [
+                i for i, axis in enumerate(axes) if axis not in STACKED and not (self.split_heads and axis in HEADS)
+            ]
             return Axes(tuple(i for i in left if i < outputs), tuple(i for i in left if i >= outputs))
 
         found = map(of, jax.tree.leaves(tree_of_names(params_shape)), axes_of_leaves(params_shape))

@@ -11,7 +11,7 @@ import optax
 
 from pretrainax.config import Experiment, kinds
 from pretrainax.optim.decay import decay_mask
-from pretrainax.optim.matrices import rms, scale_by_size, tree_of_names
+from pretrainax.optim.matrices import rms, scale_by_size, stacked_axes
 from pretrainax.optim.schedules import Rate
 from pretrainax.sharding.param_paths import PyTree
 
@@ -213,15 +213,15 @@ class StableAdamW(Chain):
     def build(self, schedule, params_shape):
         adam = optax.chain(scale_by_adam(self.b1, self.b2, self.epsilon), self.decaying(params_shape))
 
-        def slowed(name, update, gradient, v):
-            return update / jnp.maximum(1.0, rms(name, gradient * jax.lax.rsqrt(jnp.maximum(v, self.epsilon**2))))
+        def slowed(stacked, update, gradient, v):
+            return update / jnp.maximum(1.0, rms(stacked, gradient * jax.lax.rsqrt(jnp.maximum(v, self.epsilon**2))))
 
         def update(updates, state, params=None):
             gradients = updates
             updates, state = adam.update(gradients, state, params)
             moments = cast(tuple[optax.ScaleByAdamState, ...], state)[0]
             v = optax.tree.bias_correction(moments.nu, self.b2, moments.count)
-            return jax.tree.map(slowed, tree_of_names(updates), updates, gradients, v), state
+            return jax.tree.map(slowed, stacked_axes(updates), updates, gradients, v), state
 
         slower = optax.GradientTransformation(adam.init, update)
         return optax.chain(self.clipping(), slower, scale_by_rate_of_step(schedule))

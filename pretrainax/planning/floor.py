@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
+from pretrainax.layers.feed_forward import feed_forward_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import HEADS
 from pretrainax.planning.activations import local, micro_rows, shapes_of, width_on
@@ -53,8 +54,8 @@ def _models(config: ModelConfig) -> Iterator[ModelConfig]:
 def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
     """Counts the numbers that the layers keep of one example."""
     query, pair = config.num_heads * config.dim_per_head, 2 * config.kv_heads * config.dim_per_head
-    feed_forward = config.d_ff * (2 if config.gated else 1)
-    layer = config.d_model + query + pair + query + feed_forward  # input, queries, keys and values, result, inside
+    # input, queries, keys and values, result, inside
+    layer = config.d_model + query + pair + query + feed_forward_of(config).kept(config)
     kept = config.num_layers * inputs * layer
     if config.family == "encoder_decoder":
         kept += config.decoder_layers * (targets * (layer + 2 * query) + inputs * pair)  # and attention to the encoder

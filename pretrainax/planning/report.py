@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Optional
 
 from pretrainax.config import Experiment, RunPhase, UserError
+from pretrainax.models.active import describe_experts
 from pretrainax.planning import roofline, search
 from pretrainax.planning.compiled import Compiled
 from pretrainax.planning.hlo import MemoryTraffic
@@ -41,6 +42,8 @@ def _summary(
     flops = sum(p.steps * one.roofline.flops for p, one in candidate.phases) or time.flops * experiment.train.steps
     fits, needed = candidate.fits, candidate.memory.total
     yield "config", f"{name} on {topology}: {topology.num_devices} devices, hosts: {topology.hosts}"
+    if experts := describe_experts(experiment.model):
+        yield "experts", experts
     yield "mesh", _mesh(candidate)
     yield (
         "memory",

@@ -18,7 +18,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
 from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
 
 
@@ -48,8 +48,8 @@ def collectives(
 
     Counted: parameters gathered along `fsdp` for the forward, for the backward, and once more where the backward makes
     the forward again; their gradients, reduced in float32 in each micro-batch; along `tensor` the sum after each
-    sublayer, forward and backward; along `sequence` keys and values. Not counted: scalars, norms of gradients, and the
-    softmax's sums over a split vocabulary.
+    sublayer, forward and backward; along `sequence` keys and values; along `expert` tokens sent there and back. Not
+    counted: scalars, norms of gradients, and the softmax's sums over a split vocabulary.
     """
     width = width_on(experiment, "tpu")
     frozen = _parameters(experiment, mesh_sizes, abstract_frozen(experiment, mesh_sizes), width)
@@ -58,6 +58,7 @@ def collectives(
         *(c for c in frozen if c.kind == "all-gather"),  # they have no gradients
         *_tensor(experiment, mesh_sizes, width),
         *_sequence(experiment, mesh_sizes, width),
+        *_experts(experiment, mesh_sizes, width),
     ]
     wraps = topology is not None and topology.wraps_in_three
     return [_around_the_torus(c, mesh_sizes, topology) if wraps else c for c in found if c.bytes]
@@ -83,14 +84,15 @@ def _passes(experiment: Experiment) -> int:
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
     """Yields those of parameters and gradients, a stack of layers at a time."""
     accumulate, slices, fsdp = experiment.train.accumulate, experiment.mesh.slices, sizes[FSDP_AXIS]
-    stacks: dict[tuple[str, bool], list[int]] = {}  # (stack, split by fsdp?) -> [layers, numbers of one layer]
+    stacks: dict[tuple[str, bool, bool], list[int]] = {}  # (stack, split by fsdp, expert?) -> [layers, numbers of one]
     for name, x in zip(parameter_names(params), jax.tree.leaves(params), strict=True):
         stack = stack_of(name)
-        is_split = FSDP_AXIS in jax.tree.leaves(tuple(x.sharding.spec)) or fsdp == 1
+        split_by = jax.tree.leaves(tuple(x.sharding.spec))
+        is_split = FSDP_AXIS in split_by or fsdp == 1
         place, layers = (stack, x.shape[0]) if stack else (name.split("/")[0], 1)
-        entry = stacks.setdefault((place, is_split), [layers, 0])
+        entry = stacks.setdefault((place, is_split, EXPERT_AXIS in split_by), [layers, 0])
         entry[1] += math.prod(x.sharding.shard_shape(x.shape)) * (fsdp if is_split else 1) // layers
-    for (place, is_split), (layers, numbers) in stacks.items():
+    for (place, is_split, of_experts), (layers, numbers) in stacks.items():
         runs = layers * accumulate
         if is_split and fsdp > 1:
             passes = _passes(experiment) if is_stacked(place) else 2
@@ -99,6 +101,7 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
         part = 4 * numbers / (fsdp if is_split else 1)
         axes = {DATA_AXIS: sizes[DATA_AXIS] // slices, LENGTH_AXIS: sizes[LENGTH_AXIS]}
         axes |= {} if is_split else {FSDP_AXIS: fsdp}
+        axes |= {} if of_experts else {EXPERT_AXIS: sizes[EXPERT_AXIS]}
         group = math.prod(axes.values())
         named = "+".join(axis for axis in AXES if axes.get(axis, 1) > 1)
         yield Collective(named, "all-reduce", _sent(part, group, 2), runs, place)
@@ -135,3 +138,16 @@ def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iter
         sent = _sent(both, sizes[LENGTH_AXIS])
         yield Collective(LENGTH_AXIS, "all-gather", sent, times * _passes(experiment), f"{name}/blocks/self_attention")
         yield Collective(LENGTH_AXIS, "reduce-scatter", sent, times, f"{name}/blocks/self_attention")
+
+
+def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
+    """Yields the rows that experts of other devices are sent, and send back; their gradients go the same ways."""
+    settings = experiment.model.experts
+    if settings is None:
+        return
+    rows, accumulate = micro_rows(experiment, sizes), experiment.train.accumulate
+    for name, layers, length, _ in _stacks(experiment):
+        tokens = settings.top_k * (settings.capacity or 1.0) * rows * length / sizes[LENGTH_AXIS]
+        sent = _sent(tokens * experiment.model.d_model * width, sizes[EXPERT_AXIS])
+        times = 2 * _passes(experiment) * layers * accumulate
+        yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{name}/blocks/mlp")

@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.sharding.axes import BATCH_AXES, FSDP_AXIS, LENGTH_AXIS, logical_spec
+from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, logical_spec
 from pretrainax.sharding.mesh import axis_size
 
 ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
@@ -27,10 +27,16 @@ def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> Nam
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
     """Raises UserError unless each device gets the same number of rows of each micro-batch, and can attend to its part
     of the length."""
+    if mesh.shape[EXPERT_AXIS] > 1 and experiment.model.experts is None:
+        raise UserError(
+            f"config.mesh.{EXPERT_AXIS} is {mesh.shape[EXPERT_AXIS]}, and the model has no experts "
+            f"(config.model.experts is None): set it to 1, and config.mesh.{FSDP_AXIS} or {DATA_AXIS} to more"
+        )
     rows, accumulate = experiment.train.global_batch_size, experiment.train.accumulate
     parts = accumulate * math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if rows % parts:
-        sizes = " × ".join(f"config.mesh.{axis} {mesh.shape[axis]}" for axis in BATCH_AXES)
+        splits = [axis for axis in BATCH_AXES if axis != EXPERT_AXIS or experiment.model.experts is not None]
+        sizes = " × ".join(f"config.mesh.{axis} {mesh.shape[axis]}" for axis in splits)
         raise UserError(
             f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
             f"config.train.accumulate {accumulate} × {sizes}"

@@ -1,8 +1,8 @@
 """The axes of the mesh, and which of them splits which axis of an array.
 
-`data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `sequence` splits the length;
-`tensor` splits heads, feed-forward and vocabulary. Where slices of a TPU, or clusters, are joined by a slow network,
-only `data` crosses it.
+`data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `expert` splits the batch, and the
+experts of a mixture; `sequence` splits the length; `tensor` splits heads, feed-forward and vocabulary. Where slices of
+a TPU, or clusters, are joined by a slow network, only `data` crosses it.
 
 Arrays name their axes by what they count ("batch", "d_model"), and AXIS_RULES alone says which axis of the mesh splits
 each. So another name for an axis of the mesh, or a new one, is a change of this file and a field of `config.mesh`.
@@ -12,8 +12,9 @@ from typing import Optional, Union
 
 from jax.sharding import PartitionSpec as P
 
-AXES = DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS = ("data", "fsdp", "sequence", "tensor")  # outermost first
-BATCH_AXES = (DATA_AXIS, FSDP_AXIS)  # the axes that split the rows of a batch
+AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # outermost first
+DATA_AXIS, FSDP_AXIS, EXPERT_AXIS, LENGTH_AXIS, TENSOR_AXIS = AXES
+BATCH_AXES = (DATA_AXIS, FSDP_AXIS, EXPERT_AXIS)  # the axes that split the rows of a batch
 TOKEN_AXES = (*BATCH_AXES, LENGTH_AXIS)  # the axes that split its tokens
 
 AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
@@ -25,6 +26,7 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "d_ff": TENSOR_AXIS,
     "d_model": FSDP_AXIS,
     "embedding_dim": TENSOR_AXIS,
+    "experts": EXPERT_AXIS,
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
     "vocab_size": TENSOR_AXIS,

@@ -35,6 +35,9 @@ PARTITION_RULES = [
 ]
 
 
+_OF_EXPERTS = {"experts": "experts.num_experts", "d_ff": "experts.d_ff"}  # fields of axes that experts have
+
+
 def add_partition_rules(rows: Iterable[tuple[str, str]]) -> None:
     """Adds rows to PARTITION_RULES: called where a part of a model is defined."""
     PARTITION_RULES.extend(rows)
@@ -65,6 +68,7 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
             if size % parts:
                 by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
                 field = f"generator.{field}" if "generator/" in path and hasattr(Generator, field) else field
+                field = _OF_EXPERTS.get(field, field) if "experts" in axes else field
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
                 problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
     if problems:

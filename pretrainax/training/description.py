@@ -7,6 +7,8 @@ import jax
 
 from pretrainax.distill import MAPS, TEACHER, Distillation
 from pretrainax.layers.attention import choose_implementation
+from pretrainax.layers.feed_forward import announced
+from pretrainax.models.active import describe_experts
 from pretrainax.optim.layers import count_trained
 from pretrainax.sharding.mesh import platform
 from pretrainax.training.setup import Run
@@ -27,6 +29,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     total = sum(part.flops_per_step * part.steps for part in run.parts)
     return [
         ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
+        *([("experts", f"{describe_experts(model)}; {announced(model)}")] if model.experts else []),
         *_tuning(run),
         *_teacher(run),
         ("data", run.prepared.summary),

@@ -37,7 +37,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.tasks import Task
-from pretrainax.training import header, loss_spikes
+from pretrainax.training import expert_balance, header, loss_spikes
 from pretrainax.training.finish import finish
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
@@ -158,6 +158,7 @@ class Loop:
         self.preemption, self.loop_state, self.observe = preemption, loop_state, observe
         self.corpus_check, self.saved = corpus_check, False  # a step of this start has been saved
         self.compiled: Optional[Run] = None  # the phase whose update is
+        self.dead_experts = 0.0  # of the last line
         self.first_step = loop_state.step + 1  # of this start, whatever is rolled back later
         self._reset()
 
@@ -387,7 +388,8 @@ class Loop:
         self._read_metrics()
         assert self.newest is not None  # of the step just made
         loop_state, counts = self.loop_state, self.counts
-        metrics = summarize(loop_state.sums or self.newest["sums"]) | {
+        sums = loop_state.sums or self.newest["sums"]
+        metrics = summarize(sums) | {
             "learning_rate": float(self.newest["learning_rate"]),
             "gradient_norm": float(self.newest["gradient_norm"]),
             "skipped_updates": loop_state.skipped_updates,
@@ -400,11 +402,22 @@ class Loop:
             "data_wait_fraction": self.waited / self.seconds,
             **self._taken(),
             **self._phase,
+            **expert_balance.layer_figures(sums),
         }
-        self.writer.log(loop_state.step, "train", metrics)
+        self.writer.log(loop_state.step, "train", metrics, expert_balance.expert_loads(sums))
+        self._warn_of_dead_experts(metrics.get("dead_experts", 0.0))
         self.goodput.save()
         loop_state.sums = {}
         self._reset_clock()
+
+    def _warn_of_dead_experts(self, dead: float) -> None:
+        """Says how many experts no token was given to since the last line, where they have become more."""
+        if dead > self.dead_experts:
+            self.writer.note(
+                f"{dead:.0f} experts got no token in the steps up to {self.loop_state.step}: they learn nothing. Which "
+                "ones: `experts` in metrics.jsonl; raise config.model.experts.balance_weight"
+            )
+        self.dead_experts = dead
 
     def _taken(self) -> dict[str, Optional[float]]:
         """Returns what all steps so far have taken: of two runs any of it is a common axis for their losses."""

@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Optional
 
+import numpy as np
+
 from pretrainax.config.json_files import JsonObject
 
 
@@ -44,13 +46,15 @@ class LoopState:
     recent: list[list[float]] = dataclasses.field(default_factory=list)  # what `loss_spikes.observe_step` remembers
     select_by: str = "loss"  # the figure of the validation that `best_loss` is of
     counts: Optional[Counts] = dataclasses.field(default_factory=Counts)  # of all steps; None: an older version began
-    sums: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # {name: [sum, count]} since the last line
+    # {name: [sum, count]} since the last line: numbers, or of what is by layer lists of them
+    sums: dict[str, list] = dataclasses.field(default_factory=dict)
 
     def add_sums(self, sums: Mapping[str, Sequence]) -> None:
         """Adds the sums and counts of a step to those since the last line."""
         for name, (value, count) in sums.items():
             before = self.sums.get(name, (0.0, 0.0))
-            self.sums[name] = [before[0] + float(value), before[1] + float(count)]
+            pairs = zip(before, (value, count), strict=True)
+            self.sums[name] = [np.add(a, np.asarray(b, np.float64)).tolist() for a, b in pairs]
 
     def to_json(self) -> JsonObject:
         """Returns the fields in their order, as JSON can hold them; later changes of the state do not reach them."""

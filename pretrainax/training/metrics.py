@@ -7,7 +7,11 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Optional
 
+import numpy as np
+
 from pretrainax.config.atomic_files import write_atomically
+from pretrainax.layers.by_layer import BY_LAYER
+from pretrainax.training import expert_balance
 
 # What stands beside a number for people; the names are those of metrics.jsonl.
 MEANINGS = {
@@ -67,6 +71,12 @@ MEANINGS = {
     "embedding_loss": "the same of what the first layer reads",
     "attention_loss": "mean square of the difference of attention's logits from the teacher's, summed over layers",
     "relation_loss": "KL divergence of relations among queries, keys and values from the teacher's, a token",
+    "balance_loss": "what the routers are asked for evenness by, times its weight: the mean over layers",
+    "router_z_loss": "mean square of the routers' log-normalisers, times its weight",
+    "expert_imbalance": "tokens of the busiest expert over the mean: the mean over layers; 1 is even",
+    "dead_experts": "experts of all layers that no token was given to",
+    "router_entropy": "nats of a router's distribution over experts, a token: the mean over layers",
+    "dropped_fraction": "assignments to experts that had no room left",
     "text_tokens": "tokens of text that all steps so far were made of: no special token, no padding",
     "text_bytes": "bytes of UTF-8 that these have",
     "tokens": "tokens that the device has read, padding and special tokens too",
@@ -107,7 +117,8 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     its labels, "label_loss", and says nothing of tokens.
     """
     of_tokens = "label_loss" not in sums
-    sums = {name.removeprefix("label_"): x for name, x in sums.items()}
+    balance = expert_balance.figures(sums)
+    sums = {name.removeprefix("label_"): x for name, x in sums.items() if not name.startswith(BY_LAYER)}
     means = {name: float(total) / float(count) for name, (total, count) in sums.items() if float(count) > 0}
     loss = means.get("loss", 0.0)
     metrics = {"loss": loss, **(of_loss(loss) if of_tokens else {})}
@@ -119,13 +130,14 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
         metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])
     if "pair_loss" in means:
         metrics["total_loss"] = loss + means["pair_loss"]
-    return metrics
+    return metrics | balance
 
 
-def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[float, float]]:
-    """Returns the sums and counts of several batches as those of one."""
+def add_up(several: Sequence[Mapping[str, tuple]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Returns the sums and counts of several batches as those of one, in float64."""
     pairs = {name: [sums[name] for sums in several] for name in several[0]}
-    return {name: (sum(float(x) for x, _ in found), sum(float(n) for _, n in found)) for name, found in pairs.items()}
+    added = lambda parts: np.sum([np.asarray(x, np.float64) for x in parts], axis=0)  # noqa: E731
+    return {name: (added([x for x, _ in found]), added([n for _, n in found])) for name, found in pairs.items()}
 
 
 def summarize_parts(parts: Sequence[tuple[str, ...]], sums: Sequence[Mapping[str, tuple]]) -> dict[str, float]:

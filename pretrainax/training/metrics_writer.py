@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Optional, SupportsFloat
 
 from pretrainax.config import RunFailed
@@ -66,12 +67,19 @@ class MetricsWriter:
         elif self.primary:
             print(text, file=sys.stderr, flush=True)
 
-    def log(self, step: int, split: str, metrics: Mapping[str, Optional[float]]) -> None:
+    def log(
+        self,
+        step: int,
+        split: str,
+        metrics: Mapping[str, Optional[float]],
+        loads: Mapping[str, list] = MappingProxyType({}),
+    ) -> None:
         """Adds a line to metrics.jsonl, points to TensorBoard, and moves the progress on.
 
         Args:
           split: "train" or "valid".
           metrics: numbers by name, at least "loss"; one that is None or not finite is null in the file.
+          loads: of experts, as `expert_balance.expert_loads`: "experts" in the file, where there are any.
 
         Raises:
           RunFailed: the files cannot be written (a full disk).
@@ -79,7 +87,8 @@ class MetricsWriter:
         if not self.primary:
             return
         metrics = {name: _number(value) for name, value in metrics.items()}
-        line = json.dumps({"step": step, "split": split, **metrics}, allow_nan=False)
+        apart = {"experts": dict(loads)} if loads else {}
+        line = json.dumps({"step": step, "split": split, **metrics, **apart}, allow_nan=False)
         try:
             self._file.write(line + "\n")
             self._file.flush()
@@ -136,13 +145,17 @@ class MetricsWriter:
 
     def draw(self, baseline: Optional[Mapping[str, float]] = None) -> None:
         """Draws curves.png of everything logged so far; baseline: as in `finish`."""
-        from pretrainax.reporting import curves  # here: matplotlib takes long to import
+        from pretrainax.reporting import curves, expert_picture  # here: matplotlib takes long to import
 
         path = os.path.join(self.workdir, "curves.png")
         name = os.path.basename(os.path.abspath(self.workdir))
         lines = [_told(line, self.select_by) for line in read_metrics(self.path)]
         curves.draw(path, lines, name, self.model, baseline, self.select_by)
         self.note(f"curves: {path}")
+        if any("experts" in line for line in lines):
+            path = os.path.join(self.workdir, "experts.png")
+            expert_picture.draw(path, lines, name)
+            self.note(f"balance of the experts: {path}")
 
     def close(self) -> None:
         """Closes the files and the bar."""

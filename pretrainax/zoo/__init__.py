@@ -14,9 +14,13 @@ from pretrainax.zoo import (
     electra,
     gemma,
     gpt,
+    grok,
     llama,
     mistral,
+    mixtral,
     modernbert,
+    olmo,
+    palm,
     qwen,
     roberta,
     t5,
@@ -25,7 +29,7 @@ from pretrainax.zoo import (
 from pretrainax.zoo.family import Family
 
 _ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
-_DECODERS = (gpt, llama, mistral, qwen, gemma)
+_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
 )

@@ -12,12 +12,14 @@ import jax
 
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.models.active import active_parameters
 from pretrainax.models.electra import discriminator_config
 from pretrainax.reporting import tables
 
 COLUMNS = "family row config parameters layers width heads context objective paper logits gradients".split()
 LEGEND = (
-    "Config: what trains it, --config=…; none: no config of this house does. Parameters count a tied matrix once. "
+    "Config: what trains it, --config=…; none: no config of this house does. Parameters count a tied matrix once; of "
+    "a mixture of experts in brackets those that a token uses. "
     "Layers: of each stack; heads: of queries, and of keys where they are fewer. "
     "Logits: the largest difference from transformers' on tiny models of random weights, in float32; gradients: the "
     "largest relative difference of a parameter's gradient of the pretraining loss. An empty cell: transformers has no "
@@ -36,7 +38,7 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
                 family.name,
                 name,
                 family.configs.get(variant, "none"),
-                f"{count(config):,}",
+                f"{count(config):,}" + (f" ({active_parameters(config):,})" if config.experts else ""),
                 _pair(config.num_layers, config.decoder_layers if config.family == "encoder_decoder" else None, " + "),
                 str(config.d_model),
                 _pair(config.num_heads, config.num_kv_heads, " / "),

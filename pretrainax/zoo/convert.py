@@ -7,7 +7,7 @@ of the view, writing copies into it, so that the way back is the way there and b
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Optional, TypeAlias
+from typing import TypeAlias
 
 import jax
 import numpy as np
@@ -17,8 +17,9 @@ from pretrainax.config import ModelConfig, UserError
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.zoo.family import Row
 
-# A tensor of theirs, and the layer of ours that it is; None where ours is not stacked.
-Place: TypeAlias = tuple[str, Optional[int]]
+# A tensor of theirs, and which of ours it is: (layer, expert), (layer,), or () where ours is not stacked.
+Place: TypeAlias = tuple[str, tuple[int, ...]]
+_STACKED = ("layer", "expert")  # outermost first
 # The row and the shape of each of our parameters, by its path.
 Rows: TypeAlias = Mapping[str, tuple[Row, tuple[int, ...]]]
 
@@ -32,16 +33,19 @@ def rows_of(table: Sequence[Row], tree: PyTree) -> Rows:
 
 
 def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
-    """Yields where the numbers of one of our parameters are: a tensor for each layer, or one."""
-    if "{layer}" not in row.name:
-        yield row.name, None
-        return
-    for layer in range(shape[0]):
-        yield (row.first if layer == 0 and row.first else row.name.format(layer=layer)), layer
+    """Yields where the numbers of one of our parameters are: a tensor for each layer, or each expert of it, or one."""
+    for index in np.ndindex(shape[: stacked_axes(row)]):
+        first = row.first if index[:1] == (0,) else None
+        yield first or row.name.format(**dict(zip(_STACKED, index, strict=False))), index
+
+
+def stacked_axes(row: Row) -> int:
+    """Counts the axes of ours along which there is a tensor of theirs for each."""
+    return sum(f"{{{name}}}" in row.name for name in _STACKED)
 
 
 def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the shape of their tensor. `shape`: of ours, without the axis of layers."""
+    """Returns the shape of their tensor. `shape`: of ours, without the axes that are stacked."""
     _, parts = row.part or (0, 1)
     if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or parts > 1):
         if len(shape) == 3 and not _has_heads(row):  # a convolution: [width, in, out] of [out, in, width]
@@ -55,7 +59,7 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns their tensor in our shape (without the axis of layers), sharing its memory: to be read, or written to."""
+    """Returns their tensor in our shape (without stacked axes), sharing its memory: to be read, or written to."""
     if theirs.ndim == 3:
         return theirs.T
     part, parts = row.part or (0, 1)
@@ -92,8 +96,8 @@ def from_huggingface(table: Sequence[Row], state: Mapping[str, np.ndarray], conf
     leaves = []
     for row, shape in rows.values():
         ours = np.empty(shape, np.float32)
-        for name, layer in places(row, shape):
-            part = ours if layer is None else ours[layer]
+        for name, index in places(row, shape):
+            part = ours[index]
             part[...] = view(row, np.asarray(state[name]), part.shape)
         leaves.append(ours)
     return jax.tree.unflatten(jax.tree.structure(shapes), leaves)
@@ -103,8 +107,8 @@ def to_huggingface(table: Sequence[Row], params: PyTree) -> dict[str, np.ndarray
     """Returns a Hugging Face state dict, as `from_huggingface` takes it, without their copies of tied tensors."""
     state = {}
     for (row, shape), x in zip(rows_of(table, params).values(), jax.tree.leaves(params), strict=True):
-        for name, layer in places(row, shape):
-            part = np.asarray(x if layer is None else x[layer])
+        for name, index in places(row, shape):
+            part = np.asarray(x[index])
             theirs = state.setdefault(name, np.empty(their_shape(row, part.shape), part.dtype))
             view(row, theirs, part.shape)[...] = part
     return state
@@ -114,8 +118,8 @@ def shape_problems(rows: Rows, found: Mapping[str, tuple[int, ...]], unknown: Se
     """Names every tensor that is missing, unknown, or of another shape than wanted, each with what is wrong."""
     problems = {name: f"{name} is unknown" for name in unknown}
     for row, shape in rows.values():
-        for name, layer in places(row, shape):
-            wanted = their_shape(row, shape if layer is None else shape[1:])
+        for name, index in places(row, shape):
+            wanted = their_shape(row, shape[len(index) :])
             if name not in found:
                 problems[name] = f"{name} {list(wanted)} is missing"
             elif tuple(found[name]) != wanted:

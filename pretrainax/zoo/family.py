@@ -5,13 +5,14 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple, Optional, TypeAlias
+from typing import NamedTuple, Optional, TypeAlias, TypeVar
 
-from pretrainax.config import Classify, Embed, Extract, HeadConfig, ModelConfig, Tag, UserError
+from pretrainax.config import Classify, Embed, Extract, HeadConfig, MixtureOfExperts, ModelConfig, Tag, UserError
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject
+_Part = TypeVar("_Part", HeadConfig, MixtureOfExperts)
 
 # config.json's names of activations, where they are not ours; several of theirs may be one of ours
 _ACTIVATIONS = {
@@ -29,7 +30,7 @@ class Row(NamedTuple):
     """The place of one of our parameters in a Hugging Face state dict."""
 
     path: str  # ours
-    name: str  # theirs; "{layer}" where ours stacks all layers on its first axis
+    name: str  # theirs; "{layer}" where ours stacks all layers on its first axis, "{expert}" the same of the next
     transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
     part: Optional[tuple[int, int]] = None  # ours is part i of n of their last axis (GPT-2's query | key | value)
     first: Optional[str] = None  # the name in layer 0, where it is another
@@ -200,6 +201,8 @@ class HuggingFace:
         Biases that theirs has and `config` has not are no obstacle: `read_config` says which, and they are zero.
         """
         architecture = self.class_of(config)
+        if (config.experts is None) != (self.base().experts is None):  # whose fields there would be none to ask for
+            raise UserError(f"{architecture} of transformers has no way to say config.model.experts={config.experts!r}")
         json = {"model_type": self.model_type, "architectures": [architecture], **self.constants}
         for key, path in self.fields.items():
             value = _field(config, path)
@@ -291,17 +294,17 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
         return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
-    if name == "head" and a.head is not None and b.head is not None:
-        return _computed(a.head) != _computed(b.head)
+    if name in ("head", "experts") and getattr(a, name) is not None and getattr(b, name) is not None:
+        return _computed(getattr(a, name)) != _computed(getattr(b, name))
     if name == "num_decoder_layers":
         return "encoder_decoder" in (a.family, b.family) and a.decoder_layers != b.decoder_layers
     return name not in _TRAINING and getattr(a, name) != getattr(b, name)
 
 
-def _computed(head: HeadConfig) -> HeadConfig:
-    """Returns a head without what is of training, or of what is said in the end, and not of its logits."""
-    of_training = {"dropout_rate": None, "follows": ()}
-    return dataclasses.replace(head, **{name: x for name, x in of_training.items() if name in vars(head)})
+def _computed(part: _Part) -> _Part:
+    """Returns a head, or experts, without what is of training, or of what is said in the end, and not of the logits."""
+    of_training = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
+    return dataclasses.replace(part, **{name: x for name, x in of_training.items() if name in vars(part)})
 
 
 def _field(config: ModelConfig, path: str) -> object:

@@ -3,7 +3,7 @@ arXiv 2407.21783), and what config.json of the decoders made after it has in com
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from pretrainax.config import (
     LinearScaling,
@@ -87,35 +87,47 @@ def decoder(num_layers: int, d_model: int, d_ff: int, num_heads: int, num_kv_hea
     )
 
 
-def huggingface_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' LlamaForCausalLM and of those made after it.
+# norm_at -> their names of the norms of both sublayers. One of them is of attention's result, where that has one, else
+# of what the MLP reads.
+_NORMS = {
+    "pre": ("input_layernorm", "post_attention_layernorm"),
+    "both": ("input_layernorm", "pre_feedforward_layernorm"),
+    "after": ("post_attention_layernorm", "post_feedforward_layernorm"),
+}
+BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # ours and theirs
+
+
+def _feed_forward_rows(config: ModelConfig) -> list[Row]:
+    names = ("gate", "up", "down")
+    return [row for name in names for row in linear(f"{BLOCK}/mlp/{name}", f"{LAYER}.mlp.{name}_proj", bias=False)]
+
+
+def huggingface_names(
+    config: ModelConfig, feed_forward: Callable[[ModelConfig], list[Row]] = _feed_forward_rows
+) -> list[Row]:
+    """Returns the name table of transformers' LlamaForCausalLM and of those made after it, of which some have another
+    feed-forward.
 
     Their rotary planes are ours (Meta's own files pair them differently).
     """
-    block, layer = "decoder/blocks", "model.layers.{layer}"
+    block, layer = BLOCK, LAYER
     ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
-    both = config.norm_at == "both"
+    attention_norm, mlp_norm = _NORMS[config.norm_at]
     rows = [
         Row("token_embedding/embedding", "model.embed_tokens.weight"),
-        Row(f"{ours}_norm/scale", f"{layer}.input_layernorm.weight"),
+        Row(f"{ours}_norm/scale", f"{layer}.{attention_norm}.weight"),
         *linear(f"{ours}/query", f"{theirs}.q_proj", bias=bool(config.qkv_bias)),
         *linear(f"{ours}/key", f"{theirs}.k_proj", bias=bool(config.qkv_bias)),
         *linear(f"{ours}/value", f"{theirs}.v_proj", bias=bool(config.qkv_bias)),
         *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
-        # The same name is of the norm after attention's result where there is one, else of the one before the MLP.
-        Row(
-            f"{block}/mlp_norm/scale",
-            f"{layer}.{'pre_feedforward_layernorm' if both else 'post_attention_layernorm'}.weight",
-        ),
-        *linear(f"{block}/mlp/gate", f"{layer}.mlp.gate_proj", bias=False),
-        *linear(f"{block}/mlp/up", f"{layer}.mlp.up_proj", bias=False),
-        *linear(f"{block}/mlp/down", f"{layer}.mlp.down_proj", bias=False),
+        Row(f"{block}/mlp_norm/scale", f"{layer}.{mlp_norm}.weight"),
+        *feed_forward(config),
         Row("decoder/final_norm/scale", "model.norm.weight"),
     ]
     if config.qk_norm:
         rows.append(Row(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
         rows.append(Row(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
-    if both:
+    if config.norm_at == "both":
         rows.append(Row(f"{ours}_post_norm/scale", f"{layer}.post_attention_layernorm.weight"))
         rows.append(Row(f"{block}/mlp_post_norm/scale", f"{layer}.post_feedforward_layernorm.weight"))
     if not config.tie_embeddings:

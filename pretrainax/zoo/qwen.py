@@ -1,7 +1,7 @@
-"""Qwen 2, 2.5 and 3, the dense ones (Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388)."""
+"""Qwen 2, 2.5 and 3 (Yang et al. 2024, arXiv 2407.10671 and 2412.15115; 2025, arXiv 2505.09388)."""
 
-from pretrainax.config import ModelConfig, RotaryPositions
-from pretrainax.zoo import llama, patterns
+from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, UserError
+from pretrainax.zoo import experts, llama, patterns
 from pretrainax.zoo.family import (
     LAST,
     Classifier,
@@ -36,12 +36,18 @@ SIZES_3 = {  # a head is 128 wide, whatever the width of the model
     "3_14b": (40, 5120, 17408, 40, 8, 151_936, False, 1e-6),
     "3_32b": (64, 5120, 25600, 64, 8, 151_936, False, 1e-6),
 }
+# The width is that of a feed-forward which none of their layers has: all have experts.
+SIZES_3_MOE = {
+    "3_30b_a3b": (48, 2048, 6144, 32, 4, 151_936, False, 1e-6),
+    "3_235b_a22b": (94, 4096, 12288, 64, 4, 151_936, False, 1e-6),
+}
+EXPERT_WIDTHS = {"3_30b_a3b": 768, "3_235b_a22b": 1536}
 
 
 def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
     """Returns Qwen, `release_size`; UserError for an unknown variant."""
-    *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3)
-    third = variant in SIZES_3
+    *sizes, vocab_size, tie, epsilon = pick("qwen", variant, SIZES_2 | SIZES_3 | SIZES_3_MOE)
+    third = variant not in SIZES_2
     return llama.decoder(
         *sizes,
         vocab_size=vocab_size,
@@ -52,7 +58,12 @@ def qwen(variant: str = "2_5_0_5b") -> ModelConfig:
         head_dim=128 if third else None,
         qk_norm=third,
         qkv_bias=not third,
+        experts=_experts(EXPERT_WIDTHS[variant]) if variant in SIZES_3_MOE else None,
     )
+
+
+def _experts(width: int) -> MixtureOfExperts:
+    return MixtureOfExperts(num_experts=128, top_k=8, d_ff=width, balance_weight=8 * 0.001)
 
 
 def _base(variant: str) -> ModelConfig:
@@ -74,6 +85,25 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 def _write(config: ModelConfig) -> ConfigJson:
     json = llama.write_heads(config) | llama.write_rotary(config) | patterns.write(config)
     return json | {"use_sliding_window": config.window is not None}
+
+
+def _base_moe() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = qwen("3_30b_a3b")
+    config.num_layers, config.head_dim, config.position.theta = 24, None, 10_000.0
+    assert config.experts is not None
+    config.experts.normalized = False
+    return config
+
+
+def _read_moe(json: ConfigJson, config: ModelConfig) -> None:
+    if json.get("decoder_sparse_step", 1) != 1 or json.get("mlp_only_layers"):
+        raise UserError(
+            f"config.json has decoder_sparse_step {json.get('decoder_sparse_step', 1)} and mlp_only_layers "
+            f"{json.get('mlp_only_layers')}; only models with experts in all layers are known"
+        )
+    _read(json, config)
+    experts.read(json, config)
 
 
 FAMILIES = (
@@ -120,6 +150,36 @@ FAMILIES = (
             constants={"attention_bias": False},
             read=_read,
             write=_write,
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+    Family(
+        name="Qwen 3 MoE",
+        prefix="qwen",
+        preset=qwen,
+        sizes=SIZES_3_MOE,
+        paper="Yang et al. 2025, arXiv 2505.09388",
+        objective="causal language modelling",
+        configs=trained_by("qwen", SIZES_3_MOE),
+        huggingface=HuggingFace(
+            model_type="qwen3_moe",
+            architecture="Qwen3MoeForCausalLM",
+            base=_base_moe,
+            fields=llama.FIELDS
+            | {
+                "num_experts": "experts.num_experts",
+                "num_experts_per_tok": "experts.top_k",
+                "moe_intermediate_size": "experts.d_ff",
+                "norm_topk_prob": "experts.normalized",
+            },
+            table=experts.names("mlp", gate="gate_proj", up="up_proj", down="down_proj"),
+            classifier=Classifier("Qwen3MoeForSequenceClassification", LAST),
+            token_classifier=token_classifier("Qwen3MoeForCausalLM", "score"),
+            extractor=extractor("Qwen3MoeForCausalLM", base="transformer"),
+            constants={"attention_bias": False, "decoder_sparse_step": 1},
+            read=_read_moe,
+            write=lambda config: _write(config) | experts.write(config),
             tied=llama.tied,
             ignored=llama.IGNORED,
         ),

@@ -2,12 +2,14 @@
 
 import dataclasses
 
-from pretrainax.config import LearnedPositions, LinearScaling, LongContextScaling, RotaryPositions
-from pretrainax.zoo import gemma, gpt, llama, mistral, qwen
+from pretrainax.config import LearnedPositions, LinearScaling, LongContextScaling, MixtureOfExperts, RotaryPositions
+from pretrainax.zoo import gemma, gpt, llama, mistral, mixtral, olmo, qwen
 from tests.golden.case import VOCABULARY, Case
 
 GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
-(LLAMA,), (MISTRAL,), (QWEN2, QWEN3) = llama.FAMILIES, mistral.FAMILIES, qwen.FAMILIES
+(LLAMA,), (MISTRAL,), (MIXTRAL,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES
+QWEN2, QWEN3, QWEN3_MOE = qwen.FAMILIES
+OLMO2, OLMOE = olmo.FAMILIES
 GEMMA1, GEMMA2, GEMMA3 = gemma.FAMILIES
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads=4)
@@ -35,9 +37,24 @@ CASES = {
     "llama3_2": case(LLAMA, "3_2_1b", GROUPED, **STRETCHED),
     "mistral": case(MISTRAL, "7b", GROUPED, window=4),
     "mistral_v0_3": case(MISTRAL, "7b_v0_3", GROUPED),
+    "mixtral": case(MIXTRAL, "8x7b", GROUPED, experts=MixtureOfExperts(balance_weight=0.0)),
     "qwen2": case(QWEN2, "2_7b", GROUPED),
     "qwen2_5": case(QWEN2, "2_5_0_5b", GROUPED),
     "qwen3": case(QWEN3, "3_8b", GROUPED, head_dim=8),
+    "qwen3_moe": case(
+        QWEN3_MOE,
+        "3_30b_a3b",
+        GROUPED,
+        head_dim=8,
+        experts=MixtureOfExperts(num_experts=6, top_k=3, d_ff=24, balance_weight=0.0),
+    ),
+    "olmo2": case(OLMO2, "2_7b", GROUPED),
+    "olmoe": case(
+        OLMOE,
+        "1b_7b",
+        GROUPED,
+        experts=MixtureOfExperts(num_experts=6, top_k=3, normalized=False, balance_weight=0.0),
+    ),
     "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=8),
     "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=8, **ALTERNATING),
     "gemma2_27b": case(GEMMA2, "2_27b", GROUPED, head_dim=8, attention_scale=4**-0.5, **ALTERNATING),

@@ -5,6 +5,7 @@ and the largest differences, which `python -m pretrainax.zoo` prints.
 """
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,8 @@ def oracle(case: Case) -> Any:
         theirs._attn_implementation = "eager"
         model = getattr(transformers, json["architectures"][0])(theirs)
     state = to_huggingface(huggingface.names(config), weights(config))
+    if config.experts is not None:  # of which the class keeps all in one tensor, and the files have one each
+        return read_from_file(model, state).eval()
     missing, unexpected = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
     assert not unexpected, unexpected
     if hasattr(model, "tie_weights"):
@@ -46,6 +49,27 @@ def oracle(case: Case) -> Any:
     fresh = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in loaded]
     assert not fresh, fresh
     return model.eval()
+
+
+def read_from_file(model: Any, state: dict[str, np.ndarray]) -> Any:
+    """A torch model with the weights of a file, which it has read all of."""
+    import safetensors.numpy
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.config.save_pretrained(folder)
+        arrays = {name: np.ascontiguousarray(x) for name, x in state.items()}
+        safetensors.numpy.save_file(arrays, f"{folder}/model.safetensors", {"format": "pt"})
+        settings = {"attn_implementation": "eager", "experts_implementation": "eager", "output_loading_info": True}
+        model, info = type(model).from_pretrained(folder, dtype="float32", **settings)
+    assert not any(info.values()), info
+    return model
+
+
+def as_in_files(model: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+    """Tensors of a torch model, weights or gradients, by the names that released files have."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return revert_weight_conversion(model, tensors)
 
 
 def forward(case: Case, model: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -93,8 +117,11 @@ def state_of(case: Case, model: Any, gradients: bool = False) -> Any:
     """The weights of a torch model, or their gradients, as our tree."""
     named = model.named_parameters(remove_duplicate=False)  # the table knows one name of a tied one
     tensors = {name: p.grad if gradients else p.detach() for name, p in named}
+    tensors = {name: x for name, x in tensors.items() if x is not None}
+    if case.config.experts is not None:
+        tensors = as_in_files(model, tensors)
     table = case.family.huggingface.names(case.config)
-    return from_huggingface(table, {k: v.numpy() for k, v in tensors.items() if v is not None}, case.config)
+    return from_huggingface(table, {k: v.numpy() for k, v in tensors.items()}, case.config)
 
 
 def reference(name: str) -> dict[str, np.ndarray]:

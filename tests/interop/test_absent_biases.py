@@ -4,9 +4,11 @@ import dataclasses
 
 import pytest
 
+from pretrainax import models
 from pretrainax.config import UserError
 from pretrainax.interop import directories
 from pretrainax.interop.architectures import describe_model
+from pretrainax.zoo.convert import places, rows_of
 from pretrainax.zoo.family import biases
 from tests.golden import CASES
 from tests.golden.case import needs_transformers, weights
@@ -46,11 +48,8 @@ def test_each_bias_that_is_absent_is_a_tensor_of_zeros(changes, tmp_path):
 
 def exported_names(config):
     family, _, model = describe_model(config, "")
-    return {
-        row.name.format(layer=i)
-        for row in family.names(model)
-        for i in range(config.num_layers if "{layer}" in row.name else 1)
-    }
+    rows = rows_of(family.names(model), models.abstract_params(model)).values()
+    return {name for row, shape in rows for name, _ in places(row, shape)}
 
 
 def test_a_class_without_biases_is_preferred():

@@ -33,7 +33,7 @@ def test_the_config_says_which():
 
 
 def test_a_kind_that_is_added_goes_before_those_that_were_there(monkeypatch):
-    monkeypatch.setattr("pretrainax.layers.feed_forward.FEED_FORWARDS", [*FEED_FORWARDS])
+    monkeypatch.setattr("pretrainax.layers.feed_forward.base.FEED_FORWARDS", [*FEED_FORWARDS])
 
     @register_feed_forward
     class Wide(Plain):

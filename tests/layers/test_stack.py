@@ -234,7 +234,7 @@ class Weighed(FeedForward):
         return True
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, real=None):
         y, _ = Plain(self.config, name="plain")(x)
         size = jnp.sum(jnp.square(y))
         count = jnp.asarray(y.size, jnp.float32)
@@ -243,7 +243,7 @@ class Weighed(FeedForward):
 
 def weighed(monkeypatch, **compute):
     """The stack's function of its parameters that gives the sums, and its parameters."""
-    monkeypatch.setattr("pretrainax.layers.feed_forward.FEED_FORWARDS", [Weighed, *FEED_FORWARDS])
+    monkeypatch.setattr("pretrainax.layers.feed_forward.base.FEED_FORWARDS", [Weighed, *FEED_FORWARDS])
     params = stack().init(jax.random.key(0), X, POSITIONS, SEGMENTS, deterministic=True)
     return lambda params: stack(**compute).apply(params, X, POSITIONS, SEGMENTS, deterministic=True)[1].sums, params
 

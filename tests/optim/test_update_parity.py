@@ -36,6 +36,7 @@ SHAPES = {
     "decoder/blocks/self_attention/query/bias": (2, 2, 64),
     "decoder/blocks/self_attention/out/kernel": (2, 2, 64, 128),
     "decoder/blocks/mlp/up/kernel": (2, 128, 160),
+    "decoder/blocks/mlp/experts_up/kernel": (2, 3, 128, 144),  # [L, E, D, F]: a matrix of each expert
     "decoder/blocks/mlp_norm/scale": (2, 128),
     "decoder/relative_bias/embedding": (8, 2),
     "decoder/final_norm/scale": (128,),
@@ -55,10 +56,12 @@ def nested(flat):
 
 
 def matrices(flat):
-    """{path: array} -> {path:layer: matrix}, heads side by side, float64."""
+    """{path: array} -> {path:layer: matrix}, {path:expert:layer: matrix}, heads side by side, float64."""
     found = {}
     for path, x in flat.items():
         layers = {f"{path}:{i}": layer for i, layer in enumerate(x)} if "/blocks/" in path else {path: x}
+        if "experts" in path:
+            layers = {f"{path}:{e}:{i}": expert for i, layer in enumerate(x) for e, expert in enumerate(layer)}
         for name, layer in layers.items():
             heads = {"query/kernel": (128, 128), "query/bias": (128,), "out/kernel": (128, 128)}
             shape = next((s for end, s in heads.items() if path.endswith(end)), layer.shape)
@@ -330,9 +333,14 @@ RELEASED = {
     "gemma": adamw,
     "gpt2": adamw,
     "gpt3": adamw,
+    "grok": adamw,
     "llama": adamw,
     "mistral": adamw,
+    "mixtral": adamw,
     "modernbert_base": stable_adamw,
+    "olmo": adamw,
+    "olmoe": adamw,
+    "palm": adamw_relative,
     "quickstart": adamw_relative,
     "qwen": adamw,
     "roberta_base": adam_of_rate,

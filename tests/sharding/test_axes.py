@@ -17,8 +17,9 @@ from pretrainax.sharding.rules import PARTITION_RULES
 from tests.support import tables
 
 PACKAGE = pathlib.Path(pretrainax.__file__).parent
-# Words that are no axis: the name of a line of the run's header, and of Matplotlib's coordinates.
+# Words that are no axis: the name of a line of the run's header, of Matplotlib's coordinates, of a place in a name.
 OTHER_WORDS = {("training/description.py", "data"), ("reporting/curves.py", "data"), ("data/sources/squad.py", "data")}
+OTHER_WORDS |= {("zoo/convert.py", "expert")}
 
 
 # Arrays of modules that are no Linear and no Embedding.
@@ -56,7 +57,7 @@ def test_the_rows_name_axes_that_the_rules_know():
 
 
 def test_a_spec_follows_the_rules():
-    assert logical_spec("batch", "length") == P(("data", "fsdp"), "sequence")
+    assert logical_spec("batch", "length") == P(("data", "fsdp", "expert"), "sequence")
     assert logical_spec("layers", "d_model", "num_heads", "head_dim") == P(None, "fsdp", "tensor", None)
     assert logical_spec(None, "vocab_size") == P(None, "tensor")
 

@@ -36,11 +36,12 @@ def experiment(**train):
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        ({}, (8, 1, 1, 1)),
-        ({"fsdp": 4}, (2, 4, 1, 1)),
-        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 2)),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 2)),
-        ({"sequence": 4}, (2, 1, 4, 1)),
+        ({}, (8, 1, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 4, 1, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 1, 2)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 1, 2)),
+        ({"expert": 4, "tensor": 2}, (1, 1, 4, 1, 2)),
+        ({"sequence": 4}, (2, 1, 1, 4, 1)),
     ],
 )
 def test_minus_one_takes_the_devices_that_are_left(sizes, expected):
@@ -84,7 +85,7 @@ def test_data_alone_crosses_slices():
     devices = chips(16, in_a_process=4, in_a_slice=8)
     devices = devices[1::2] + devices[::2]  # whatever their order
     array = make_mesh(MeshConfig(fsdp=2, tensor=2, slices=2), devices).devices
-    assert array.shape == (4, 2, 1, 2)
+    assert array.shape == (4, 2, 1, 1, 2)
     assert [{chip.slice_index for chip in part.flat} for part in array] == [{0}, {0}, {1}, {1}]
 
 

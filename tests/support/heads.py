@@ -10,6 +10,7 @@ from pretrainax.models.heads import heads_of
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import losses
 from pretrainax.zoo.convert import from_huggingface, to_huggingface
+from tests.golden import make
 from tests.golden.case import Case, weights
 
 EOS = 2
@@ -25,6 +26,8 @@ def oracle(case: Case):
     theirs._attn_implementation = "eager"
     model = getattr(transformers, described["architectures"][0])(theirs)
     state = to_huggingface(case.family.huggingface.names(case.config), weights(case.config))
+    if case.config.experts is not None:
+        return make.read_from_file(model, state).eval()
     missing, unexpected = model.load_state_dict({k: torch.from_numpy(v.copy()) for k, v in state.items()}, strict=False)
     assert not unexpected and all("embed_tokens" in name or "pooler" in name for name in missing), missing
     model.tie_weights()

@@ -52,6 +52,7 @@ def under(prefix: str, names: str) -> str:
 
 LLAMA_BLOCK = "self_attn.{q,k,v,o}_proj.weight mlp.{gate,up,down}_proj.weight {input,post_attention}_layernorm.weight"
 LLAMA = f"model.embed_tokens.weight {under('model.layers.#', LLAMA_BLOCK)} model.norm.weight"
+EXPERTS = f"{LLAMA} !model.layers.#.mlp.{{gate,up,down}}_proj.weight"  # in the place of the MLP
 T5_BLOCK = "SelfAttention.{q,k,v,o}.weight layer_norm.weight"
 BART_ATTENTION = f"{{k,v,q,out}}_proj.{WB}"
 BART_STACKS = " ".join(
@@ -279,6 +280,12 @@ RELEASED = {
         LLAMA_SIZES | {"sliding_window": 5},
         f"{LLAMA} lm_head.weight",
     ),
+    "mixtral": Release(  # mistralai/Mixtral-8x7B-v0.1
+        "mixtral_8x7b",
+        LLAMA_SIZES | {"num_local_experts": 4},
+        f"{EXPERTS} model.layers.#.block_sparse_moe.gate.weight "
+        "model.layers.#.block_sparse_moe.experts.{0,1,2,3}.{w1,w2,w3}.weight lm_head.weight",
+    ),
     "qwen2.5": Release(  # Qwen/Qwen2.5-0.5B
         "qwen2_5_0_5b",
         LLAMA_SIZES,
@@ -288,6 +295,24 @@ RELEASED = {
         "qwen3_0_6b",
         LLAMA_SIZES | {"head_dim": 8},
         f"{LLAMA} model.layers.#.self_attn.{{q,k}}_norm.weight lm_head.weight",  # a copy: its table is tied
+    ),
+    "qwen3-moe": Release(  # Qwen/Qwen3-30B-A3B-Base
+        "qwen3_30b_a3b",
+        LLAMA_SIZES | {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 8},
+        f"{EXPERTS} model.layers.#.self_attn.{{q,k}}_norm.weight model.layers.#.mlp.gate.weight "
+        "model.layers.#.mlp.experts.{0,1,2,3}.{gate,up,down}_proj.weight lm_head.weight",
+    ),
+    "olmo2": Release(  # allenai/OLMo-2-1124-7B
+        "olmo2_7b",
+        LLAMA_SIZES | {"num_key_value_heads": 4, "pad_token_id": 0, "eos_token_id": 1},
+        f"{LLAMA} !model.layers.#.input_layernorm.weight model.layers.#.post_feedforward_layernorm.weight "
+        "model.layers.#.self_attn.{q,k}_norm.weight lm_head.weight",
+    ),
+    "olmoe": Release(  # allenai/OLMoE-1B-7B-0924
+        "olmoe_1b_7b",
+        LLAMA_SIZES | {"num_key_value_heads": 4, "eos_token_id": 2, "num_experts": 4, "num_experts_per_tok": 3},
+        f"{EXPERTS} model.layers.#.self_attn.{{q,k}}_norm.weight model.layers.#.mlp.gate.weight "
+        "model.layers.#.mlp.experts.{0,1,2,3}.{gate,up,down}_proj.weight lm_head.weight",
     ),
     "gemma": Release("gemma1_2b", LLAMA_SIZES | {"head_dim": 8}, LLAMA),  # google/gemma-2b
     "gemma-2": Release(  # google/gemma-2-2b

@@ -11,6 +11,7 @@ from pretrainax import models
 from pretrainax.config import (
     LearnedPositions,
     MeshConfig,
+    MixtureOfExperts,
     ModelConfig,
     RelativePositionBuckets,
     TrainConfig,
@@ -55,16 +56,24 @@ MESHES = {
     "2 data 2 sequence 2 tensor": dict(data=2, sequence=2, tensor=2),
     "2 fsdp 4 sequence": dict(data=1, fsdp=2, sequence=4),
 }
+EXPERTS = MixtureOfExperts(num_experts=4, top_k=2, d_ff=32, balance_weight=0.05, z_weight=0.001)
+EXPERT_MESHES = {
+    "8 fsdp": MESHES["8 fsdp"],
+    "2 data 4 expert": dict(data=2, expert=4),
+    "2 fsdp 2 expert 2 tensor": dict(data=1, fsdp=2, expert=2, tensor=2),
+}
 ROWS = 32
 
 
 def model_config(family, **fields):
     small = dict(vocab_size=64, num_layers=2, d_model=32, d_ff=64, num_heads=4)
+    fields |= {"experts": EXPERTS} if family == "experts" else {}
+    family = "decoder" if family == "experts" else family
     return ModelConfig(family=family, **small, **MODELS[family], **fields)
 
 
 def mesh_named(name):
-    sizes = MESHES[name]
+    sizes = (MESHES | EXPERT_MESHES)[name]
     return make_mesh(MeshConfig(**sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
@@ -158,6 +167,15 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
     # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps its rounding when an update takes it near zero
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
+
+
+@pytest.mark.parametrize("mesh", EXPERT_MESHES)
+def test_devices_change_neither_losses_nor_parameters_of_experts(mesh):
+    """In one batch: the balance of parts of it is another than that of all."""
+    losses, params = five_steps("experts", "1 device", 1)
+    other_losses, other_params = five_steps("experts", mesh, 1)
+    np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
+    chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-7)  # as above; gradients of few tokens
 
 
 def test_rows_of_the_test_batches_have_unequal_loss_counts():

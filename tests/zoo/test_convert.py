@@ -9,7 +9,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import UserError
-from pretrainax.zoo.convert import from_huggingface, rows_of, their_shape, to_huggingface, view
+from pretrainax.zoo.convert import from_huggingface, places, rows_of, their_shape, to_huggingface, view
 from pretrainax.zoo.family import Row
 from tests.golden import CASES
 from tests.golden.case import weights
@@ -59,9 +59,8 @@ def test_a_convolution_is_reversed():
 def test_every_view_shares_the_memory_of_theirs(name):
     config, table, state = arrays(name)
     for row, shape in rows_of(table, models.abstract_params(config)).values():
-        stacked = "{layer}" in row.name
-        theirs = state[row.name.format(layer=0) if not row.first else row.first] if stacked else state[row.name]
-        assert np.shares_memory(view(row, theirs, shape[1:] if stacked else shape), theirs), row.path
+        name, index = next(places(row, shape))
+        assert np.shares_memory(view(row, state[name], shape[len(index) :]), state[name]), row.path
 
 
 @pytest.mark.parametrize("name", CASES)

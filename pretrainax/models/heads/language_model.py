@@ -108,6 +108,8 @@ class LMHead(nn.Module):
     @nn.compact
     def __call__(self, features: jax.Array, token_embedding: jax.Array) -> LanguageModelOutput:
         config = self.config
+        if config.logit_scale is not None:
+            features = features * config.logit_scale
         vocabulary = (config.vocab_size,)
         bias = self.param("bias", nn.initializers.zeros, vocabulary, jnp.float32) if config.masked_lm_head else None
         if config.tie_embeddings:

@@ -1,0 +1,82 @@
+"""Compares a dense decoder with one of 8 experts, 2 a token, at equal active FLOPs: losses, speed, balance.
+
+    python benchmarks/experts.py --workdir=runs/experts --books=books
+
+Both have 4 blocks of width 256. The dense feed-forward has the width of two experts, so that a token takes as many
+FLOPs but for the router's. Each is trained on `books` (JSON lines with a text) with several seeds; what is there is not
+made again. Printed: validation losses with their spread, differences of the same seed, tokens a second, balance. The
+picture of the balance is that of the last run: experts.png in its folder.
+"""
+
+import argparse
+import os
+import statistics
+
+import numpy as np
+import runs
+from scipy import stats
+
+from pretrainax.reporting.tables import markdown
+
+SIZES = ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=4", "--config.model.d_model=256"]
+SIZES += ["--config.model.num_heads=4", "--config.model.activation=silu", "--config.model.gated=True"]
+MODELS = {
+    "dense": ["--config.model.d_ff=1024"],
+    "8 experts, 2 a token": [
+        "--config.model.d_ff=512",
+        "--config.model.experts=MixtureOfExperts(num_experts=8, top_k=2, balance_weight=0.01, z_weight=0.001)",
+    ],
+}
+
+
+def train(options: argparse.Namespace, model: str, seed: int) -> list[dict]:
+    """Makes a run, where that was not done yet; returns the lines of its metrics."""
+    steps = options.steps
+    train, valid = (os.path.join(options.books, f"{split}*.jsonl.gz") for split in ("train", "valid"))
+    fields = {
+        "data.source": f"JsonLines(path={train!r}, valid_path={valid!r})",
+        "data.sequence_length": 128,
+        "schedule.warmup_steps": steps // 20,
+        "train.steps": steps,
+        "train.seed": seed,
+        "evaluate.every": steps // 10,
+        "checkpoint.every": steps // 2,
+    }
+    name = model.replace(" ", "_").replace(",", "")
+    return runs.train(
+        os.path.join(options.workdir, f"{name}-{seed}"), [*SIZES, *MODELS[model], *runs.PRETRAINING], fields
+    )
+
+
+def row(model: str, of_seeds: list[list[dict]]) -> list[str]:
+    """Returns what a model comes to over all seeds: median loss and spread, median speed, balance."""
+    losses = [runs.last_loss(lines) for lines in of_seeds]
+    trained = [[line for line in lines if line["split"] == "train"] for lines in of_seeds]
+    speed = statistics.median(line["tokens_per_second"] for lines in trained for line in lines[1:])
+    balance = [lines[-1].get("expert_imbalance") for lines in trained]
+    shown = "" if None in balance else f"{statistics.median(balance):.2f}"
+    return [model, f"{statistics.median(losses):.4f} ± {statistics.stdev(losses):.4f}", f"{speed:,.0f}", shown]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workdir", required=True, help="a folder for the runs")
+    parser.add_argument("--books", required=True, help="a folder with train*.jsonl.gz and valid*.jsonl.gz")
+    parser.add_argument("--steps", type=int, default=2_000, help="of 32 rows of 128 tokens")
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    # seed by seed: what disturbs the machine disturbs both
+    found: dict[str, list[list[dict]]] = {model: [] for model in MODELS}
+    for seed in range(options.seeds):
+        for model, lines in found.items():
+            lines.append(train(options, model, seed))
+    print(markdown(["model", "validation loss", "tokens/s", "busiest expert"], [row(*one) for one in found.items()]))
+    dense, experts = (np.array([runs.last_loss(lines) for lines in of]) for of in found.values())
+    less = experts - dense
+    half = stats.t.ppf(0.975, len(less) - 1) * less.std(ddof=1) / np.sqrt(len(less))
+    low, high = less.mean() - half, less.mean() + half
+    print(f"experts - dense, of the same seed: {less.mean():+.4f} ({low:+.4f} to {high:+.4f})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""OLMo 2 by causal language modelling (Walsh et al. 2025, arXiv 2501.00656): `:2_1b`, `:2_7b`, `:2_13b`, `:2_32b`.
+
+    python -m pretrainax.main --config=configs/olmo.py:2_7b --config.mesh.fsdp=64 --config.data.source="HuggingFace(
+        path='allenai/olmo-mix-1124', streaming=True)"
+
+This is the first of two stages: 4 to 6 T tokens of OLMo-Mix-1124, web text for nearly all. The second, of some 50 to
+300 B tokens of better text while the rate falls to zero, and the mean of three runs of it, are left out. Each number:
+`pretrainax recipe --config=olmo:2_7b`.
+
+| variant | peak rate | tokens of a batch | tokens | MMLU after both stages |
+| --- | --- | --- | --- | --- |
+| 2_1b | 4e-4 | 2 M | 4 T | 44.3 |
+| 2_7b | 3e-4 | 4 M | 4 T | 63.7 |
+| 2_13b | 9e-4 | 8 M | 5 T | 67.5 |
+| 2_32b | 6e-4 | 8 M | 6 T | 74.9 |
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.tokenization import ByteBPE
+from pretrainax.zoo.olmo import olmo
+
+CONTEXT = 4096
+# variant -> (peak rate, rows of a batch, tokens)
+STAGES = {
+    "2_1b": (4e-4, 512, 4e12),
+    "2_7b": (3e-4, 1024, 4e12),
+    "2_13b": (9e-4, 2048, 5e12),
+    "2_32b": (6e-4, 2048, 6e12),
+}
+
+
+def get_config(variant: str = "2_7b") -> Experiment:
+    variant = variant or "2_7b"
+    model = olmo(variant)
+    learning_rate, rows, tokens = STAGES[variant]
+    return Experiment(
+        model=model,
+        tokenizer=ByteBPE(vocab_size=100_278),
+        data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
+        objective=CausalLM(),
+        optimizer=AdamW(learning_rate=learning_rate, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
+        train=TrainConfig(
+            steps=round(tokens / (rows * CONTEXT)), global_batch_size=rows, z_loss=1e-5, log_every=10, remat="block"
+        ),
+        evaluate=EvaluateConfig(every=1_000, batches=8),
+        checkpoint=CheckpointConfig(every=1_000),
+    )

@@ -1,0 +1,33 @@
+"""OLMoE by causal language modelling (Muennighoff et al. 2024, arXiv 2409.02060): `:1b_7b`, 64 experts, 8 a token.
+
+    python -m pretrainax.main --config=configs/olmoe.py --config.mesh.fsdp=8 --config.mesh.expert=8
+        --config.data.source="HuggingFace(path='allenai/OLMoE-mix-0924', streaming=True)"
+
+The authors took 10 days on 256 H100 for 5.1 T tokens; 1.3 of 6.9 billion parameters are active. Each number:
+`pretrainax recipe --config=olmoe`. Scores of the released model (table 4): MMLU 54.1, HellaSwag 80.0, ARC challenge
+62.1.
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, WarmupCosine
+from pretrainax.tokenization import ByteBPE
+from pretrainax.zoo.olmo import olmoe
+
+TOKENS, ROWS, CONTEXT = 5.133e12, 1024, 4096
+
+
+def get_config(variant: str = "1b_7b") -> Experiment:
+    model = olmoe(variant or "1b_7b")
+    return Experiment(
+        model=model,
+        tokenizer=ByteBPE(vocab_size=50_280),
+        data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
+        objective=CausalLM(),
+        optimizer=AdamW(learning_rate=4e-4, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        schedule=WarmupCosine(warmup_steps=2_000, final_fraction=0.1),
+        train=TrainConfig(steps=round(TOKENS / (ROWS * CONTEXT)), global_batch_size=ROWS, log_every=10, remat="block"),
+        evaluate=EvaluateConfig(every=1_000, batches=8),
+        checkpoint=CheckpointConfig(every=1_000),
+    )

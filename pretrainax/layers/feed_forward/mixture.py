@@ -1,0 +1,167 @@
+"""A mixture of experts in the place of a feed-forward: each token passes through a few of many (Shazeer et al. 2017;
+Jiang et al. 2024, arXiv 2401.04088).
+
+On a mesh each device gives its own tokens to the experts. Of these it has some (`expert`: the others are sent their
+tokens, see `exchange`), and a part of the width of each (`tensor`); what `fsdp` splits of them is gathered for a layer,
+as of every other matrix.
+"""
+
+import functools
+from typing import NamedTuple, Optional
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from pretrainax.config import ModelConfig
+from pretrainax.layers.by_layer import BY_LAYER, DROPPED
+from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, register_feed_forward
+from pretrainax.layers.feed_forward.exchange import Exchange
+from pretrainax.layers.feed_forward.products import Layout, expert_product
+from pretrainax.layers.feed_forward.router import Router, Routing
+from pretrainax.layers.feed_forward.slots import Slots, assign, from_slots, room_of, to_slots
+from pretrainax.layers.linear import normal_init
+from pretrainax.layers.made_again import made_again
+from pretrainax.layers.sums import Sums
+from pretrainax.sharding.arrays import batch_spec
+from pretrainax.sharding.axes import EXPERT_AXIS, TENSOR_AXIS, TOKEN_AXES, logical_spec
+from pretrainax.sharding.mesh import axis_size, platform
+
+
+class Kernels(NamedTuple):
+    """The matrices of all experts."""
+
+    up: jax.Array  # [E, D, F]
+    down: jax.Array  # [E, F, D]
+    gate: Optional[jax.Array] = None  # [E, D, F]; None: the feed-forward has none
+
+
+@register_feed_forward
+class Mixture(FeedForward):
+    """The sum of weight · feed-forward over a token's experts."""
+
+    partition_rules = (
+        (r"blocks/mlp/router/kernel", "layers d_model features"),
+        (r"blocks/mlp/experts_(up|gate)/kernel", "layers experts d_model d_ff"),
+        (r"blocks/mlp/experts_down/kernel", "layers experts d_ff d_model"),
+    )
+
+    @staticmethod
+    def is_in(config: ModelConfig) -> bool:
+        return config.experts is not None
+
+    @staticmethod
+    def flops(config: ModelConfig, length: int) -> int:
+        assert config.experts is not None
+        maps = 3 if config.gated else 2
+        expert = 2 * length * config.d_model * _width(config) * maps
+        return config.experts.top_k * expert + 2 * length * config.d_model * config.experts.num_experts
+
+    @staticmethod
+    def kept(config: ModelConfig) -> int:
+        assert config.experts is not None
+        inside = _width(config) * (2 if config.gated else 1)
+        # the last product too, which weights multiply; the router's logits
+        return config.experts.top_k * (inside + config.d_model) + config.experts.num_experts
+
+    @nn.compact
+    def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
+        config, settings = self.config, self.config.experts
+        assert settings is not None
+        experts, outer, inner = settings.num_experts, config.d_model, _width(config)
+        routing, sums = Router(config, name="router")(x, real)
+        wide = functools.partial(ExpertKernel, (experts, outer, inner), normal_init(config, outer))
+        down = ExpertKernel((experts, inner, outer), normal_init(config, inner, residual=True), name="experts_down")
+        gate = wide(name="experts_gate")() if config.gated else None
+        kernels = Kernels(wide(name="experts_up")(), down(), gate)
+        y, dropped, assigned = _on_each_device(config, x.shape)(x, routing, kernels)
+        if settings.capacity is not None:
+            sums[f"{BY_LAYER}{DROPPED}"] = (dropped, assigned)
+        return y, sums
+
+
+class ExpertKernel(nn.Module):
+    """One matrix of each expert, in float32."""
+
+    shape: tuple[int, int, int]  # [E, D, F]
+    init: jax.nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        return self.param("kernel", self.init, self.shape, jnp.float32)
+
+
+def announced(config: ModelConfig) -> str:
+    """Says how the experts get their tokens on the platform of `jax.set_mesh`."""
+    assert config.experts is not None
+    if (capacity := config.experts.capacity) is not None:
+        return f"each has room for {capacity:g} times an even share, what is more is dropped"
+    return f"no token is dropped, products by {'ragged_dot' if platform() == 'tpu' else 'blocks of rows'}"
+
+
+def _width(config: ModelConfig) -> int:
+    """Returns the width inside an expert."""
+    assert config.experts is not None
+    return config.experts.d_ff or config.d_ff
+
+
+def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
+    """Returns (x, routing, kernels) -> (y, how many assignments were dropped, of how many), under the mesh of
+    `jax.set_mesh`; shape: of x. Rows that the mesh does not divide are computed by all."""
+    run = functools.partial(_mixed, config)
+    if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
+        return run
+    wide, down = logical_spec("experts", "d_model", "d_ff"), logical_spec("experts", "d_ff", "d_model")
+    tokens = batch_spec(shape) or P()
+
+    def on_device(x, routing, kernels):
+        y, *counts = run(x, routing, kernels)
+        return y, *(jax.lax.psum(count, TOKEN_AXES) for count in counts)
+
+    return jax.shard_map(
+        on_device,
+        in_specs=(tokens, Routing(tokens, tokens), Kernels(wide, down, wide if config.gated else None)),
+        out_specs=(tokens, P(), P()),
+        check_vma=False,  # the backward of expert_product does not say which axes its results vary over
+    )
+
+
+def _mixed(config: ModelConfig, x: jax.Array, routing: Routing, kernels: Kernels) -> tuple[jax.Array, ...]:
+    """Returns what the experts make of the tokens of a device [b, t, D], how many assignments were dropped, and of how
+    many."""
+    settings = config.experts
+    assert settings is not None
+    # [b, t, D] -> [N, D], [b, t, k] -> [N, k]
+    rows, (experts, weights) = x.reshape(-1, x.shape[-1]), (a.reshape(-1, settings.top_k) for a in routing)
+    room = None
+    if settings.capacity is not None:
+        room = min(room_of(settings.capacity, experts.size, settings.num_experts), len(rows))
+    slots = assign(experts, settings.num_experts, room)
+    y = from_slots(_by_experts(config, to_slots(rows, slots), kernels, slots, room), slots, weights)
+    if axis_size(TENSOR_AXIS) > 1:
+        y = jax.lax.psum(y, TENSOR_AXIS)
+    dropped = jnp.zeros(()) if room is None else jnp.maximum(slots.sizes - room, 0).sum().astype(jnp.float32)
+    return y.astype(x.dtype).reshape(x.shape), dropped, jnp.float32(experts.size)
+
+
+def _by_experts(config: ModelConfig, rows: jax.Array, kernels: Kernels, slots: Slots, room: Optional[int]) -> jax.Array:
+    """Returns what the experts make of the rows of a device [S, D], wherever they are; room: of each expert."""
+    if axis_size(EXPERT_AXIS) == 1:
+        return _feed_forward(config, rows, kernels, slots.sizes, room)
+    exchange = Exchange(slots.sizes, len(rows), room)
+    return exchange.back(_feed_forward(config, exchange.there(rows), kernels, exchange.sizes, exchange.room))
+
+
+def _feed_forward(
+    config: ModelConfig, rows: jax.Array, kernels: Kernels, sizes: jax.Array, room: Optional[int]
+) -> jax.Array:
+    """Returns [S, D] of rows [S, D], each by its expert; room: rows of each, None: as `sizes` says."""
+    wide, narrow = Layout(room, split=1), Layout(room, split=2)
+    activation, up = ACTIVATIONS[config.activation], expert_product(wide, rows, kernels.up, sizes)
+    if kernels.gate is None:
+        hidden = made_again(activation)(up)
+    else:
+        gated = made_again(lambda gate, up: activation(gate) * up)
+        hidden = gated(expert_product(wide, rows, kernels.gate, sizes), up)
+    return expert_product(narrow, hidden, kernels.down, sizes)

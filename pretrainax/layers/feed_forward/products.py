@@ -1,0 +1,119 @@
+"""The product of rows that lie expert by expert with the matrix of each, and where those matrices come from.
+
+Where experts have as much room each, it is one batched product. Where each has as many rows as it is asked for, it is
+`jax.lax.ragged_dot` on TPUs. On others XLA multiplies all rows by all matrices for that, so there blocks of rows are
+multiplied one after the other, each by the matrix of its expert (as MegaBlocks: Gale et al. 2022, arXiv 2211.15841,
+section 5); rows of a group that fill no block are padded.
+"""
+
+import functools
+from typing import NamedTuple, Optional
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.sharding.axes import FSDP_AXIS
+from pretrainax.sharding.mesh import axis_size, platform
+
+_BLOCK = {"cpu": 64}  # rows; smaller ones are slower products, larger ones more padding
+_LARGE_BLOCK = 512  # of other platforms
+_SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+
+class Layout(NamedTuple):
+    """Says how the rows of experts lie, and what a device has of a kernel."""
+
+    room: Optional[int]  # rows of each expert; None: as many as `sizes` says
+    split: int  # the axis of the kernel [E, D, F] that `fsdp` splits
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def expert_product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns [S, F] in x's dtype: each row of x [S, D] times the matrix of its expert. Rows of none give 0.
+
+    The backward is written out to gather what `fsdp` splits once more, instead of keeping it; and to sum the gradient
+    of the kernel in float32.
+
+    Args:
+      kernel: [E, D, F] float32, of which a device may have a part.
+      sizes: [E], rows of each expert, in order.
+    """
+    return _product(layout, x, _whole(layout, kernel, x.dtype), sizes)
+
+
+def _forward(layout, x, kernel, sizes):
+    return expert_product(layout, x, kernel, sizes), (x, kernel, sizes)
+
+
+def _backward(layout, residuals, gradient):
+    x, kernel, sizes = residuals
+    dx = _product(layout, gradient, _whole(layout, kernel, x.dtype).swapaxes(1, 2), sizes)
+    dkernel = _summed_over_rows(layout, x, gradient, sizes)
+    if axis_size(FSDP_AXIS) > 1:
+        dkernel = jax.lax.psum_scatter(dkernel, FSDP_AXIS, scatter_dimension=layout.split, tiled=True)
+    return dx, dkernel, None
+
+
+expert_product.defvjp(_forward, _backward)
+
+
+def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns a kernel in the dtype of the products, with what other devices have of it."""
+    kernel = kernel.astype(dtype)
+    if axis_size(FSDP_AXIS) == 1:
+        return kernel
+    return jax.lax.all_gather(kernel, FSDP_AXIS, axis=layout.split, tiled=True)
+
+
+def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array) -> jax.Array:
+    if layout.room is not None:
+        # [S, D] -> [E, room, D] -> [E, room, F] -> [S, F]
+        return (x.reshape(len(kernel), layout.room, -1) @ kernel).reshape(len(x), -1)
+    if platform() == "tpu":
+        return jax.lax.ragged_dot(x, kernel, sizes)
+    source, place, expert, count = _blocks(sizes, len(x))
+    # [S, D] -> [J, block, D] -> [J, block, F] -> [S, F]
+    products = jnp.zeros((*source.shape, kernel.shape[2]), x.dtype)
+    multiply = lambda j, products: products.at[j].set(_rows(x, source[j]) @ kernel[expert[j]])  # noqa: E731
+    products = jax.lax.fori_loop(0, count, multiply, products)
+    return _rows(products.reshape(-1, kernel.shape[2]), place)
+
+
+def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns the gradient of the kernel, [E, D, F] float32: of each expert the sum of outer products of its rows."""
+    if layout.room is not None:
+        of_experts = (a.reshape(len(sizes), layout.room, -1) for a in (x, gradient))
+        return jnp.einsum("ECD,ECF->EDF", *of_experts, preferred_element_type=jnp.float32)
+    if platform() == "tpu":
+        return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32)
+    source, _, expert, count = _blocks(sizes, len(x))
+
+    def add(j, total):
+        rows, of_rows = _rows(x, source[j]), _rows(gradient, source[j])
+        return total.at[expert[j]].add(jnp.matmul(rows.T, of_rows, preferred_element_type=jnp.float32))
+
+    return jax.lax.fori_loop(0, count, add, jnp.zeros((len(sizes), x.shape[1], gradient.shape[1]), jnp.float32))
+
+
+def _rows(x: jax.Array, index: jax.Array) -> jax.Array:
+    """Returns the rows of x at `index`, 0 where it is past the end."""
+    return x.at[index].get(mode="fill", fill_value=0)
+
+
+def _blocks(sizes: jax.Array, rows: int) -> tuple[jax.Array, ...]:
+    """Lays groups of rows out in blocks of one expert each.
+
+    Returns the row that is at each place of the blocks [J, block] (`rows` where there is none), the place of each row
+    [rows], the expert of each block [J], and how many of them there are.
+    """
+    block = _BLOCK.get(platform(), _LARGE_BLOCK)
+    experts, count = len(sizes), rows // block + len(sizes)  # blocks, whatever the sizes
+    ends, blocks = jnp.cumsum(sizes), -(-sizes // block)
+    starts, block_starts = ends - sizes, jnp.cumsum(blocks) - blocks
+    expert = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(count), side="right").clip(max=experts - 1)
+    within = (jnp.arange(count) - block_starts[expert])[:, None] * block + jnp.arange(block)[None]  # its group
+    source = jnp.where(within < sizes[expert][:, None], starts[expert][:, None] + within, rows)
+    row = jnp.arange(rows)
+    owner = jnp.searchsorted(ends, row, side="right").clip(max=experts - 1)
+    place = jnp.where(row < ends[-1], block_starts[owner] * block + row - starts[owner], count * block)
+    return source, place, expert, blocks.sum()

@@ -1,0 +1,27 @@
+"""The part of a model that a token passes through: all of it but for the experts that it is not given to."""
+
+import math
+
+import jax
+
+from pretrainax.config import ModelConfig
+from pretrainax.models import abstract_params
+from pretrainax.sharding.rules import axes_of_leaves
+
+
+def active_parameters(config: ModelConfig) -> int:
+    """Counts the parameters that one token uses."""
+    params = abstract_params(config)
+    sizes = [math.prod(x.shape) for x in jax.tree.leaves(params)]
+    if config.experts is None:
+        return sum(sizes)
+    experts = sum(size for size, axes in zip(sizes, axes_of_leaves(params), strict=True) if "experts" in axes)
+    return sum(sizes) - experts + experts * config.experts.top_k // config.experts.num_experts
+
+
+def describe_experts(config: ModelConfig) -> str:
+    """Says how many experts there are, and how many parameters a token uses; "": there are none."""
+    if config.experts is None:
+        return ""
+    count, each = config.experts.num_experts, config.experts.top_k
+    return f"{count} in each block, {each} for a token, which uses {active_parameters(config) / 1e6:,.1f} M parameters"

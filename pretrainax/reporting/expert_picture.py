@@ -1,0 +1,43 @@
+"""Draws experts.png: how evenly the routers of a run spread its tokens, from the lines of its metrics.jsonl."""
+
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib import figure, ticker
+
+from pretrainax.reporting.curves import FAINT, LEFT, RIGHT, STYLE, TRAINING, VALIDATION
+
+_MOST = 3.0  # times an even share: what is darkest
+
+
+def draw(path: str, lines: Sequence[dict], title: str) -> None:
+    """Draws the load of each expert at the last line on the left, and the largest of each layer over the steps on the
+    right; 1 is the load of an even share.
+
+    lines: of metrics.jsonl; those that have "experts", {stack: [L, E]}, are drawn.
+    """
+    known = [line for line in lines if "experts" in line]
+    names = [f"{stack} {layer}" for stack, loads in known[-1]["experts"].items() for layer in range(len(loads))]
+    loads = [np.array([row for of_stack in line["experts"].values() for row in of_stack]) for line in known]
+    with matplotlib.rc_context(STYLE):
+        picture = figure.Figure(figsize=(12, 2.8 + min(0.22 * len(names), 8.0)), dpi=150)
+        height = picture.get_figheight()
+        grid = picture.add_gridspec(1, 2, left=LEFT + 0.03, right=RIGHT, top=1 - 1.0 / height, bottom=0.62 / height)
+        last, course = picture.add_subplot(grid[0, 0]), picture.add_subplot(grid[0, 1])
+        picture.text(LEFT, 1 - 0.38 / height, f"{title}: experts", fontsize=16, fontweight="bold", va="center")
+        image = last.imshow(loads[-1], aspect="auto", cmap="Blues", vmin=0, vmax=_MOST, interpolation="nearest")
+        picture.colorbar(image, ax=last, fraction=0.05, extend="max").outline.set_visible(False)
+        last.set_title(f"tokens of each expert over an even share, step {known[-1]['step']:,}")
+        last.set_xlabel("number of the expert")
+        last.set_yticks(range(len(names)), names, fontsize=max(4, min(9, 160 // len(names))))
+        last.grid(visible=False)
+        steps, largest = [line["step"] for line in known], np.array([load.max(axis=1) for load in loads])
+        course.plot(steps, largest, color=TRAINING, alpha=0.25, linewidth=1)
+        course.plot(steps, largest.mean(axis=1), color=VALIDATION, linewidth=2)
+        course.axhline(1.0, color=FAINT, linewidth=1, linestyle=(0, (4, 3)))
+        course.set_title("the busiest expert of each layer, and their mean")
+        course.set_xlabel("step")
+        course.set_ylim(bottom=0)
+        course.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.0f}"))
+        picture.savefig(path, facecolor="white")

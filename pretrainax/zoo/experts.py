@@ -1,0 +1,33 @@
+"""Mixtures of experts as transformers writes them down: names of tensors, and the weight of the balance loss."""
+
+from collections.abc import Callable
+
+from pretrainax.config import ModelConfig
+from pretrainax.zoo.family import ConfigJson, Row, linear
+from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
+
+
+def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[Row]]:
+    """Returns the name table of a class with experts, as the released files have it: a tensor for each expert.
+
+    module: in a layer, "mlp"; gate, up, down: the names of an expert's matrices.
+    """
+    theirs = f"{LAYER}.{module}"
+    rows = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
+    for ours, name in (("gate", gate), ("up", up), ("down", down)):
+        rows += linear(f"{BLOCK}/mlp/experts_{ours}", f"{theirs}.experts.{{expert}}.{name}", bias=False)
+    return lambda config: huggingface_names(config, lambda _: rows)
+
+
+def read(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads how many experts there are, by the name that transformers writes since version 5; and the weight of a loss
+    that is top_k times as large as ours: of each token they count all of its experts."""
+    assert config.experts is not None
+    config.experts.num_experts = json.get("num_local_experts", config.experts.num_experts)
+    if "router_aux_loss_coef" in json:
+        config.experts.balance_weight = json["router_aux_loss_coef"] * config.experts.top_k
+
+
+def write(config: ModelConfig) -> ConfigJson:
+    assert config.experts is not None
+    return {"router_aux_loss_coef": config.experts.balance_weight / config.experts.top_k}

@@ -1,0 +1,85 @@
+"""Mixtral (Jiang et al. 2024, arXiv 2401.04088): Mistral with eight experts, of which a token passes through two."""
+
+from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
+from pretrainax.zoo import experts, llama
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    extractor,
+    token_classifier,
+    trained_by,
+)
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward, heads, key heads, positions, router_aux_loss_coef of config.json)
+SIZES = {
+    "8x7b": (32, 4096, 14336, 32, 8, 32_768, 0.02),
+    "8x22b": (56, 6144, 16384, 48, 8, 65_536, 0.001),
+}
+
+
+def mixtral(variant: str = "8x7b") -> ModelConfig:
+    """Returns Mixtral, version 0.1; UserError for an unknown variant."""
+    *sizes, positions, balance = pick("mixtral", variant, SIZES)
+    return llama.decoder(
+        *sizes,
+        vocab_size=32_000,
+        position=RotaryPositions(positions, theta=1_000_000.0),
+        norm_epsilon=1e-5,
+        tie_embeddings=False,
+        experts=MixtureOfExperts(num_experts=8, top_k=2, balance_weight=2 * balance),
+    )
+
+
+def _base() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = mixtral("8x7b")
+    config.position.max_length = 131_072
+    assert config.experts is not None
+    config.experts.balance_weight = 2 * 0.001
+    return config
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    llama.read_rotary(json, config)
+    experts.read(json, config)
+    config.layer_pattern = ("global",) if config.window is None else ("local",)
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    return llama.write_heads(config) | llama.write_rotary(config) | experts.write(config)
+
+
+FAMILIES = (
+    Family(
+        name="Mixtral",
+        prefix="mixtral_",
+        preset=mixtral,
+        sizes=SIZES,
+        paper="Jiang et al. 2024, arXiv 2401.04088",
+        objective="causal language modelling",
+        configs=trained_by("mixtral", SIZES),
+        huggingface=HuggingFace(
+            model_type="mixtral",
+            architecture="MixtralForCausalLM",
+            base=_base,
+            fields=llama.FIELDS
+            | {
+                "sliding_window": "window",
+                "num_local_experts": "experts.num_experts",
+                "num_experts_per_tok": "experts.top_k",
+            },
+            table=experts.names("block_sparse_moe", gate="w1", up="w3", down="w2"),
+            classifier=Classifier("MixtralForSequenceClassification", LAST),
+            token_classifier=token_classifier("MixtralForCausalLM", "score"),
+            extractor=extractor("MixtralForCausalLM"),
+            read=_read,
+            write=_write,
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+)

@@ -1,0 +1,46 @@
+"""PaLM (Chowdhery et al. 2022, arXiv 2204.02311): parallel blocks, one head of keys and values, no biases."""
+
+from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, heads): table 1; a head is 256 wide
+SIZES = {"8b": (32, 4096, 16), "62b": (64, 8192, 32), "540b": (118, 18432, 48)}
+
+
+def palm(variant: str = "8b") -> ModelConfig:
+    """Returns PaLM; UserError for an unknown variant."""
+    num_layers, d_model, num_heads = pick("palm", variant, SIZES)
+    return ModelConfig(
+        family="decoder",
+        vocab_size=256_000,
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        num_kv_heads=1,
+        head_dim=256,
+        position=RotaryPositions(2048),
+        norm="layer",
+        norm_at="pre",
+        parallel=True,
+        activation="silu",
+        gated=True,
+        use_bias=False,
+        scale_tied_logits=True,  # section 5: logits are divided by the root of the width
+        init_stddev=None,  # section 5: by fan-in, embeddings with a deviation of 1
+    )
+
+
+FAMILIES = (
+    Family(
+        name="PaLM",
+        prefix="palm_",
+        preset=palm,
+        sizes=SIZES,
+        paper="Chowdhery et al. 2022, arXiv 2204.02311",
+        objective="causal language modelling",
+        configs=trained_by("palm", SIZES),
+        huggingface=None,
+    ),
+)

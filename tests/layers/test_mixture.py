@@ -1,0 +1,181 @@
+"""Mixtures of experts: what the router chooses, what an expert gets, and that nothing of it depends on the devices."""
+
+import dataclasses
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import MeshConfig, MixtureOfExperts, ModelConfig
+from pretrainax.layers.feed_forward import ACTIVATIONS, Mixture, feed_forward_of
+from pretrainax.layers.feed_forward.router import balance, route
+from pretrainax.layers.feed_forward.slots import assign, from_slots, room_of, to_slots
+from pretrainax.sharding.mesh import make_mesh
+from tests.golden.case import needs_transformers
+
+X = jax.random.normal(jax.random.key(0), (4, 70, 16))
+
+
+def config(gated=True, **experts):
+    settings = MixtureOfExperts(**{"num_experts": 8, "top_k": 2} | experts)
+    return ModelConfig(d_model=16, d_ff=24, activation="silu", gated=gated, experts=settings, init_stddev=0.5)
+
+
+def params_of(config):
+    return Mixture(config).init(jax.random.key(1), X)
+
+
+def all_experts(config, params, x):
+    """Every expert's result for every token, of which the chosen ones are taken."""
+    kernels, settings = {name: p["kernel"] for name, p in params["params"].items()}, config.experts
+    routing = route(settings, x @ kernels["router"])
+    up = jnp.einsum("BTD,EDF->BTEF", x, kernels["experts_up"])
+    activation = ACTIVATIONS[config.activation]
+    if config.gated:
+        hidden = activation(jnp.einsum("BTD,EDF->BTEF", x, kernels["experts_gate"])) * up
+    else:
+        hidden = activation(up)
+    y = jnp.einsum("BTEF,EFD->BTED", hidden, kernels["experts_down"])
+    return jnp.einsum("BTKD,BTK->BTD", jnp.take_along_axis(y, routing.experts[..., None], axis=2), routing.weights)
+
+
+def value_and_gradients(function, params, x=X):
+    return jax.jit(jax.value_and_grad(lambda p, x: jnp.sum(jnp.sin(function(p, x))), (0, 1)))(params, x)
+
+
+@pytest.mark.parametrize("capacity", [None, 8.0], ids=("dropless", "room for all"))
+@pytest.mark.parametrize("gated", [True, False], ids=("gated", "plain"))
+@pytest.mark.parametrize("experts", [{"normalized": False}, {"top_k": 1}, {"num_experts": 3, "top_k": 3}], ids=str)
+def test_is_the_sum_over_the_chosen_of_all_experts(gated, capacity, experts):
+    settings = config(gated, capacity=capacity, **experts)
+    params = params_of(settings)
+    got = value_and_gradients(lambda p, x: Mixture(settings).apply(p, x)[0], params)
+    want = value_and_gradients(lambda p, x: all_experts(settings, p, x), params)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32, in another order; sums of 280 tokens
+
+
+def test_the_config_says_so():
+    assert feed_forward_of(config()) is Mixture
+    assert feed_forward_of(dataclasses.replace(config(), experts=None)) is not Mixture
+
+
+def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():
+    settings = config()
+    params, x = params_of(settings), X.astype(jnp.bfloat16)
+    y, _ = Mixture(settings).apply(params, x)
+    chex.assert_type(y, jnp.bfloat16)
+    want = all_experts(settings, params, x.astype(jnp.float32))
+    # 2^-8 of numbers up to 30, in three products; of a token that another expert got it would be far more
+    np.testing.assert_allclose(y.astype(np.float32), want, atol=0.5)
+
+
+@pytest.mark.parametrize("capacity", [None, 1.0], ids=("dropless", "room for as many"))
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        *({"fsdp": 8}, {"data": 2, "tensor": 4}, {"data": 2, "fsdp": 2, "sequence": 2}),
+        *({"expert": 8}, {"fsdp": 2, "expert": 2, "tensor": 2}, {"expert": 4, "sequence": 2}),
+    ],
+    ids=str,
+)
+def test_on_eight_devices_as_on_one(mesh, capacity):
+    settings = config(capacity=capacity)
+    rows = jnp.concatenate([X, X])[:, :64]
+    params = params_of(settings)
+
+    def of(p, x):
+        return Mixture(settings).apply(p, x)[0]
+
+    with jax.set_mesh(make_mesh(MeshConfig(**{"data": 1} | mesh))):
+        got = value_and_gradients(of, params, rows)
+    if capacity is None:
+        want = value_and_gradients(of, params, rows)
+    else:  # each device has room for its own tokens
+        rows_each = 8 // math.prod(mesh.get(axis, 1) for axis in ("data", "fsdp", "expert"))
+        length = 64 // mesh.get("sequence", 1)
+
+        def parts(p, x):
+            x = x.reshape(-1, rows_each, 64 // length, length, 16).swapaxes(1, 2)
+            y = jnp.stack([jnp.stack([of(p, part) for part in row]) for row in x])
+            return y.swapaxes(1, 2).reshape(8, 64, 16)
+
+        want = value_and_gradients(parts, params, rows)
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32, in another order
+
+
+# --- slots -----------------------------------------------------------------------------------------------------------
+
+
+def test_first_choices_get_the_room_before_second_ones():
+    chosen = jnp.array([[0, 1], [1, 0], [0, 2]])  # three tokens; expert 0 is asked for by 0, 2 and, second, by 1
+    slots = assign(chosen, num_experts=3, room=2)
+    np.testing.assert_array_equal(slots.sizes, [3, 2, 1])
+    # expert 0: tokens 0 and 2 (assignments 0 and 4); expert 1: tokens 1 and 0; expert 2: token 2, and an empty slot
+    np.testing.assert_array_equal(slots.assignment, [0, 4, 2, 1, 5, 6])
+    np.testing.assert_array_equal(slots.of_assignment, [0, 3, 2, 6, 1, 4])  # 6: there was no room
+    x = jnp.arange(1.0, 4.0)[:, None]
+    np.testing.assert_array_equal(to_slots(x, slots)[:, 0], [1, 3, 2, 1, 3, 0])
+    y = from_slots(to_slots(x, slots), slots, jnp.full((3, 2), 0.5))
+    np.testing.assert_array_equal(y[:, 0], [1.0, 1.0, 3.0])  # token 1 has half of what it had
+
+
+def test_what_is_dropped_is_counted():
+    settings = config(capacity=1.0)
+    params = params_of(settings)
+    params["params"]["router"]["kernel"] = jnp.zeros((16, 8))  # so all tokens go to experts 0 and 1
+    _, sums = Mixture(settings).apply(params, X)
+    dropped, assigned = sums["layers/dropped"]
+    assert assigned == 2 * 280 and dropped == 2 * (280 - room_of(1.0, 560, 8)) == 2 * (280 - 70)
+    np.testing.assert_array_equal(sums["layers/expert_tokens"][0], [280, 280, 0, 0, 0, 0, 0, 0])
+
+
+# --- the router ------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_those_of_the_best():
+    logits = jnp.log(jnp.array([[[0.1, 0.4, 0.2, 0.3]]]))
+    for normalized, weights in ((True, [4 / 7, 3 / 7]), (False, [0.4, 0.3])):
+        routing = route(MixtureOfExperts(num_experts=4, top_k=2, normalized=normalized), logits)
+        np.testing.assert_array_equal(routing.experts[0, 0], [1, 3])
+        np.testing.assert_allclose(routing.weights[0, 0], weights, rtol=1e-6)  # float32
+
+
+def balanced(logits, counted, **changes):
+    settings = MixtureOfExperts(**{"num_experts": logits.shape[-1], "balance_weight": 1.0} | changes)
+    return balance(settings, logits, route(settings, logits), counted)
+
+
+def test_an_even_router_has_a_loss_of_one():
+    logits = 20.0 * jnp.eye(4)[None]  # each token sure of another expert
+    sums = balanced(logits, jnp.ones((1, 4)), top_k=1, z_weight=0.5)
+    np.testing.assert_allclose(sums["balance_loss"][0], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(sums["router_z_loss"][0], 0.5 * 20.0**2, rtol=1e-6)
+    np.testing.assert_allclose(sums["layers/router_entropy"][0], 0.0, atol=1e-6)
+    same = jnp.broadcast_to(logits[:, :1], (1, 4, 4))  # all sure of the first
+    np.testing.assert_allclose(balanced(same, jnp.ones((1, 4)), top_k=1)["balance_loss"][0], 4.0, rtol=1e-6)
+
+
+def test_padding_counts_for_nothing():
+    logits = jax.random.normal(jax.random.key(3), (2, 9, 6))
+    real = (jnp.arange(9)[None] < jnp.array([[9], [4]])).astype(jnp.float32)
+    got = balanced(logits, real, z_weight=1.0)
+    want = balanced(jnp.concatenate([logits[0], logits[1, :4]])[None], jnp.ones((1, 13)), z_weight=1.0)
+    chex.assert_trees_all_close(got, want, rtol=1e-5)  # float32, in another order
+    assert got["layers/expert_tokens"][0].sum() == 2 * 13
+
+
+@needs_transformers
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_the_balance_loss_is_that_of_transformers_by_choice(top_k):
+    import torch
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    logits = np.asarray(jax.random.normal(jax.random.key(4), (2, 9, 6)))
+    mask = (np.arange(9)[None] < np.array([[9], [4]])).astype(np.int64)
+    flat = torch.from_numpy(logits.reshape(18, 6).copy())
+    theirs = load_balancing_loss_func((flat,), 6, top_k, torch.from_numpy(mask))
+    mine, _ = balanced(jnp.asarray(logits), jnp.asarray(mask, jnp.float32), top_k=top_k)["balance_loss"]
+    np.testing.assert_allclose(top_k * mine, float(theirs), rtol=1e-5)  # float32

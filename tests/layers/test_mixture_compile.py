@@ -1,0 +1,75 @@
+"""Mixtures of experts compiled for slices of TPUs that are not there: what goes between devices."""
+
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pretrainax.config import MeshConfig, MixtureOfExperts, ModelConfig, UserError
+from pretrainax.layers.feed_forward import Mixture
+from pretrainax.planning.topologies import Topology
+from pretrainax.sharding.arrays import batch_sharding
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.rules import tree_shardings
+
+pytestmark = pytest.mark.aot
+
+EXPERTS, WIDTH, INSIDE, TOKENS = 16, 512, 1024, 256  # tokens of each device
+
+
+def compiled(topology: str, mesh: dict[str, int], capacity: float | None) -> str:
+    """The program of a layer and its gradients."""
+    try:
+        devices = Topology.parse(topology).devices()
+    except UserError as e:
+        pytest.skip(str(e))
+    settings = MixtureOfExperts(num_experts=EXPERTS, top_k=2, capacity=capacity)
+    config = ModelConfig(d_model=WIDTH, d_ff=INSIDE, activation="silu", gated=True, experts=settings)
+    mesh = make_mesh(MeshConfig(**{"data": 1} | mesh), devices)
+    rows = math.prod(mesh.shape[axis] for axis in ("data", "fsdp", "expert"))
+    x = jax.ShapeDtypeStruct((rows, TOKENS, WIDTH), jnp.bfloat16, sharding=batch_sharding(mesh, (rows, TOKENS, WIDTH)))
+
+    def loss(params, x):
+        y, sums = Mixture(config, name="mlp").apply({"params": params}, x)
+        return jnp.sum(y.astype(jnp.float32) ** 2) + sums["balance_loss"][0]
+
+    shapes = jax.eval_shape(lambda: Mixture(config).init(jax.random.key(0), jnp.zeros(x.shape, x.dtype)))["params"]
+    stacked = {
+        "decoder": {"blocks": {"mlp": jax.tree.map(lambda p: jax.ShapeDtypeStruct((1, *p.shape), p.dtype), shapes)}}
+    }
+    of_stack = tree_shardings(mesh, stacked)["decoder"]["blocks"]["mlp"]
+    params = jax.tree.map(
+        lambda p, s: jax.ShapeDtypeStruct(
+            p.shape, p.dtype, sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*tuple(s.spec)[1:]))
+        ),
+        shapes,
+        of_stack,
+    )
+    with jax.set_mesh(mesh):
+        return jax.jit(jax.grad(loss, (0, 1))).lower(params, x).compile().as_text()
+
+
+def count(program: str, kind: str) -> int:
+    return len(re.findall(rf" {kind}(?:-start)?\(", program))
+
+
+SLICES = (
+    ("v5e:4x4", {"expert": 16}),
+    ("v6e:4x4", {"fsdp": 4, "expert": 4}),
+    ("v5e:16x16", {"fsdp": 16, "expert": 16}),
+    ("v5p:8x8x4", {"fsdp": 32, "expert": 8}),
+)
+
+
+@pytest.mark.parametrize("topology, mesh", SLICES, ids=str)
+@pytest.mark.parametrize(
+    "capacity, kind", [(1.25, "all-to-all"), (None, "ragged-all-to-all")], ids=("room", "dropless")
+)
+def test_tokens_go_there_and_back_by_two_all_to_alls_each_way_and_experts_stay(topology, mesh, capacity, kind):
+    program = compiled(topology, mesh, capacity)
+    assert count(program, kind) == 4
+    assert count(program, "all-to-all") + count(program, "ragged-all-to-all") == 4
+    of_all = rf"\[{EXPERTS},({WIDTH},{INSIDE}|{INSIDE},{WIDTH})\]"
+    assert not re.search(of_all, program), "the matrices of all experts are on one device"

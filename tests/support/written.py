@@ -1,0 +1,114 @@
+"""Models that transformers does not have, written in torch from their papers and released descriptions.
+
+Each is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the stream after each block). Rows are
+padded on the right, which a causal model does not see.
+"""
+
+import dataclasses
+
+from pretrainax.config import MixtureOfExperts, RotaryPositions
+from pretrainax.zoo.grok import grok
+from pretrainax.zoo.palm import palm
+from tests.golden.case import VOCABULARY
+
+SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads=4, head_dim=8)
+POSITION = RotaryPositions(20, theta=40.0)
+CONFIGS = {
+    "palm": dataclasses.replace(palm("8b"), **SIZES, position=POSITION),
+    "grok": dataclasses.replace(
+        grok("1_314b"),
+        **SIZES,
+        num_kv_heads=2,
+        position=POSITION,
+        experts=MixtureOfExperts(num_experts=4, top_k=2, normalized=False, balance_weight=0.0),
+    ),
+}
+
+
+def turned(x, theta):
+    """Queries or keys [B, T, H, K], planes (i, i + K/2) turned by position · theta^(-2i/K)."""
+    import torch
+
+    half = x.shape[-1] // 2
+    frequencies = theta ** -(torch.arange(half, dtype=torch.float64) / half)
+    angles = torch.arange(x.shape[1], dtype=torch.float64)[:, None] * frequencies
+    cosines, sines = (f(angles).float()[None, :, None] for f in (torch.cos, torch.sin))
+    a, b = x[..., :half], x[..., half:]
+    return torch.cat([a * cosines - b * sines, b * cosines + a * sines], dim=-1)
+
+
+def attended(p, x, config, theta, cap=None):
+    """Causal attention of x [B, T, D]; groups of heads share keys and values."""
+    import torch
+
+    q, k, v = (
+        torch.einsum("btd,dhk->bthk", x, p[f"self_attention/{name}/kernel"]) for name in ("query", "key", "value")
+    )
+    q, k = turned(q, theta), turned(k, theta)
+    k, v = (each.repeat_interleave(q.shape[2] // each.shape[2], dim=2) for each in (k, v))
+    logits = torch.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
+    hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+    weights = torch.softmax(logits.masked_fill(hidden, float("-inf")), dim=-1)
+    return torch.einsum("bhts,bshk,hkd->btd", weights, v, p["self_attention/out/kernel"])
+
+
+def palm_forward(params, tokens):
+    """Chowdhery et al. 2022, section 2."""
+    import torch
+
+    config = CONFIGS["palm"]
+    functional, table = torch.nn.functional, params["token_embedding/embedding"]
+
+    def norm(x, scale):
+        return functional.layer_norm(x, x.shape[-1:], scale, None, config.norm_epsilon)
+
+    x, hidden = table[tokens], []
+    for p in layers(params, config):
+        y = norm(x, p["self_attention_norm/scale"])
+        inside = functional.silu(y @ p["mlp/gate/kernel"]) * (y @ p["mlp/up/kernel"])
+        x = x + inside @ p["mlp/down/kernel"] + attended(p, y, config, 40.0)
+        hidden.append(x)
+    x = norm(x, params["decoder/final_norm/scale"])
+    return x @ table.T / config.d_model**0.5, hidden
+
+
+def grok_forward(params, tokens):
+    """The released model.py: four norms a block, the experts' results weighted by the softmax over all."""
+    import torch
+
+    config = CONFIGS["grok"]
+    functional, table = torch.nn.functional, params["token_embedding/embedding"]
+
+    def norm(x, scale):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_epsilon) * scale
+
+    def experts(p, x):
+        rows = x.reshape(-1, x.shape[-1])
+        weights, chosen = torch.softmax(rows @ p["mlp/router/kernel"], dim=-1).topk(2)
+        out = []
+        for row, weight, choice in zip(rows, weights, chosen, strict=True):
+            one = 0.0
+            for w, e in zip(weight, choice, strict=True):
+                gate = functional.gelu(row @ p["mlp/experts_gate/kernel"][e], approximate="tanh")
+                one = one + w * ((gate * (row @ p["mlp/experts_up/kernel"][e])) @ p["mlp/experts_down/kernel"][e])
+            out.append(one)
+        return torch.stack(out).reshape(x.shape)
+
+    x, hidden = table[tokens] * config.d_model**0.5, []
+    for p in layers(params, config):
+        y = attended(p, norm(x, p["self_attention_norm/scale"]), config, 40.0, cap=30.0)
+        x = x + norm(y, p["self_attention_post_norm/scale"])
+        x = x + norm(experts(p, norm(x, p["mlp_norm/scale"])), p["mlp_post_norm/scale"])
+        hidden.append(x)
+    x = norm(x, params["decoder/final_norm/scale"])
+    return (x @ table.T) / 3**0.5, hidden
+
+
+def layers(params, config):
+    """The parameters of each block, by their paths below it."""
+    blocks = {name.removeprefix("decoder/blocks/"): x for name, x in params.items() if "/blocks/" in name}
+    return [{name: x[i] for name, x in blocks.items()} for i in range(config.num_layers)]
+
+
+FORWARDS = {"palm": palm_forward, "grok": grok_forward}

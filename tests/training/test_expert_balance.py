@@ -1,0 +1,142 @@
+"""A run with experts: the balance in its lines, what it says of experts that die, and that a resume changes nothing."""
+
+import json
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import MixtureOfExperts, UserError
+from pretrainax.data.sources import TextFiles
+from pretrainax.sharding.arrays import check_mesh
+from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.mesh import abstract_mesh
+from pretrainax.sharding.rules import tree_shardings
+from pretrainax.training import expert_balance, loop
+from pretrainax.training.metrics import add_up, summarize
+from tests.support import tiny
+from tests.support.runs import lines as untimed
+
+SUMS = {
+    "loss": (np.float32(6.0), np.float32(2.0)),
+    "layers/decoder/expert_tokens": (np.array([[4.0, 0.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]]), np.ones(2)),
+    "layers/decoder/router_entropy": (np.array([8.0, 4.0]), np.array([4.0, 4.0])),
+    "layers/decoder/dropped": (np.array([2.0, 0.0]), np.array([8.0, 8.0])),
+}
+
+
+def test_figures_are_of_all_layers_and_of_each():
+    assert expert_balance.figures(SUMS) == {
+        "expert_imbalance": 1.5,
+        "dead_experts": 1.0,
+        "router_entropy": 1.5,
+        "dropped_fraction": 0.125,
+    }
+    assert expert_balance.layer_figures(SUMS) == {
+        "expert_imbalance/layer=decoder.0": 2.0,
+        "expert_imbalance/layer=decoder.1": 1.0,
+        "router_entropy/layer=decoder.0": 2.0,
+        "router_entropy/layer=decoder.1": 1.0,
+        "dropped_fraction/layer=decoder.0": 0.25,
+        "dropped_fraction/layer=decoder.1": 0.0,
+    }
+    assert expert_balance.expert_loads(SUMS) == {"decoder": [[2.0, 0.0, 1.0, 1.0], [1.0] * 4]}
+    assert expert_balance.figures({"loss": SUMS["loss"]}) == {}
+
+
+def test_several_batches_are_added_up_first():
+    other = {name: tuple(3 * np.asarray(x) for x in pair) for name, pair in SUMS.items()}
+    other["layers/decoder/expert_tokens"] = (np.array([[0.0, 4.0, 2.0, 2.0], [2.0] * 4]), np.ones(2))
+    found = summarize(add_up([SUMS, other]))
+    assert (found["loss"], found["expert_imbalance"], found["dead_experts"]) == (3.0, 1.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def experiment(text, cache):
+    experiment = tiny.get_config("gpt")
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
+    experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.expert = 2, 2, 2
+    experiment.model.experts = MixtureOfExperts(num_experts=4, top_k=2, d_ff=32, capacity=2.0)
+    experiment.train.steps, experiment.train.log_every, experiment.train.remat = 6, 4, "block"
+    experiment.evaluate.every, experiment.evaluate.batches = 3, 1
+    experiment.checkpoint.every, experiment.checkpoint.keep = 1, 6
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def finished(experiment, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("experts") / "run"
+    assert loop.train(experiment, str(folder)) == 0
+    return folder
+
+
+def test_lines_have_the_load_of_each_expert(finished):
+    lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    trained = [line for line in lines if line["split"] == "train"]
+    for line in trained:
+        loads = np.array(line["experts"]["decoder"])
+        assert loads.shape == (2, 4)
+        np.testing.assert_allclose(loads.mean(axis=1), 1.0, atol=1e-4)  # as rounded
+        assert line["expert_imbalance/layer=decoder.1"] == loads[1].max()
+        assert 0 < line["balance_loss"] < 0.04 and 0 <= line["dropped_fraction"] < 1
+    assert all("expert_imbalance" in line and "experts" not in line for line in lines if line["split"] == "valid")
+    assert (finished / "experts.png").stat().st_size > 10_000
+
+
+def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    for step in ("5", "6"):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / step)
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    assert untimed(tmp_path / "run") == untimed(finished)
+
+
+def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_path):
+    monkeypatch.setattr(loop, "finish", lambda *_: None)
+    figures = expert_balance.figures
+    monkeypatch.setattr(expert_balance, "figures", lambda sums: figures(sums) | {"dead_experts": 3.0})
+    assert loop.train(experiment, str(tmp_path)) == 0
+    said = [line for line in capsys.readouterr().err.splitlines() if "got no token" in line]
+    assert len(said) == 1 and said[0].startswith("3 experts got no token in the steps up to 4: they learn nothing")
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (
+            {"top_k": 5},
+            r"experts\.top_k is 5, it must be at most config\.model\.experts\.num_experts, 4",
+        ),
+        (
+            {"capacity": 0.5},
+            r"experts\.capacity is 0\.5, .* must be at least 1, as 1\.25; None drops none",
+        ),
+        ({"num_experts": 0, "top_k": 0}, r"num_experts is 0, it must be at least 1; .*top_k is 0"),
+        ({"d_ff": 0}, r"config\.model\.experts\.d_ff is 0, it must be at least 1"),
+        ({"z_weight": -1.0}, r"config\.model\.experts\.z_weight is -1\.0, it must be at least 0"),
+    ],
+)
+def test_settings_that_mean_nothing_are_one_line(settings, message, experiment):
+    problems = MixtureOfExperts(**{"num_experts": 4, "top_k": 2} | settings).problems(experiment)
+    assert re.search(message, "; ".join(problems))
+
+
+def mesh(**sizes):
+    return abstract_mesh(dict.fromkeys(AXES, 1) | sizes, "cpu")
+
+
+def test_experts_that_the_mesh_does_not_divide_are_one_line():
+    kernel = jax.ShapeDtypeStruct((2, 4, 32, 30), jnp.float32)
+    params = {"decoder": {"blocks": {"mlp": {"experts_up": {"kernel": kernel}}}}}
+    with pytest.raises(UserError, match=r"experts\.num_experts 4 is not a multiple of config\.mesh\.expert 3"):
+        tree_shardings(mesh(expert=3), params)
+    with pytest.raises(UserError, match=r"config\.model\.experts\.d_ff 30 is not a multiple of config\.mesh\.tensor 4"):
+        tree_shardings(mesh(tensor=4), params)
+
+
+def test_an_axis_for_experts_needs_experts():
+    with pytest.raises(UserError, match=r"config\.mesh\.expert is 2, and the model has no experts"):
+        check_mesh(tiny.get_config("gpt"), mesh(expert=2))
