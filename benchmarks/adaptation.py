@@ -22,7 +22,6 @@ import matplotlib
 import numpy as np
 import runs
 from matplotlib import figure
-from scipy import stats
 
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.curves import FAINT, PARTS, STYLE
@@ -92,9 +91,8 @@ WAYS = {
 def pretrain(options: argparse.Namespace, model: str) -> dict[str, float]:
     """Trains a model where that was not done yet; returns how many tokens it read, and its validation loss."""
     steps = options.steps
-    train, valid = (os.path.join(options.books, f"{split}*.jsonl.gz") for split in ("train", "valid"))
     fields = {
-        "data.source": f"JsonLines(path={train!r}, valid_path={valid!r})",
+        "data.source": runs.books(options.books),
         "data.sequence_length": 128,
         "schedule.warmup_steps": steps // 20,
         "train.steps": steps,
@@ -184,14 +182,6 @@ def finals(cell: dict) -> np.ndarray:
     return np.array([curve[-1][1] for curve in cell["curves"]])
 
 
-def gain(one: np.ndarray, other: np.ndarray) -> str:
-    """Returns the mean of the differences of one seed each, with its interval of 95 % by Student's t."""
-    differences = one - other
-    half = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / np.sqrt(len(differences))
-    mean = differences.mean()
-    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
-
-
 def measured_sets(found: dict[str, dict]) -> list[str]:
     """Returns the tasks that all models have learnt in all ways."""
     done = lambda model, task: len(found.get(model, {"tasks": {}})["tasks"].get(task, {})) == len(WAYS)  # noqa: E731
@@ -207,8 +197,8 @@ def tables(found: dict[str, dict]) -> str:
             medians = [f"{statistics.median(n):.3f} ± {n.std(ddof=1):.3f}" for n in numbers.values()]
             cells.append([f"{task}, {SETS[task].figure}", model, *medians])
             whole = numbers[WHOLE]
-            others = [gain(numbers[way], whole) for way in WAYS if way not in (WHOLE, RANDOM)]
-            differences.append([task, model, gain(whole, numbers[RANDOM]), *others])
+            others = [runs.gain(numbers[way], whole) for way in WAYS if way not in (WHOLE, RANDOM)]
+            differences.append([task, model, runs.gain(whole, numbers[RANDOM]), *others])
     less = [f"{way} - whole" for way in WAYS if way not in (WHOLE, RANDOM)]
     trained = [
         [m, f"{p['tokens']:,}", f"{p['loss']:.3f}"] for m, p in ((m, o["pretraining"]) for m, o in found.items())

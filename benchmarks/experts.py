@@ -14,7 +14,6 @@ import statistics
 
 import numpy as np
 import runs
-from scipy import stats
 
 from pretrainax.reporting.tables import markdown
 
@@ -32,9 +31,8 @@ MODELS = {
 def train(options: argparse.Namespace, model: str, seed: int) -> list[dict]:
     """Makes a run, where that was not done yet; returns the lines of its metrics."""
     steps = options.steps
-    train, valid = (os.path.join(options.books, f"{split}*.jsonl.gz") for split in ("train", "valid"))
     fields = {
-        "data.source": f"JsonLines(path={train!r}, valid_path={valid!r})",
+        "data.source": runs.books(options.books),
         "data.sequence_length": 128,
         "schedule.warmup_steps": steps // 20,
         "train.steps": steps,
@@ -72,10 +70,7 @@ def main() -> None:
             lines.append(train(options, model, seed))
     print(markdown(["model", "validation loss", "tokens/s", "busiest expert"], [row(*one) for one in found.items()]))
     dense, experts = (np.array([runs.last_loss(lines) for lines in of]) for of in found.values())
-    less = experts - dense
-    half = stats.t.ppf(0.975, len(less) - 1) * less.std(ddof=1) / np.sqrt(len(less))
-    low, high = less.mean() - half, less.mean() + half
-    print(f"experts - dense, of the same seed: {less.mean():+.4f} ({low:+.4f} to {high:+.4f})")
+    print(f"experts - dense, of the same seed: {runs.gain(experts, dense)}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from scipy import stats
+
 # A small encoder with learned positions and the published rate has not learnt to look at its neighbours after 25 M
 # tokens: it tells how often words come, no more (a loss of 5.78). With rotary positions it begins to after one.
 ENCODER = [
@@ -52,6 +55,20 @@ def last_loss(lines: Sequence[Mapping]) -> float:
     """Returns the last validation loss, nats a target; infinity where it is not finite."""
     loss = next(line["loss"] for line in reversed(lines) if line["split"] == "valid")
     return float("inf") if loss is None else loss
+
+
+def books(folder: str) -> str:
+    """Returns the text of a folder with train*.jsonl.gz and valid*.jsonl.gz, as --config.data.source takes it."""
+    train, valid = (os.path.join(folder, f"{split}*.jsonl.gz") for split in ("train", "valid"))
+    return f"JsonLines(path={train!r}, valid_path={valid!r})"
+
+
+def gain(one: np.ndarray, other: np.ndarray) -> str:
+    """Returns the mean of the differences of one seed each, with its interval of 95 % by Student's t."""
+    differences = one - other
+    half = stats.t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / np.sqrt(len(differences))
+    mean = differences.mean()
+    return f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
 
 
 def _is_done(workdir: str, steps: object) -> bool:

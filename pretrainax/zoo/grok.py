@@ -1,6 +1,7 @@
 """Grok-1 (xAI 2024, the released model.py and run.py): eight experts of which two are used, norms on both sides."""
 
 from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions
+from pretrainax.zoo import llama
 from pretrainax.zoo.family import Family, trained_by
 from pretrainax.zoo.variants import pick
 
@@ -9,22 +10,13 @@ SIZES = {"1_314b": (64, 6144, 32_768, 48, 8)}  # variant -> (layers, width, widt
 
 def grok(variant: str = "1_314b") -> ModelConfig:
     """Returns Grok-1; UserError for an unknown variant."""
-    num_layers, d_model, d_ff, num_heads, num_kv_heads = pick("grok", variant, SIZES)
-    return ModelConfig(
-        family="decoder",
+    return llama.decoder(
+        *pick("grok", variant, SIZES),
         vocab_size=131_072,
-        num_layers=num_layers,
-        d_model=d_model,
-        d_ff=d_ff,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
         position=RotaryPositions(8192),
-        norm="rms",
         norm_at="both",
         norm_epsilon=1e-5,
         activation="gelu_tanh",
-        gated=True,
-        use_bias=False,
         scale_embeddings=True,  # embedding_multiplier_scale
         logit_scale=3**-0.5,  # output_multiplier_scale
         attention_logit_cap=30.0,
