@@ -23,6 +23,7 @@ from pretrainax.config.experiment import (
 )
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
+from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -35,6 +36,7 @@ from pretrainax.config.positions import (
     RotaryPositions,
     RotaryScaling,
     SinusoidalPositions,
+    YarnScaling,
 )
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
 
@@ -54,6 +56,7 @@ __all__ = [
     "InitLayers",
     "LayersConfig",
     "LearnedPositions",
+    "LatentAttention",
     "LinearScaling",
     "LongContextScaling",
     "MeshConfig",
@@ -64,6 +67,7 @@ __all__ = [
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",
+    "YarnScaling",
     "RunFailed",
     "RunPhase",
     "SinusoidalPositions",
