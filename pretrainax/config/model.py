@@ -83,6 +83,7 @@ class ModelConfig:
     attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
     final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)
     input_convolution: Optional[int] = None  # width of a convolution beside the first block (DeBERTa v2: 3)
+    output_bias: Optional[bool] = None  # on the logits over the vocabulary (Phi); None: of a masked_lm_head only
     masked_lm_head: bool = False  # dense, activation, norm before the output matrix, and an output bias (BERT)
     enhanced_mask_decoder: bool = False  # absolute positions, which the last block alone sees (DeBERTa)
     pair_head: bool = False  # how two segments belong together, from the first token (BERT: NSP, ALBERT: SOP)

@@ -21,6 +21,7 @@ from pretrainax.zoo import (
     modernbert,
     olmo,
     palm,
+    phi,
     qwen,
     roberta,
     t5,
@@ -29,7 +30,7 @@ from pretrainax.zoo import (
 from pretrainax.zoo.family import Family
 
 _ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
-_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok)
+_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, phi)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
 )

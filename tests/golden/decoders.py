@@ -3,11 +3,11 @@
 import dataclasses
 
 from pretrainax.config import LearnedPositions, LinearScaling, LongContextScaling, MixtureOfExperts, RotaryPositions
-from pretrainax.zoo import gemma, gpt, llama, mistral, mixtral, olmo, qwen
+from pretrainax.zoo import gemma, gpt, llama, mistral, mixtral, olmo, phi, qwen
 from tests.golden.case import VOCABULARY, Case
 
 GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
-(LLAMA,), (MISTRAL,), (MIXTRAL,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES
+(LLAMA,), (MISTRAL,), (MIXTRAL,), (PHI,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES, phi.FAMILIES
 QWEN2, QWEN3, QWEN3_MOE = qwen.FAMILIES
 OLMO2, OLMOE = olmo.FAMILIES
 GEMMA1, GEMMA2, GEMMA3 = gemma.FAMILIES
@@ -55,6 +55,8 @@ CASES = {
         GROUPED,
         experts=MixtureOfExperts(num_experts=6, top_k=3, normalized=False, balance_weight=0.0),
     ),
+    "phi1_5": case(PHI, "1_5", GROUPED, head_dim=8, position=RotaryPositions(20, theta=40.0, fraction=0.5)),
+    "phi2": case(PHI, "2", SIZES, head_dim=10, position=RotaryPositions(20, theta=40.0, fraction=0.4)),
     "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=8),
     "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=8, **ALTERNATING),
     "gemma2_27b": case(GEMMA2, "2_27b", GROUPED, head_dim=8, attention_scale=4**-0.5, **ALTERNATING),

@@ -341,6 +341,7 @@ RELEASED = {
     "olmo": adamw,
     "olmoe": adamw,
     "palm": adamw_relative,
+    "phi": adamw,
     "quickstart": adamw_relative,
     "qwen": adamw,
     "roberta_base": adam_of_rate,

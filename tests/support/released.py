@@ -314,6 +314,17 @@ RELEASED = {
         f"{EXPERTS} model.layers.#.self_attn.{{q,k}}_norm.weight model.layers.#.mlp.gate.weight "
         "model.layers.#.mlp.experts.{0,1,2,3}.{gate,up,down}_proj.weight lm_head.weight",
     ),
+    "phi": Release(  # microsoft/phi-2
+        "phi2",
+        ENCODER_SIZES | {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "bos_token_id": 1, "eos_token_id": 1},
+        " ".join(
+            (
+                "model.embed_tokens.weight",
+                under("model.layers.#", f"self_attn.{{q_proj,k_proj,v_proj,dense}}.{WB} mlp.{{fc1,fc2}}.{WB}"),
+                f"model.layers.#.input_layernorm.{WB} model.final_layernorm.{WB} lm_head.{WB}",
+            )
+        ),
+    ),
     "gemma": Release("gemma1_2b", LLAMA_SIZES | {"head_dim": 8}, LLAMA),  # google/gemma-2b
     "gemma-2": Release(  # google/gemma-2-2b
         "gemma2_2b",

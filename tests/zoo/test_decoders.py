@@ -11,7 +11,7 @@ from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import needs_transformers, weights
 
-MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok")
+MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok", "phi")
 FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
 
@@ -77,6 +77,9 @@ PUBLISHED = {
     "olmo2_13b": 13_716_198_400,
     "olmo2_32b": 32_234_279_936,
     "olmoe_1b_7b": 6_919_161_856,
+    "phi1": 1_418_270_720,
+    "phi1_5": 1_418_270_720,
+    "phi2": 2_779_683_840,
 }
 ROUNDED = {
     "gpt3_125m": 125e6,
@@ -327,6 +330,15 @@ def test_both_ways_of_writing_rotary_positions_are_read():
     assert (read(old).position.theta, read(old).position.scaling) == (500_000.0, LinearScaling(2.0))
 
 
+def test_both_ways_of_writing_heads_that_turn_in_part_are_read():
+    assert read({"model_type": "phi"}).position.fraction == 0.5
+    assert read({"model_type": "phi", "partial_rotary_factor": 0.4}).position.fraction == 0.4
+    now = {"rope_type": "default", "rope_theta": 7.0, "partial_rotary_factor": 0.25}
+    position = read({"model_type": "phi", "rope_parameters": now}).position
+    assert (position.fraction, position.theta) == (0.25, 7.0)
+    assert read({"model_type": "phi", "partial_rotary_factor": 1.0}).position.fraction is None
+
+
 def test_the_context_before_stretching_is_the_context_where_it_is_not_said():
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     assert read(LLAMA_3_1 | {"rope_scaling": scaling}).position.scaling == LongContextScaling(8.0, 1.0, 4.0, 131_072)
@@ -392,6 +404,7 @@ def test_a_mistral_without_a_window_sees_everything():
         (GPT1 | {"afn": "gelu_new"}, "afn 'gelu_new'"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention True"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm True; only False"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(json, message):
@@ -420,6 +433,9 @@ def test_what_would_compute_something_else_is_refused(json, message):
         ("gemma1_2b", {"attention_scale": 0.1}),
         ("gemma2_2b", {"attention_scale": 0.3}),
         ("gemma3_1b", {"attention_logit_cap": 50.0}),
+        ("phi2", {"parallel": False}),
+        ("phi2", {"output_bias": None}),
+        ("llama3_8b", {"output_bias": True}),
     ],
 )
 def test_what_theirs_cannot_say_is_refused_by_name(name, changes):

@@ -13,7 +13,7 @@ from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, Rotar
 from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
 from pretrainax.layers.positions.sinusoidal import radians
 
-Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, K/2] float32
+Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, P] float32; P is K/2, or less
 
 
 @flax.struct.dataclass
@@ -43,13 +43,14 @@ class Rotary(Positions):
         return everywhere.replace(local=self._angles(places, position.local_theta))
 
     def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
-        return RotaryTerms(rotary_angles(places.queries, self.config.dim_per_head, theta, scaling))
+        turned = self.config.position.turned(self.config.dim_per_head)
+        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling))
 
 
-def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
-    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, K/2] float32 (Su et al. 2021, section
-    3.2.2)."""
-    angles = radians(positions, _stretch(theta ** (-np.arange(0, head_dim, 2) / head_dim), scaling))
+def rotary_angles(positions: jax.Array, turned: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
+    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, P] float32 (Su et al. 2021, section
+    3.2.2), of `turned` dimensions, which are P planes."""
+    angles = radians(positions, _stretch(theta ** (-np.arange(0, turned, 2) / turned), scaling))
     return jnp.cos(angles), jnp.sin(angles)
 
 
@@ -69,13 +70,15 @@ def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.nd
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
-    """Turns each plane of x [B, T, H, K] by its angle, in float32; cosines and sines [B, T, K/2].
+    """Turns each plane of the first 2 P dimensions of x [B, T, H, K] by its angle, in float32; cosines and sines
+    [B, T, P].
 
-    NOTE Plane i is (x[i], x[i + K/2]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
+    NOTE Plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
     (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels.
     """
-    message = "angles are [B, T, K/2] where queries or keys are [B, T, H, K]"
-    chex.assert_shape((cosines, sines), (*x.shape[:2], x.shape[3] // 2), custom_message=message)
-    cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, K/2] -> [B, T, 1, K/2]
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1).astype(x.dtype)
+    planes = cosines.shape[2]
+    message = "angles are [B, T, P], with 2 P <= K, where queries or keys are [B, T, H, K]"
+    chex.assert_shape((cosines, sines), (*x.shape[:2], min(planes, x.shape[3] // 2)), custom_message=message)
+    cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, P] -> [B, T, 1, P]
+    a, b, rest = jnp.split(x.astype(jnp.float32), (planes, 2 * planes), axis=-1)
+    return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines, rest], axis=-1).astype(x.dtype)

@@ -22,6 +22,17 @@ def test_rotary_by_hand(variant):
     np.testing.assert_allclose(variant(rotate)(x, cosines, sines)[0, 0, 0], expected, rtol=1e-5)  # float32 rounding
 
 
+def test_a_part_of_a_head_is_turned_and_the_rest_left(variant):
+    x = jax.random.normal(jax.random.key(0), (2, 3, 2, 10))
+    position = RotaryPositions(16, theta=100.0, fraction=0.4)
+    config = ModelConfig(d_model=20, num_heads=2, position=position)
+    terms = positions_of(config).terms(Places(jnp.array([[0, 1, 2], [4, 5, 6]])), causal=True, dtype=x.dtype)
+    turned = variant(lambda x: terms.rotate(x, x)[0])(x)
+    angles = rotary_angles(jnp.array([[0, 1, 2], [4, 5, 6]]), 4, 100.0)
+    chex.assert_trees_all_close(turned[..., :4], rotate(x[..., :4], *angles), rtol=1e-6)  # float32, compiled apart
+    chex.assert_trees_all_equal(turned[..., 4:], x[..., 4:])
+
+
 def test_rotary_products_depend_on_the_distance_only():
     q, k = (jax.random.normal(jax.random.key(i), (1, 4, 1, 8)) for i in (0, 1))
 
@@ -63,5 +74,5 @@ def test_a_token_alone_is_turned_as_in_its_row(is_local):
 
 def test_angles_of_other_rows_are_named():
     cosines, sines = rotary_angles(jnp.array([[7, 8]]), 4, 100.0)
-    with pytest.raises(AssertionError, match=r"angles are \[B, T, K/2\]"):
+    with pytest.raises(AssertionError, match=r"angles are \[B, T, P\]"):
         rotate(jnp.ones((2, 2, 1, 4)), cosines, sines)
