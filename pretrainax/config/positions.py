@@ -69,6 +69,8 @@ class RotaryPositions(Position):
     scaling: Optional[RotaryScaling] = None  # to a longer context than the model was trained on; None: as it is
     local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
     fraction: Optional[float] = None  # of each head that is turned, its first dimensions; None: all (Phi-2: 0.4)
+    # each so manieth layer turns nothing (Yang et al. 2025, arXiv 2501.18795; SmolLM 3: 4); None: all layers turn
+    no_rotation_every: Optional[int] = None
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
@@ -81,6 +83,11 @@ class RotaryPositions(Position):
             yield (
                 f"config.model.position.fraction {self.fraction} of a head, {m.dim_per_head} wide, is not one plane: "
                 "raise it, or set it to None"
+            )
+        if self.no_rotation_every is not None and self.no_rotation_every < 2:
+            yield (
+                f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "
+                "None: all layers turn"
             )
 
     def turned(self, head_dim: int) -> int:

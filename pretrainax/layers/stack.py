@@ -152,6 +152,7 @@ class Stack(nn.Module):
             is_first=jnp.arange(self.num_layers) == 0,
             is_last=jnp.arange(self.num_layers) == self.num_layers - 1,
             is_local=jnp.asarray([kind == "local" for kind in kinds]),
+            number=jnp.arange(self.num_layers),
         )
 
     def _scan(self, block: type[Block], *own_axes: object) -> type[nn.Module]:

@@ -24,13 +24,14 @@ from pretrainax.zoo import (
     phi,
     qwen,
     roberta,
+    smollm,
     t5,
     transformer,
 )
 from pretrainax.zoo.family import Family
 
 _ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
-_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, phi)
+_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
 )

@@ -156,6 +156,9 @@ FIELDS = {
 }
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies, in files of 2023
 
+# Which ids are special is the tokenizer's to say; those that some classes assume need their released vocabulary.
+NO_TOKENS: ConfigJson = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+
 
 def write_heads(config: ModelConfig) -> ConfigJson:
     """Says in full what may be None in ours; the model of Qwen 2 reads head_dim, its config has none."""

@@ -1,5 +1,11 @@
 """Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck
-2023): parallel blocks with biases everywhere, of whose heads a part is turned."""
+2023): parallel blocks with biases everywhere, of whose heads a part is turned. Phi-3 and 4 (Abdin et al. 2024, arXiv
+2404.14219 and 2412.08905): LLaMA, whose queries, keys and values are one matrix in released files.
+
+NOTE Phi-3.5-mini, Phi-4-mini and the files of Phi-3 for 128 k are stretched by LongRoPE, which is not known here.
+"""
+
+from typing import Optional
 
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
@@ -9,6 +15,7 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
+    Part,
     Row,
     layer_norm,
     linear,
@@ -19,12 +26,22 @@ from pretrainax.zoo.variants import pick
 
 # variant -> (layers, width, heads, part of a head that is turned: 32 dimensions of each)
 SIZES = {"1": (24, 2048, 32, 0.5), "1_5": (24, 2048, 32, 0.5), "2": (32, 2560, 32, 0.4)}
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, positions, their base, window)
+SIZES_3 = {
+    "3_3_8b": (32, 3072, 8192, 32, 32, 32_064, 4096, 10_000.0, 2047),
+    "3_14b": (40, 5120, 17920, 40, 10, 32_064, 4096, 10_000.0, 2047),
+    "4_14b": (40, 5120, 17920, 40, 10, 100_352, 16_384, 250_000.0, None),
+}
 DROPOUT = {"1": 0.1, "1_5": 0.0, "2": 0.1}
 
 
 def phi(variant: str = "1_5") -> ModelConfig:
-    """Returns Phi-1, 1.5 or 2; UserError for an unknown variant."""
-    num_layers, d_model, num_heads, fraction = pick("phi", variant, SIZES)
+    """Returns Phi; UserError for an unknown variant."""
+    sizes = pick("phi", variant, SIZES | SIZES_3)
+    return _first(variant, *sizes) if variant in SIZES else _third(*sizes)
+
+
+def _first(variant: str, num_layers: int, d_model: int, num_heads: int, fraction: float) -> ModelConfig:
     return ModelConfig(
         family="decoder",
         vocab_size=51_200,
@@ -46,6 +63,26 @@ def phi(variant: str = "1_5") -> ModelConfig:
     )
 
 
+def _third(*sizes) -> ModelConfig:
+    *sizes, vocab_size, positions, theta, window = sizes
+    return llama.decoder(
+        *sizes,
+        vocab_size=vocab_size,
+        position=RotaryPositions(positions, theta=theta),
+        layer_pattern=_pattern(window),
+        window=window,
+        norm_epsilon=1e-5,
+        tie_embeddings=False,
+    )
+
+
+def _pattern(window: Optional[int]) -> tuple[str, ...]:
+    return ("global",) if window is None else ("local",)
+
+
+# --- Hugging Face --------------------------------------------------------------------------------------------------
+
+
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' PhiForCausalLM."""
     block, layer = llama.BLOCK, llama.LAYER
@@ -65,9 +102,46 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head", bias=False)]
 
 
+def fused_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' Phi3ForCausalLM."""
+    block, layer = llama.BLOCK, llama.LAYER
+    heads, key_heads = config.num_heads, config.kv_heads
+    ours, pieces = f"{block}/self_attention", heads + 2 * key_heads
+
+    def attention(name: str, *part: int) -> list[Row]:
+        return linear(f"{ours}/{name}", f"{layer}.self_attn.qkv_proj", bias=False, part=Part(*part, pieces))
+
+    rows = [
+        Row("token_embedding/embedding", "model.embed_tokens.weight"),
+        Row(f"{ours}_norm/scale", f"{layer}.input_layernorm.weight"),
+        *attention("query", 0, heads),
+        *attention("key", heads, key_heads),
+        *attention("value", heads + key_heads, key_heads),
+        *linear(f"{ours}/out", f"{layer}.self_attn.o_proj", bias=False),
+        Row(f"{block}/mlp_norm/scale", f"{layer}.post_attention_layernorm.weight"),
+        *linear(f"{block}/mlp/gate", f"{layer}.mlp.gate_up_proj", bias=False, part=Part(0, 1, 2)),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.gate_up_proj", bias=False, part=Part(1, 1, 2)),
+        *linear(f"{block}/mlp/down", f"{layer}.mlp.down_proj", bias=False),
+        Row("decoder/final_norm/scale", "model.norm.weight"),
+    ]
+    return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head", bias=False)]
+
+
+def _base_3() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = phi("3_3_8b")
+    config.layer_pattern, config.window, config.num_kv_heads = ("global",), None, None
+    return config
+
+
+def _read_3(json: ConfigJson, config: ModelConfig) -> None:
+    llama.read_partial_rotary(json, config)
+    config.layer_pattern = _pattern(config.window)
+
+
 def _write(config: ModelConfig) -> ConfigJson:
-    dropout = {"embd_pdrop": config.dropout_rate}
-    return llama.write_heads(config) | llama.write_partial_rotary(config) | dropout
+    json = llama.write_heads(config) | llama.write_partial_rotary(config) | llama.NO_TOKENS
+    return json | {"embd_pdrop": config.dropout_rate}
 
 
 _OTHER_NAMES = {"rms_norm_eps": "layer_norm_eps"}
@@ -92,6 +166,28 @@ FAMILIES = (
             token_classifier=token_classifier("PhiForCausalLM", "score"),
             constants={"qk_layernorm": False},
             read=llama.read_partial_rotary,
+            write=_write,
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+    Family(
+        name="Phi-3, 4",
+        prefix="phi",
+        preset=phi,
+        sizes=SIZES_3,
+        paper="Abdin et al. 2024, arXiv 2404.14219, 2412.08905",
+        objective="causal language modelling",
+        configs=trained_by("phi", SIZES_3),
+        huggingface=HuggingFace(
+            model_type="phi3",
+            architecture="Phi3ForCausalLM",
+            base=_base_3,
+            fields=llama.FIELDS | {"resid_pdrop": "dropout_rate", "sliding_window": "window"},
+            table=fused_names,
+            classifier=Classifier("Phi3ForSequenceClassification", LAST),
+            token_classifier=token_classifier("Phi3ForCausalLM", "score"),
+            read=_read_3,
             write=_write,
             tied=llama.tied,
             ignored=llama.IGNORED,

@@ -346,6 +346,7 @@ RELEASED = {
     "qwen": adamw,
     "roberta_base": adam_of_rate,
     "shakespeare_char": adamw,
+    "smollm": adamw,
     "t5_base": adamw_scale,
     "t5_base:base": adafactor,
     "transformer": adam_of_rate,

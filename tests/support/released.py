@@ -325,6 +325,24 @@ RELEASED = {
             )
         ),
     ),
+    "phi-3": Release(  # microsoft/phi-4
+        "phi4_14b",
+        LLAMA_SIZES | {"original_max_position_embeddings": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+        " ".join(
+            (
+                "model.embed_tokens.weight",
+                under("model.layers.#", "self_attn.{qkv,o}_proj.weight mlp.{gate_up,down}_proj.weight"),
+                "model.layers.#.{input,post_attention}_layernorm.weight model.norm.weight lm_head.weight",
+            )
+        ),
+    ),
+    "smollm-3": Release(  # HuggingFaceTB/SmolLM3-3B-Base
+        "smollm3_3b",
+        LLAMA_SIZES
+        | {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1], "layer_types": ["full_attention"] * 5}
+        | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+        LLAMA,
+    ),
     "gemma": Release("gemma1_2b", LLAMA_SIZES | {"head_dim": 8}, LLAMA),  # google/gemma-2b
     "gemma-2": Release(  # google/gemma-2-2b
         "gemma2_2b",

@@ -23,11 +23,17 @@ class RotaryTerms(PositionTerms):
     angles: Angles
     local: Optional["RotaryTerms"] = None  # of local layers, where they have their own
 
-    def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "RotaryTerms":
-        if self.local is None:
-            return self
-        everywhere = self.replace(local=None)
-        return jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, everywhere)
+    def in_block(
+        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+    ) -> "RotaryTerms":
+        terms, every = self.replace(local=None), config.position.no_rotation_every
+        if self.local is not None:
+            terms = jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, terms)
+        if every is None:
+            return terms
+        turns = (number + 1) % every != 0
+        cosines, sines = terms.angles
+        return terms.replace(angles=(jnp.where(turns, cosines, 1.0), jnp.where(turns, sines, 0.0)))
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         return rotate(q, *self.angles), rotate(k, *self.angles)

@@ -1,3 +1,5 @@
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -64,12 +66,33 @@ def test_a_token_alone_is_turned_as_in_its_row(is_local):
 
     def turned(part):
         terms = positions_of(config).terms(Places(places[:, part]), causal=True, dtype=q.dtype)
-        return terms.in_block(config, jnp.array(is_local), True).rotate(q[:, part], k[:, part])
+        return terms.in_block(config, jnp.array(is_local), jnp.array(0), True).rotate(q[:, part], k[:, part])
 
     whole = turned(slice(6))
     for t in range(6):
         alone = turned(slice(t, t + 1))
         chex.assert_trees_all_close(alone, tuple(x[:, t : t + 1] for x in whole), atol=1e-6)  # float32, compiled apart
+
+
+def test_each_so_manieth_layer_turns_nothing(variant):
+    position = RotaryPositions(16, theta=100.0, local_theta=10.0, no_rotation_every=3)
+    config = ModelConfig(d_model=16, num_heads=2, position=position)
+    q, k = (jax.random.normal(jax.random.key(i), (2, 6, 2, 8)) for i in (0, 1))
+    places = Places(jnp.array([[0, 1, 2, 0, 1, 2], [3, 4, 5, 6, 7, 8]]))
+    plain = dataclasses.replace(config, position=dataclasses.replace(position, no_rotation_every=None))
+
+    @variant
+    def turned(number, of=config):
+        terms = positions_of(of).terms(places, causal=True, dtype=q.dtype)
+        return terms.in_block(of, jnp.array(True), number, True).rotate(q, k)
+
+    everywhere = positions_of(plain).terms(places, causal=True, dtype=q.dtype)
+    everywhere = everywhere.in_block(plain, jnp.array(True), jnp.array(2), True).rotate(q, k)
+    for number in range(7):
+        expected = (q, k) if number in (2, 5) else everywhere
+        chex.assert_trees_all_close(
+            turned(jnp.array(number)), expected, rtol=1e-5, atol=1e-6
+        )  # float32, compiled apart
 
 
 def test_angles_of_other_rows_are_named():
