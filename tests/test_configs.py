@@ -23,6 +23,7 @@ VARIANTS = {
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
+    "eurobert": ("210m", "610m", "2_1b"),
     "finetune": [
         *"cola sst2 mrpc stsb qqp mnli qnli rte wnli conll2000 conll2003".split(),
         *"squad squad_v2 race race_middle race_high swag boolq cb copa multirc superglue_rte wic wsc".split(),
@@ -38,6 +39,7 @@ VARIANTS = {
     "mistral": ("7b", "7b_v0_3"),
     "mixtral": ("8x7b", "8x22b"),
     "modernbert_base": ("base", "large"),
+    "neobert": ("base",),
     "olmo": "2_1b 2_7b 2_13b 2_32b".split(),
     "olmoe": ("1b_7b",),
     "palm": ("8b", "62b", "540b"),

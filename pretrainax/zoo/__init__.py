@@ -12,6 +12,7 @@ from pretrainax.zoo import (
     bert,
     deberta,
     electra,
+    eurobert,
     gemma,
     gpt,
     grok,
@@ -19,6 +20,7 @@ from pretrainax.zoo import (
     mistral,
     mixtral,
     modernbert,
+    neobert,
     olmo,
     palm,
     phi,
@@ -30,7 +32,7 @@ from pretrainax.zoo import (
 )
 from pretrainax.zoo.family import Family
 
-_ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
+_ENCODERS = (bert, roberta, albert, electra, deberta, modernbert, eurobert, neobert)
 _DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES

@@ -329,6 +329,7 @@ RELEASED = {
     "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
     "electra_base": bert,
     "electra_small": bert,
+    "eurobert": adamw,
     "finetune": bert,
     "gemma": adamw,
     "gpt2": adamw,
@@ -338,6 +339,7 @@ RELEASED = {
     "mistral": adamw,
     "mixtral": adamw,
     "modernbert_base": stable_adamw,
+    "neobert": adamw,
     "olmo": adamw,
     "olmoe": adamw,
     "palm": adamw_relative,

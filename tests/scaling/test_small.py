@@ -23,7 +23,7 @@ from tests.support.huggingface_weights import params_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ("gpt2", "llama", "bert_base", "modernbert_base", "t5_base")
-OTHERS = ("phi", "smollm")  # whose numbers of parameters the table has not
+OTHERS = ("eurobert", "phi", "smollm")  # whose numbers of parameters the table has not
 PRESETS = [(name, variant) for name in CONFIGS for variant in small.SIZES]
 
 

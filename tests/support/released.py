@@ -241,6 +241,11 @@ RELEASED = {
             )
         ),
     ),
+    "eurobert": Release(  # EuroBERT/EuroBERT-610m
+        "eurobert_610m",
+        LLAMA_SIZES | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "mask_token_id": 2},
+        f"{LLAMA} lm_head.weight",
+    ),
     "t5": Release(  # google-t5/t5-small: with copies of the tied table, and a bias that nothing reads
         "t5_v1_0_small",
         T5_SIZES | {"n_positions": 20, "relative_attention_num_buckets": 8},
