@@ -24,6 +24,7 @@ VARIANTS = {
     "deepseek": "moe_16b v2_lite v2 v3".split(),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
+    "eurobert": ("210m", "610m", "2_1b"),
     "finetune": [
         *"cola sst2 mrpc stsb qqp mnli qnli rte wnli conll2000 conll2003".split(),
         *"squad squad_v2 race race_middle race_high swag boolq cb copa multirc superglue_rte wic wsc".split(),
@@ -39,9 +40,11 @@ VARIANTS = {
     "mistral": ("7b", "7b_v0_3"),
     "mixtral": ("8x7b", "8x22b"),
     "modernbert_base": ("base", "large"),
+    "neobert": ("base",),
     "olmo": "2_1b 2_7b 2_13b 2_32b".split(),
     "olmoe": ("1b_7b",),
     "palm": ("8b", "62b", "540b"),
+    "phi": ("1", "1_5", "3_3_8b", "3_14b", "4_14b", "2"),
     "quickstart": ("",),
     "qwen": (
         "2_0_5b 2_1_5b 2_7b 2_72b 2_5_0_5b 2_5_1_5b 2_5_3b 2_5_7b 2_5_14b 2_5_32b 2_5_72b "
@@ -49,6 +52,7 @@ VARIANTS = {
     ).split(),
     "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
+    "smollm": ("3_3b",),
     "t5_base": ["nano", *(f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b"))],
     "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),

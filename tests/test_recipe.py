@@ -14,7 +14,8 @@ from pretrainax.scaling.small import SIZES
 from tests.support.runs import ROOT, run
 from tests.test_configs import NAMES, load
 
-SMALL = [(name, size) for name in ("bert_base", "gpt2", "llama", "modernbert_base", "t5_base") for size in SIZES]
+SMALLER = ("bert_base", "eurobert", "gpt2", "llama", "modernbert_base", "neobert", "phi", "smollm", "t5_base")
+SMALL = [(name, size) for name in SMALLER for size in SIZES]
 
 NO_FIELDS = (*ledger.STATUSES, "theirs", "variants", "see", "named")
 

@@ -85,6 +85,7 @@ class ModelConfig:
     attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
     final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)
     input_convolution: Optional[int] = None  # width of a convolution beside the first block (DeBERTa v2: 3)
+    output_bias: Optional[bool] = None  # on the logits over the vocabulary (Phi); None: of a masked_lm_head only
     masked_lm_head: bool = False  # dense, activation, norm before the output matrix, and an output bias (BERT)
     enhanced_mask_decoder: bool = False  # absolute positions, which the last block alone sees (DeBERTa)
     pair_head: bool = False  # how two segments belong together, from the first token (BERT: NSP, ALBERT: SOP)
@@ -128,6 +129,6 @@ class ModelConfig:
         return self.head_dim or self.d_model // self.num_heads
 
     @property
-    def turned_dim(self) -> int:
-        """Returns how many numbers of a head rotary positions turn."""
+    def position_dim(self) -> int:
+        """Returns how many numbers of a head's queries and keys positions may turn."""
         return self.dim_per_head if self.latent_attention is None else self.latent_attention.rotary_dim

@@ -86,12 +86,31 @@ class RotaryPositions(Position):
     scaling: Optional[RotaryScaling] = None  # to a longer context than the model was trained on; None: as it is
     neighbours: bool = False  # a plane is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
     local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
+    fraction: Optional[float] = None  # of each head that is turned, its first dimensions; None: all (Phi-2: 0.4)
+    # each so manieth layer turns nothing (Yang et al. 2025, arXiv 2501.18795; SmolLM 3: 4); None: all layers turn
+    no_rotation_every: Optional[int] = None
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
         m = experiment.model
         if m.num_heads > 0 and m.latent_attention is None and m.dim_per_head % 2:
             yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
+        if self.fraction is not None and not 0 < self.fraction < 1:
+            yield f"config.model.position.fraction is {self.fraction}, it must be in (0, 1); None: heads turn in full"
+        elif self.fraction is not None and self.turned(m.dim_per_head) < 2:
+            yield (
+                f"config.model.position.fraction {self.fraction} of a head, {m.dim_per_head} wide, is not one plane: "
+                "raise it, or set it to None"
+            )
+        if self.no_rotation_every is not None and self.no_rotation_every < 2:
+            yield (
+                f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "
+                "None: all layers turn"
+            )
+
+    def turned(self, head_dim: int) -> int:
+        """Returns how many dimensions of a head are turned: two a plane."""
+        return head_dim if self.fraction is None else 2 * int(head_dim * self.fraction / 2)
 
 
 @dataclasses.dataclass

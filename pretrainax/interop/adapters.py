@@ -36,7 +36,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.convert import places, rows_of
-from pretrainax.zoo.family import Row
+from pretrainax.zoo.family import Part, Row
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of the names of all tensors
@@ -64,8 +64,7 @@ class _Place(NamedTuple):
 
     path: str
     layer: int
-    part: int  # of the rows of their module
-    parts: int
+    part: Part  # of the outputs of their module
 
 
 # --- low-rank updates ------------------------------------------------------------------------------------------------
@@ -77,7 +76,7 @@ def _modules(table: Sequence[Row], model: ModelConfig) -> dict[str, list[_Place]
     for matrix in matrices_of(models.abstract_params(model)):
         row, shape = rows[f"{matrix.path}/kernel"]
         for name, index in places(row, shape):
-            place = _Place(matrix.path, *(index or (0,)), *(row.part or (0, 1)))
+            place = _Place(matrix.path, *(index or (0,)), row.part)
             found.setdefault(name.removesuffix(".weight"), []).append(place)
     return found
 
@@ -95,14 +94,13 @@ def lora_to_peft(tuning: LoRA, trained: State, table: Sequence[Row], model: Mode
             continue
         rank = ranks[module] = tuning.rank * len(there)
         pairs = [(_two(trained, place, "lora_a", -1), _two(trained, place, "lora_b", 0)) for place in there]
-        size = pairs[0][1].shape[1]
-        b = np.zeros((size * there[0].parts, rank), np.float32)
+        b = np.zeros((there[0].part.whole(pairs[0][1].shape[1]), rank), np.float32)
         for i, (place, (_, own)) in enumerate(zip(there, pairs, strict=True)):
-            b[place.part * size : (place.part + 1) * size, i * tuning.rank : (i + 1) * tuning.rank] = own.T
+            b[place.part.of(len(b)), i * tuning.rank : (i + 1) * tuning.rank] = own.T
         tensors[f"{_PREFIX}{module}.lora_A.weight"] = np.concatenate([a.T for a, _ in pairs])
         tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
         if tuning.dora:
-            if len(there) < there[0].parts:
+            if sum(place.part.count for place in there) < there[0].part.pieces:
                 raise UserError(f"{module} of transformers is several matrices, of which DoRA must change all, or none")
             magnitudes = [trained[f"{p.path}/magnitude"][p.layer].ravel() for p in sorted(there, key=lambda p: p.part)]
             tensors[f"{_PREFIX}{module}.lora_magnitude_vector"] = np.concatenate(magnitudes)
@@ -162,9 +160,8 @@ def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], 
     for module, kinds in names.items():
         a, b = (np.asarray(tensors[kinds[kind]], np.float32) for kind in ("A.weight", "B.weight"))
         for place in modules[module]:
-            own, size = shapes[place.path], b.shape[0] // place.parts
-            rows = slice(place.part * size, (place.part + 1) * size)
-            if a.shape[1] * size != np.prod(own.inputs) * np.prod(own.outputs):
+            own, rows = shapes[place.path], place.part.of(len(b))
+            if a.shape[1] * (rows.stop - rows.start) != np.prod(own.inputs) * np.prod(own.outputs):
                 raise UserError(
                     f"the update of {module} in {WEIGHTS} is of {b.shape[0]} × {a.shape[1]}, not the model's"
                 )

@@ -47,6 +47,7 @@ class Layer:
     is_first: jax.Array
     is_last: jax.Array
     is_local: jax.Array
+    number: jax.Array  # int32, from 0
 
 
 @flax.struct.dataclass
@@ -91,7 +92,7 @@ class Block(nn.Module):
         mask = context.mask
         if len(set(config.layer_pattern)) > 1:
             mask = mask.replace(windowed=layer.is_local)
-        positions = context.positions.in_block(config, layer.is_local, context.deterministic)
+        positions = context.positions.in_block(config, layer.is_local, layer.number, context.deterministic)
         x = constrain(x)
         memory = BlockMemory() if state is None else state
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")

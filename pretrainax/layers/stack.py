@@ -221,6 +221,7 @@ def layers_of(config: ModelConfig, numbers: range) -> Layer:
         is_first=jnp.asarray([i == 0 for i in numbers]),
         is_last=jnp.asarray([i == numbers[-1] for i in numbers]),
         is_local=jnp.asarray([pattern[i % len(pattern)] == "local" for i in numbers]),
+        number=jnp.asarray(numbers),
     )
 
 

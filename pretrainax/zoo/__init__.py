@@ -13,6 +13,7 @@ from pretrainax.zoo import (
     deberta,
     deepseek,
     electra,
+    eurobert,
     gemma,
     gpt,
     grok,
@@ -20,17 +21,20 @@ from pretrainax.zoo import (
     mistral,
     mixtral,
     modernbert,
+    neobert,
     olmo,
     palm,
+    phi,
     qwen,
     roberta,
+    smollm,
     t5,
     transformer,
 )
 from pretrainax.zoo.family import Family
 
-_ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
-_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek)
+_ENCODERS = (bert, roberta, albert, electra, deberta, modernbert, eurobert, neobert)
+_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
 )

@@ -47,15 +47,14 @@ def stacked_axes(row: Row) -> int:
 
 def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of their tensor. `shape`: of ours, without the axes that are stacked."""
-    _, parts = row.part or (0, 1)
-    if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or parts > 1):
+    if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or row.part.pieces > 1):
         if len(shape) == 3 and not _has_heads(row):  # a convolution: [width, in, out] of [out, in, width]
             return shape[::-1]
         inputs = _inputs(row)
-        matrix = math.prod(shape[:inputs]), math.prod(shape[inputs:]) * parts
+        matrix = math.prod(shape[:inputs]), row.part.whole(math.prod(shape[inputs:]))
         return matrix[::-1] if row.transposed else matrix
     if row.path.endswith("/bias"):
-        return (math.prod(shape) * parts,)
+        return (row.part.whole(math.prod(shape)),)
     return shape
 
 
@@ -63,14 +62,11 @@ def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns their tensor in our shape (without stacked axes), sharing its memory: to be read, or written to."""
     if theirs.ndim == 3:
         return theirs.T
-    part, parts = row.part or (0, 1)
     if not row.transposed:
-        size = theirs.shape[-1] // parts
-        return theirs[..., part * size : (part + 1) * size].reshape(shape, copy=False)
+        return theirs[..., row.part.of(theirs.shape[-1])].reshape(shape, copy=False)
     inputs = _inputs(row)
-    size = theirs.shape[0] // parts
     # [out, in] -> [out axes, in axes] -> [in axes, out axes]
-    ours = theirs[part * size : (part + 1) * size].reshape(shape[inputs:] + shape[:inputs], copy=False)
+    ours = theirs[row.part.of(theirs.shape[0])].reshape(shape[inputs:] + shape[:inputs], copy=False)
     return np.moveaxis(ours, range(len(shape) - inputs), range(inputs, len(shape)))
 
 

@@ -26,18 +26,38 @@ _THEIR_ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "swish"
 }
 
 
+class Part(NamedTuple):
+    """Says what of a matrix of theirs is ours: of so many equal pieces of its outputs, `count`, from `first` on."""
+
+    first: int = 0
+    count: int = 1
+    pieces: int = 1
+
+    def of(self, size: int) -> slice:
+        """Returns where ours are among `size` outputs of theirs."""
+        piece = size // self.pieces
+        return slice(self.first * piece, (self.first + self.count) * piece)
+
+    def whole(self, size: int) -> int:
+        """Returns how many outputs theirs has, where ours has `size`."""
+        return size // self.count * self.pieces
+
+
+WHOLE = Part()
+
+
 class Row(NamedTuple):
     """The place of one of our parameters in a Hugging Face state dict."""
 
     path: str  # ours
     name: str  # theirs; "{layer}" where ours stacks all layers on its first axis, "{expert}" the same of the next
     transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
-    part: Optional[tuple[int, int]] = None  # ours is part i of n of their last axis (GPT-2's query | key | value)
+    part: Part = WHOLE  # which of their outputs are ours (GPT-2's query | key | value); else all
     first: Optional[str] = None  # the name in layer 0, where it is another
     start: int = 0  # the number of theirs that is layer 0 of ours
 
 
-def linear(path: str, name: str, bias: bool, part: Optional[tuple[int, int]] = None) -> list[Row]:
+def linear(path: str, name: str, bias: bool, part: Part = WHOLE) -> list[Row]:
     """Returns the rows of a linear map that theirs is a torch.nn.Linear of."""
     rows = [Row(f"{path}/kernel", f"{name}.weight", transposed=True, part=part)]
     return rows + [Row(f"{path}/bias", f"{name}.bias", part=part)] if bias else rows

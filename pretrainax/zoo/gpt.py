@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pretrainax.config import LearnedPositions, ModelConfig, UserError
 from pretrainax.zoo.family import (
     LAST,
+    WHOLE,
     Classifier,
     ConfigJson,
     Family,
     HuggingFace,
+    Part,
     Row,
     extractor,
     layer_norm,
@@ -96,7 +98,7 @@ def _decoder(num_layers: int, d_model: int, num_heads: int, context: int) -> Mod
 # --- Hugging Face --------------------------------------------------------------------------------------------------
 
 
-def _conv(path: str, name: str, part: tuple[int, int] | None = None) -> list[Row]:
+def _conv(path: str, name: str, part: Part = WHOLE) -> list[Row]:
     """Returns the rows of transformers' Conv1D, whose kernel is [in, out] as ours."""
     return [Row(f"{path}/kernel", f"{name}.weight", part=part), Row(f"{path}/bias", f"{name}.bias", part=part)]
 
@@ -106,9 +108,9 @@ def _conv_block() -> list[Row]:
     block, layer = "decoder/blocks", "transformer.h.{layer}"
     return [
         *layer_norm(f"{block}/self_attention_norm", f"{layer}.ln_1"),
-        *_conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=(0, 3)),
-        *_conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=(1, 3)),
-        *_conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=(2, 3)),
+        *_conv(f"{block}/self_attention/query", f"{layer}.attn.c_attn", part=Part(0, 1, 3)),
+        *_conv(f"{block}/self_attention/key", f"{layer}.attn.c_attn", part=Part(1, 1, 3)),
+        *_conv(f"{block}/self_attention/value", f"{layer}.attn.c_attn", part=Part(2, 1, 3)),
         *_conv(f"{block}/self_attention/out", f"{layer}.attn.c_proj"),
         *layer_norm(f"{block}/mlp_norm", f"{layer}.ln_2"),
         *_conv(f"{block}/mlp/up", f"{layer}.mlp.c_fc"),

@@ -175,6 +175,9 @@ FIELDS = {
 }
 IGNORED = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)  # frequencies, in files of 2023
 
+# Which ids are special is the tokenizer's to say; those that some classes assume need their released vocabulary.
+NO_TOKENS: ConfigJson = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+
 
 def write_heads(config: ModelConfig) -> ConfigJson:
     """Says in full what may be None in ours; the model of Qwen 2 reads head_dim, its config has none."""
@@ -223,15 +226,24 @@ def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
         )
 
 
+_FRACTION = "partial_rotary_factor"
+
+
+def read_partial_rotary(json: ConfigJson, config: ModelConfig) -> None:
+    """Reads the same of a class whose heads may turn in part: a key beside them, or since version 5 one of them."""
+    parameters = json.get("rope_parameters") or {}
+    fraction = parameters.get(_FRACTION) or json.get(_FRACTION) or config.position.fraction
+    config.position.fraction = None if fraction == 1.0 else fraction
+    read_rotary({**json, _FRACTION: None, "rope_parameters": {**parameters, _FRACTION: None}}, config)
+
+
 def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
     """Returns the scaling that `parameters`, a part of `json`, describes; UserError for one that we do not compute."""
     if any(isinstance(value, Mapping) for value in parameters.values()):
         raise UserError(f"config.json has rotary positions for each of {sorted(parameters)}; here all layers have one")
-    for rotated in (json.get("partial_rotary_factor"), parameters.get("partial_rotary_factor")):
+    for rotated in (json.get(_FRACTION), parameters.get(_FRACTION)):
         if rotated not in (None, 1.0):
-            raise UserError(
-                f"config.json has partial_rotary_factor {rotated!r}; only heads that rotate in full are known"
-            )
+            raise UserError(f"config.json has {_FRACTION} {rotated!r}; only heads that rotate in full are known")
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return None
@@ -267,6 +279,11 @@ def write_rotary(config: ModelConfig) -> ConfigJson:
                 described = {name: x for name, x in described.items() if not name.startswith("mscale")}
             return {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
     return {"rope_theta": config.position.theta, "rope_scaling": None}
+
+
+def write_partial_rotary(config: ModelConfig) -> ConfigJson:
+    fraction = config.position.fraction
+    return write_rotary(config) | {_FRACTION: 1.0 if fraction is None else fraction}
 
 
 # --- the family ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pretrainax.zoo.family import (
     ConfigJson,
     Family,
     HuggingFace,
+    Part,
     Row,
     linear,
     trained_by,
@@ -54,7 +55,7 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
     block, layer = "encoder/blocks", "model.layers.{layer}"
 
     def third(name, i):  # of the map to queries, keys and values
-        return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=(i, 3))
+        return linear(f"{block}/self_attention/{name}", f"{layer}.attn.Wqkv", bias=False, part=Part(i, 1, 3))
 
     return [
         Row("token_embedding/embedding", "model.embeddings.tok_embeddings.weight"),
@@ -64,8 +65,8 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
         *third("value", 2),
         *linear(f"{block}/self_attention/out", f"{layer}.attn.Wo", bias=False),
         Row(f"{block}/mlp_norm/scale", f"{layer}.mlp_norm.weight"),
-        *linear(f"{block}/mlp/gate", f"{layer}.mlp.Wi", bias=False, part=(0, 2)),
-        *linear(f"{block}/mlp/up", f"{layer}.mlp.Wi", bias=False, part=(1, 2)),
+        *linear(f"{block}/mlp/gate", f"{layer}.mlp.Wi", bias=False, part=Part(0, 1, 2)),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.Wi", bias=False, part=Part(1, 1, 2)),
         *linear(f"{block}/mlp/down", f"{layer}.mlp.Wo", bias=False),
         Row("encoder/final_norm/scale", "model.final_norm.weight"),
         *linear("masked_lm_head/dense", "head.dense", bias=False),

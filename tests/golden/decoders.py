@@ -11,11 +11,12 @@ from pretrainax.config import (
     RotaryPositions,
     YarnScaling,
 )
-from pretrainax.zoo import deepseek, gemma, gpt, llama, mistral, mixtral, olmo, qwen
+from pretrainax.zoo import deepseek, gemma, gpt, llama, mistral, mixtral, olmo, phi, qwen, smollm
 from tests.golden.case import VOCABULARY, Case
 
 GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
-(LLAMA,), (MISTRAL,), (MIXTRAL,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES
+(LLAMA,), (MISTRAL,), (MIXTRAL,), (SMOLLM,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES, smollm.FAMILIES
+PHI, PHI3 = phi.FAMILIES
 QWEN2, QWEN3, QWEN3_MOE = qwen.FAMILIES
 OLMO2, OLMOE = olmo.FAMILIES
 _, DEEPSEEK2, DEEPSEEK3 = deepseek.FAMILIES
@@ -100,6 +101,13 @@ CASES = {
         LATENT | {"num_layers": 4},
         position=dataclasses.replace(LATENT["position"], scaling=YARN),
         experts=mixture(DEEPSEEK3, "v3", num_experts=8, top_k=3, groups=4, top_groups=2, first_dense=2, bias_rate=0.0),
+    ),
+    "phi1_5": case(PHI, "1_5", GROUPED, head_dim=8, position=RotaryPositions(20, theta=40.0, fraction=0.5)),
+    "phi2": case(PHI, "2", SIZES, head_dim=10, position=RotaryPositions(20, theta=40.0, fraction=0.4)),
+    "phi3": case(PHI3, "3_14b", GROUPED, window=4),
+    "phi4": case(PHI3, "4_14b", GROUPED, head_dim=8, position=RotaryPositions(20, theta=40.0, fraction=0.75)),
+    "smollm3": case(
+        SMOLLM, "3_3b", GROUPED, num_layers=5, position=RotaryPositions(20, theta=40.0, no_rotation_every=2)
     ),
     "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=8),
     "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=8, **ALTERNATING),

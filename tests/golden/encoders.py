@@ -3,14 +3,14 @@
 import dataclasses
 
 from pretrainax.config import LearnedPositions, RotaryPositions
-from pretrainax.zoo import albert, bert, modernbert, roberta
+from pretrainax.zoo import albert, bert, eurobert, modernbert, roberta
 from tests.golden.case import VOCABULARY, Case
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=16, d_ff=48, num_heads=4)
 POSITIONS = LearnedPositions(20)
 BERT, MACBERT, DISTILBERT = bert.FAMILIES
 ROBERTA, XLM_ROBERTA = roberta.FAMILIES
-(ALBERT,), (MODERNBERT,) = albert.FAMILIES, modernbert.FAMILIES
+(ALBERT,), (MODERNBERT,), (EUROBERT,) = albert.FAMILIES, modernbert.FAMILIES, eurobert.FAMILIES
 
 
 def tiny(family, variant="base", **changes):
@@ -32,4 +32,5 @@ CASES = {
         tiny(MODERNBERT, num_layers=5, window=4, position=RotaryPositions(20, theta=40.0, local_theta=10.0)),
         MODERNBERT,
     ),
+    "eurobert": Case(tiny(EUROBERT, "610m", num_kv_heads=2, position=RotaryPositions(20, theta=40.0)), EUROBERT),
 }

@@ -23,6 +23,7 @@ from tests.support.huggingface_weights import params_of
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = ("gpt2", "llama", "bert_base", "modernbert_base", "t5_base")
+OTHERS = ("eurobert", "phi", "smollm")  # whose numbers of parameters the table has not
 PRESETS = [(name, variant) for name in CONFIGS for variant in small.SIZES]
 
 
@@ -44,7 +45,7 @@ def test_a_preset_is_sound_and_of_the_size_that_the_table_says(name, variant):
     assert row[1:3] == [str(experiment.model.num_layers), str(experiment.model.d_model)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", (*CONFIGS, *OTHERS))
 def test_an_unknown_variant_names_the_small_ones(name):
     with pytest.raises(UserError, match="has no variant 'tinyx', .*; small ones for a laptop: tiny, mini, midi"):
         load(name, "tinyx")
@@ -58,7 +59,7 @@ def test_no_published_model_has_such_a_name_and_another_size():
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", (*CONFIGS, *OTHERS))
 def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, tmp_path, text, cache):
     experiment = load(name, "tiny")
     experiment.tokenizer.vocab_size = 400  # there are 300 words

@@ -256,6 +256,11 @@ RELEASED = {
             )
         ),
     ),
+    "eurobert": Release(  # EuroBERT/EuroBERT-610m
+        "eurobert_610m",
+        LLAMA_SIZES | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1, "mask_token_id": 2},
+        f"{LLAMA} lm_head.weight",
+    ),
     "t5": Release(  # google-t5/t5-small: with copies of the tied table, and a bias that nothing reads
         "t5_v1_0_small",
         T5_SIZES | {"n_positions": 20, "relative_attention_num_buckets": 8},
@@ -350,6 +355,35 @@ RELEASED = {
         "model.layers.#.self_attn.{kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}.weight "
         "model.layers.#.mlp.gate.e_score_correction_bias !model.layers.0.mlp.gate.e_score_correction_bias "
         "model.layers.61.{eh_proj,enorm,hnorm,shared_head.norm}.weight",  # of the token after the next
+    ),
+    "phi": Release(  # microsoft/phi-2
+        "phi2",
+        ENCODER_SIZES | {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "bos_token_id": 1, "eos_token_id": 1},
+        " ".join(
+            (
+                "model.embed_tokens.weight",
+                under("model.layers.#", f"self_attn.{{q_proj,k_proj,v_proj,dense}}.{WB} mlp.{{fc1,fc2}}.{WB}"),
+                f"model.layers.#.input_layernorm.{WB} model.final_layernorm.{WB} lm_head.{WB}",
+            )
+        ),
+    ),
+    "phi-3": Release(  # microsoft/phi-4
+        "phi4_14b",
+        LLAMA_SIZES | {"original_max_position_embeddings": 20, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+        " ".join(
+            (
+                "model.embed_tokens.weight",
+                under("model.layers.#", "self_attn.{qkv,o}_proj.weight mlp.{gate_up,down}_proj.weight"),
+                "model.layers.#.{input,post_attention}_layernorm.weight model.norm.weight lm_head.weight",
+            )
+        ),
+    ),
+    "smollm-3": Release(  # HuggingFaceTB/SmolLM3-3B-Base
+        "smollm3_3b",
+        LLAMA_SIZES
+        | {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1], "layer_types": ["full_attention"] * 5}
+        | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
+        LLAMA,
     ),
     "gemma": Release("gemma1_2b", LLAMA_SIZES | {"head_dim": 8}, LLAMA),  # google/gemma-2b
     "gemma-2": Release(  # google/gemma-2-2b

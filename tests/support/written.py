@@ -1,7 +1,7 @@
 """Models that transformers does not have, written in torch from their papers and released descriptions.
 
 Each is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the stream after each block). Rows are
-padded on the right, which a causal model does not see.
+padded on the right by token 0, which a causal model does not see, and an encoder is not to see.
 """
 
 import dataclasses
@@ -9,6 +9,7 @@ import dataclasses
 from pretrainax.config import MixtureOfExperts, RotaryPositions
 from pretrainax.zoo.deepseek import deepseek
 from pretrainax.zoo.grok import grok
+from pretrainax.zoo.neobert import neobert
 from pretrainax.zoo.palm import palm
 from tests.golden.case import VOCABULARY
 
@@ -16,6 +17,7 @@ SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads
 POSITION = RotaryPositions(20, theta=40.0)
 CONFIGS = {
     "palm": dataclasses.replace(palm("8b"), **SIZES, position=POSITION),
+    "neobert": dataclasses.replace(neobert("base"), **SIZES, num_kv_heads=4, position=POSITION),
     "grok": dataclasses.replace(
         grok("1_314b"),
         **SIZES,
@@ -45,8 +47,8 @@ def turned(x, theta):
     return torch.cat([a * cosines - b * sines, b * cosines + a * sines], dim=-1)
 
 
-def attended(p, x, config, theta, cap=None):
-    """Causal attention of x [B, T, D]; groups of heads share keys and values."""
+def attended(p, x, config, theta, cap=None, real=None):
+    """Attention of x [B, T, D] to all that is real [B, T], or a causal one; groups of heads share keys and values."""
     import torch
 
     q, k, v = (
@@ -56,7 +58,7 @@ def attended(p, x, config, theta, cap=None):
     k, v = (each.repeat_interleave(q.shape[2] // each.shape[2], dim=2) for each in (k, v))
     logits = torch.einsum("bthk,bshk->bhts", q, k) / q.shape[-1] ** 0.5
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
-    hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+    hidden = torch.ones(x.shape[1], x.shape[1]).triu(1).bool() if real is None else ~real[:, None, None]
     weights = torch.softmax(logits.masked_fill(hidden, float("-inf")), dim=-1)
     return torch.einsum("bhts,bshk,hkd->btd", weights, v, p["self_attention/out/kernel"])
 
@@ -145,14 +147,39 @@ def deepseek_forward(params, tokens):
     return norm(x, params["decoder/final_norm/scale"]) @ params["unembedding/kernel"], hidden
 
 
+def neobert_forward(params, tokens):
+    """Le Breton et al. 2025, section 3: a norm before each half of a block, SwiGLU, an output matrix with a bias."""
+    import torch
+
+    config, real = CONFIGS["neobert"], tokens != 0
+    functional = torch.nn.functional
+
+    def norm(x, scale):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_epsilon) * scale
+
+    x, hidden = params["token_embedding/embedding"][tokens], []
+    for p in layers(params, config):
+        x = x + attended(p, norm(x, p["self_attention_norm/scale"]), config, 40.0, real=real)
+        y = norm(x, p["mlp_norm/scale"])
+        x = x + (functional.silu(y @ p["mlp/gate/kernel"]) * (y @ p["mlp/up/kernel"])) @ p["mlp/down/kernel"]
+        hidden.append(x)
+    x = norm(x, params["encoder/final_norm/scale"])
+    return x @ params["unembedding/kernel"] + params["unembedding/bias"], hidden
+
+
 def layers(params, config):
     """The parameters of each block, by their paths below it; first those that have no experts, where the others do."""
     found = []
-    for part in ("decoder/dense/blocks/", "decoder/blocks/"):
+    for part in (f"{config.family}/dense/blocks/", f"{config.family}/blocks/"):
         blocks = {name.removeprefix(part): x for name, x in params.items() if name.startswith(part)}
         found += [{name: x[i] for name, x in blocks.items()} for i in range(max(map(len, blocks.values()), default=0))]
     assert len(found) == config.num_layers
     return found
 
 
-FORWARDS = {"palm": palm_forward, "grok": grok_forward, "deepseek": deepseek_forward}
+FORWARDS = {
+    "palm": palm_forward,
+    "grok": grok_forward,
+    "deepseek": deepseek_forward,
+    "neobert": neobert_forward,
+}

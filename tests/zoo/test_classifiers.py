@@ -97,8 +97,11 @@ def test_of_answers_as_transformers(name):
 
 
 SIBLINGS = {
-    Tag: "distilbert xlm_roberta gpt_neo mistral mixtral qwen2 qwen3 qwen3_moe gemma1 gemma2 mt5".split(),
-    Extract: "gpt_neo mistral mixtral qwen2 qwen3 qwen3_moe".split(),
+    Tag: (
+        "distilbert xlm_roberta eurobert gpt_neo mistral mixtral qwen2 qwen3 qwen3_moe gemma1 gemma2 "
+        "phi2 phi4 smollm3 mt5"
+    ).split(),
+    Extract: "gpt_neo mistral mixtral qwen2 qwen3 qwen3_moe smollm3".split(),
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import UserError
 from pretrainax.zoo.convert import from_huggingface, places, rows_of, their_shape, to_huggingface, view
-from pretrainax.zoo.family import Row
+from pretrainax.zoo.family import Part, Row
 from tests.golden import CASES
 from tests.golden.case import weights
 
@@ -41,11 +41,21 @@ def test_the_map_back_sums_over_heads_and_their_width():
 
 @pytest.mark.parametrize("transposed, theirs_shape", [(True, (24, 3)), (False, (3, 24))])
 def test_a_part_is_a_slice_of_their_outputs(transposed, theirs_shape):
-    row = Row("decoder/blocks/self_attention/value/kernel", "qkv.weight", transposed, part=(2, 3))
+    row = Row("decoder/blocks/self_attention/value/kernel", "qkv.weight", transposed, part=Part(2, 1, 3))
     theirs = counting(their_shape(row, (3, 2, 4)))
     assert theirs.shape == theirs_shape
     place = (16 + 1 * 4 + 3, 2) if transposed else (2, 16 + 1 * 4 + 3)
     assert view(row, theirs, (3, 2, 4))[2, 1, 3] == theirs[place]
+
+
+def test_parts_may_be_of_several_sizes():
+    attention = "decoder/blocks/self_attention"
+    query = Row(f"{attention}/query/kernel", "qkv.weight", transposed=True, part=Part(0, 4, 8))
+    value = Row(f"{attention}/value/kernel", "qkv.weight", transposed=True, part=Part(6, 2, 8))  # two of keys before it
+    theirs = counting(their_shape(query, (3, 4, 5)))
+    assert theirs.shape == their_shape(value, (3, 2, 5)) == (40, 3)
+    assert view(query, theirs, (3, 4, 5))[1, 3, 4] == theirs[3 * 5 + 4, 1]
+    assert view(value, theirs, (3, 2, 5))[1, 0, 4] == theirs[6 * 5 + 4, 1]
 
 
 def test_a_convolution_is_reversed():

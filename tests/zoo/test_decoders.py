@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from pretrainax import zoo
-from pretrainax.config import LinearScaling, LongContextScaling, MixtureOfExperts, UserError
+from pretrainax.config import LinearScaling, LongContextScaling, MixtureOfExperts, RotaryPositions, UserError
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import needs_transformers, weights
 
-MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok", "deepseek")
+MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok", "deepseek", "phi", "smollm")
 FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
 
@@ -85,6 +85,13 @@ PUBLISHED = {
     "deepseek_v2": 235_741_434_880,
     "deepseek_v3": 671_026_419_200,  # with the biases of routers, which torch does not count
     "deepseek_r1": 671_026_419_200,
+    "phi1": 1_418_270_720,
+    "phi1_5": 1_418_270_720,
+    "phi2": 2_779_683_840,
+    "phi3_3_8b": 3_821_079_552,
+    "phi3_14b": 13_960_238_080,
+    "phi4_14b": 14_659_507_200,
+    "smollm3_3b": 3_075_098_624,
 }
 ROUNDED = {
     "gpt3_125m": 125e6,
@@ -338,6 +345,25 @@ def test_both_ways_of_writing_rotary_positions_are_read():
     assert (read(old).position.theta, read(old).position.scaling) == (500_000.0, LinearScaling(2.0))
 
 
+def test_both_ways_of_writing_heads_that_turn_in_part_are_read():
+    assert read({"model_type": "phi"}).position.fraction == 0.5
+    assert read({"model_type": "phi", "partial_rotary_factor": 0.4}).position.fraction == 0.4
+    now = {"rope_type": "default", "rope_theta": 7.0, "partial_rotary_factor": 0.25}
+    position = read({"model_type": "phi", "rope_parameters": now}).position
+    assert (position.fraction, position.theta) == (0.25, 7.0)
+    assert read({"model_type": "phi", "partial_rotary_factor": 1.0}).position.fraction is None
+
+
+def test_both_ways_of_saying_which_layers_turn_are_read():
+    json = {"model_type": "smollm3", "num_hidden_layers": 7}
+    assert read(json).position.no_rotation_every == 4
+    assert read(json | {"no_rope_layer_interval": 2}).position.no_rotation_every == 2
+    assert read(json | {"no_rope_layers": [1, 1, 0] * 3}).position.no_rotation_every == 3
+    assert read(json | {"no_rope_layers": [1] * 7}).position.no_rotation_every is None
+    windowed = read(json | {"use_sliding_window": True, "sliding_window": 5})
+    assert (windowed.layer_pattern, windowed.window) == (("global", "global", "global", "local"), 5)
+
+
 def test_the_context_before_stretching_is_the_context_where_it_is_not_said():
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     assert read(LLAMA_3_1 | {"rope_scaling": scaling}).position.scaling == LongContextScaling(8.0, 1.0, 4.0, 131_072)
@@ -403,6 +429,11 @@ def test_a_mistral_without_a_window_sees_everything():
         (GPT1 | {"afn": "gelu_new"}, "afn 'gelu_new'"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention True"),
+        ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "rope_type 'longrope'"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0] * 17 + [1, 1]}, "only every n-th layer"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "2 no_rope_layers for 36 layers"),
+        ({"model_type": "smollm3", "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "phi", "qk_layernorm": True}, "qk_layernorm True; only False"),
     ],
 )
 def test_what_would_compute_something_else_is_refused(json, message):
@@ -431,6 +462,12 @@ def test_what_would_compute_something_else_is_refused(json, message):
         ("gemma1_2b", {"attention_scale": 0.1}),
         ("gemma2_2b", {"attention_scale": 0.3}),
         ("gemma3_1b", {"attention_logit_cap": 50.0}),
+        ("phi2", {"parallel": False}),
+        ("phi2", {"output_bias": None}),
+        ("llama3_8b", {"output_bias": True}),
+        ("llama3_8b", {"position": RotaryPositions(8192, theta=500_000.0, no_rotation_every=4)}),
+        ("phi4_14b", {"qkv_bias": True}),
+        ("phi3_3_8b", {"layer_pattern": ("global", "local")}),
     ],
 )
 def test_what_theirs_cannot_say_is_refused_by_name(name, changes):

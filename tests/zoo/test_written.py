@@ -22,7 +22,7 @@ def ours(config, arrays):
     def objective(params):
         outputs, kept = model.apply({"params": params}, arrays, deterministic=True, mutable=["intermediates"])
         value, _ = losses.objective(outputs, arrays, losses.counts(arrays))
-        return value, (outputs.logits, hidden_states(kept["intermediates"])["decoder"])
+        return value, (outputs.logits, hidden_states(kept["intermediates"])[config.family])
 
     with jax.default_matmul_precision("highest"):
         (loss, (logits, hidden)), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(weights(config))

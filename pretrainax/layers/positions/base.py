@@ -35,8 +35,10 @@ class PositionTerms:
     logit_terms: ClassVar[int] = 1  # terms of a logit, each of the size of q · k
     has_row_bias: ClassVar[bool] = False  # the bias is another one for each row of the batch
 
-    def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "PositionTerms":
-        """Returns the terms of one block, called inside it; `is_local` is a [] bool."""
+    def in_block(
+        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+    ) -> "PositionTerms":
+        """Returns the terms of one block, called inside it; `is_local` is a [] bool, `number` [] int32, from 0."""
         return self
 
     def bias(

@@ -38,7 +38,9 @@ class DisentangledTerms(PositionTerms):
     relative: jax.Array  # [R, D]
     offset: int = flax.struct.field(pytree_node=False, default=0)  # first key's place - first query's
 
-    def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "DisentangledTerms":
+    def in_block(
+        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+    ) -> "DisentangledTerms":
         dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
         return self.replace(relative=dropout(self.relative))
 

@@ -13,7 +13,7 @@ from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, Rotar
 from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
 from pretrainax.layers.positions.sinusoidal import radians
 
-Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, K/2] float32
+Angles = tuple[jax.Array, jax.Array]  # cosines and sines of each plane's angle, [B, T, P] float32; P is K/2, or less
 
 
 @flax.struct.dataclass
@@ -24,11 +24,17 @@ class RotaryTerms(PositionTerms):
     neighbours: bool = flax.struct.field(pytree_node=False, default=False)
     local: Optional["RotaryTerms"] = None  # of local layers, where they have their own
 
-    def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "RotaryTerms":
-        if self.local is None:
-            return self
-        everywhere = self.replace(local=None)
-        return jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, everywhere)
+    def in_block(
+        self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
+    ) -> "RotaryTerms":
+        terms, every = self.replace(local=None), config.position.no_rotation_every
+        if self.local is not None:
+            terms = jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, terms)
+        if every is None:
+            return terms
+        turns = (number + 1) % every != 0
+        cosines, sines = terms.angles
+        return terms.replace(angles=(jnp.where(turns, cosines, 1.0), jnp.where(turns, sines, 0.0)))
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         return rotate(q, *self.angles, self.neighbours), rotate(k, *self.angles, self.neighbours)
@@ -44,8 +50,9 @@ class Rotary(Positions):
         return everywhere.replace(local=self._angles(places, position.local_theta))
 
     def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
-        angles = rotary_angles(places.queries, self.config.turned_dim, theta, scaling)
-        return RotaryTerms(angles, self.config.position.neighbours)
+        position = self.config.position
+        turned = position.turned(self.config.position_dim)
+        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling), position.neighbours)
 
     @property
     def logit_gain(self) -> float:
@@ -53,14 +60,14 @@ class Rotary(Positions):
         return _yarn_gain(scaling, scaling.logit_weight) ** 2 if isinstance(scaling, YarnScaling) else 1.0
 
 
-def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
-    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, K/2] float32 (Su et al. 2021, section
-    3.2.2)."""
+def rotary_angles(positions: jax.Array, turned: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
+    """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, P] float32 (Su et al. 2021, section
+    3.2.2), of `turned` dimensions, which are P planes."""
     if isinstance(scaling, YarnScaling):
-        frequencies = _yarn(scaling, head_dim, theta)
+        frequencies = _yarn(scaling, turned, theta)
         size = _yarn_gain(scaling, scaling.turned_weight) / _yarn_gain(scaling, scaling.logit_weight)
     else:
-        frequencies, size = _stretch(_frequencies(head_dim, theta), scaling), 1.0
+        frequencies, size = _stretch(_frequencies(turned, theta), scaling), 1.0
     angles = radians(positions, frequencies)
     return size * jnp.cos(angles), size * jnp.sin(angles)
 
@@ -104,15 +111,17 @@ def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.nd
 
 
 def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, neighbours: bool = False) -> jax.Array:
-    """Turns each plane of x [B, T, H, K] by its angle, in float32; cosines and sines [B, T, K/2].
+    """Turns each plane of the first 2 P dimensions of x [B, T, H, K] by its angle, in float32; cosines and sines
+    [B, T, P].
 
-    NOTE Plane i is (x[i], x[i + K/2]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
+    NOTE Plane i is (x[i], x[i + P]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
     (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. Of neighbours, what is
     turned comes in the other order: for queries as for keys, which is all that logits ask.
     """
-    message = "angles are [B, T, K/2] where queries or keys are [B, T, H, K]"
-    chex.assert_shape((cosines, sines), (*x.shape[:2], x.shape[3] // 2), custom_message=message)
-    cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, K/2] -> [B, T, 1, K/2]
-    wide = x.astype(jnp.float32)
-    a, b = (wide[..., ::2], wide[..., 1::2]) if neighbours else jnp.split(wide, 2, axis=-1)
-    return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1).astype(x.dtype)
+    planes = cosines.shape[2]
+    message = "angles are [B, T, P], with 2 P <= K, where queries or keys are [B, T, H, K]"
+    chex.assert_shape((cosines, sines), (*x.shape[:2], min(planes, x.shape[3] // 2)), custom_message=message)
+    cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, P] -> [B, T, 1, P]
+    turned, rest = jnp.split(x.astype(jnp.float32), (2 * planes,), axis=-1)
+    a, b = (turned[..., ::2], turned[..., 1::2]) if neighbours else jnp.split(turned, 2, axis=-1)
+    return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines, rest], axis=-1).astype(x.dtype)

@@ -101,7 +101,7 @@ class MaskedLMHead(nn.Module):
 
 
 class LMHead(nn.Module):
-    """The output matrix, tied to the token embedding or its own, and the bias of a masked LM."""
+    """The output matrix, tied to the token embedding or its own, and a bias, which masked LMs and few others have."""
 
     config: ModelConfig
 
@@ -111,7 +111,8 @@ class LMHead(nn.Module):
         if config.logit_scale is not None:
             features = features * config.logit_scale
         vocabulary = (config.vocab_size,)
-        bias = self.param("bias", nn.initializers.zeros, vocabulary, jnp.float32) if config.masked_lm_head else None
+        has_bias = config.masked_lm_head if config.output_bias is None else config.output_bias
+        bias = self.param("bias", nn.initializers.zeros, vocabulary, jnp.float32) if has_bias else None
         if config.tie_embeddings:
             if config.scale_tied_logits:
                 features = features * config.d_model**-0.5

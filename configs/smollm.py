@@ -1,0 +1,40 @@
+"""SmolLM 3 by causal language modelling (Bakouch et al. 2025, huggingface.co/blog/smollm3): `:3_3b`, and for a laptop
+`:tiny :mini :midi`.
+
+    python -m pretrainax.main --config=configs/smollm.py --config.mesh.fsdp=64 --config.data.source="HuggingFace(
+        path='HuggingFaceFW/fineweb-edu', streaming=True)"
+
+The 11.2 T tokens of rows of 4,096: web text, with more code and mathematics in each of three stages, of which the last
+is that where the rate falls. FineWeb-Edu, a part of it, stands in for it here (Penedo et al. 2024). What came after,
+100 B tokens of rows of 32,768 and 65,536 at bases of 1.5 M and 5 M, is left out. Each number:
+`pretrainax recipe --config=smollm`. Hardware of the authors: 384 H100 for 24 days. Expected of the released model:
+HellaSwag 76.2, ARC 65.6.
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, TrainConfig
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, WarmupStableDecay
+from pretrainax.scaling.small import with_small_sizes
+from pretrainax.tokenization import ByteBPE
+from pretrainax.zoo.smollm import smollm
+
+TOKENS, ROWS, CONTEXT = 11.2e12, 576, 4096
+STEPS = round(TOKENS / (ROWS * CONTEXT))
+
+
+@with_small_sizes
+def get_config(variant: str = "3_3b") -> Experiment:
+    model = smollm(variant or "3_3b")
+    model.position.theta = 50_000.0
+    return Experiment(
+        model=model,
+        tokenizer=ByteBPE(vocab_size=128_256),
+        data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
+        objective=CausalLM(mask_documents=True),
+        optimizer=AdamW(learning_rate=2e-4, b2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0),
+        schedule=WarmupStableDecay(warmup_steps=2_000, decay_steps=STEPS // 10),
+        train=TrainConfig(steps=STEPS, global_batch_size=ROWS, log_every=10, remat="block"),
+        evaluate=EvaluateConfig(every=1_000, batches=8),
+        checkpoint=CheckpointConfig(every=1_000),
+    )

@@ -1,0 +1,71 @@
+"""EuroBERT (Boizard et al. 2025, arXiv 2503.05500): LLaMA's blocks, of which every token sees the whole text."""
+
+import dataclasses
+
+from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.zoo import llama
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, token_classifier, trained_by
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward, heads, key heads)
+SIZES = {
+    "210m": (12, 768, 3072, 12, 12),
+    "610m": (26, 1152, 4096, 18, 6),
+    "2_1b": (32, 2304, 6144, 18, 6),
+}
+
+
+def eurobert(variant: str = "210m") -> ModelConfig:
+    """Returns EuroBERT, for a context of 8,192; UserError for an unknown variant."""
+    config = llama.decoder(
+        *pick("eurobert", variant, SIZES),
+        vocab_size=128_256,
+        position=RotaryPositions(8192, theta=250_000.0),
+        norm_epsilon=1e-5,
+        tie_embeddings=False,
+    )
+    return dataclasses.replace(config, family="encoder")
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' EuroBertForMaskedLM, whose names are LLaMA's."""
+    rows = llama.huggingface_names(config)
+    return [row._replace(path=row.path.replace("decoder/", "encoder/", 1)) for row in rows]
+
+
+def _base() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = eurobert("210m")
+    config.num_kv_heads, config.position.theta = None, 10_000.0
+    return config
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    return llama.write_heads(config) | llama.write_rotary(config) | llama.NO_TOKENS
+
+
+FAMILIES = (
+    Family(
+        name="EuroBERT",
+        prefix="eurobert_",
+        preset=eurobert,
+        sizes=SIZES,
+        paper="Boizard et al. 2025, arXiv 2503.05500",
+        objective="masked language modelling in 15 languages",
+        configs=trained_by("eurobert", SIZES),
+        huggingface=HuggingFace(
+            model_type="eurobert",
+            architecture="EuroBertForMaskedLM",
+            base=_base,
+            fields=llama.FIELDS,
+            table=huggingface_names,
+            # Its class of whole rows takes the mean of what it says of each token, which no head here does.
+            token_classifier=token_classifier("EuroBertForMaskedLM"),
+            constants={"attention_bias": False, "mlp_bias": False},
+            read=llama.read_rotary,
+            write=_write,
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+)

@@ -1,0 +1,196 @@
+"""Phi-1, 1.5 and 2 (Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463; Javaheripi and Bubeck
+2023): parallel blocks with biases everywhere, of whose heads a part is turned. Phi-3 and 4 (Abdin et al. 2024, arXiv
+2404.14219 and 2412.08905): LLaMA, whose queries, keys and values are one matrix in released files.
+
+NOTE Phi-3.5-mini, Phi-4-mini and the files of Phi-3 for 128 k are stretched by LongRoPE, which is not known here.
+"""
+
+from typing import Optional
+
+from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.zoo import llama
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Part,
+    Row,
+    layer_norm,
+    linear,
+    token_classifier,
+    trained_by,
+)
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, heads, part of a head that is turned: 32 dimensions of each)
+SIZES = {"1": (24, 2048, 32, 0.5), "1_5": (24, 2048, 32, 0.5), "2": (32, 2560, 32, 0.4)}
+# variant -> (layers, width, feed-forward, heads, key heads, vocabulary, positions, their base, window)
+SIZES_3 = {
+    "3_3_8b": (32, 3072, 8192, 32, 32, 32_064, 4096, 10_000.0, 2047),
+    "3_14b": (40, 5120, 17920, 40, 10, 32_064, 4096, 10_000.0, 2047),
+    "4_14b": (40, 5120, 17920, 40, 10, 100_352, 16_384, 250_000.0, None),
+}
+DROPOUT = {"1": 0.1, "1_5": 0.0, "2": 0.1}
+
+
+def phi(variant: str = "1_5") -> ModelConfig:
+    """Returns Phi; UserError for an unknown variant."""
+    sizes = pick("phi", variant, SIZES | SIZES_3)
+    return _first(variant, *sizes) if variant in SIZES else _third(*sizes)
+
+
+def _first(variant: str, num_layers: int, d_model: int, num_heads: int, fraction: float) -> ModelConfig:
+    return ModelConfig(
+        family="decoder",
+        vocab_size=51_200,
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        position=RotaryPositions(2048, fraction=fraction),
+        norm="layer",
+        norm_at="pre",
+        parallel=True,
+        norm_epsilon=1e-5,
+        activation="gelu_tanh",
+        use_bias=True,
+        output_bias=True,
+        tie_embeddings=False,
+        dropout_rate=DROPOUT[variant],
+        attention_dropout_rate=0.1 if variant == "1" else 0.0,
+    )
+
+
+def _third(*sizes) -> ModelConfig:
+    *sizes, vocab_size, positions, theta, window = sizes
+    return llama.decoder(
+        *sizes,
+        vocab_size=vocab_size,
+        position=RotaryPositions(positions, theta=theta),
+        layer_pattern=_pattern(window),
+        window=window,
+        norm_epsilon=1e-5,
+        tie_embeddings=False,
+    )
+
+
+def _pattern(window: Optional[int]) -> tuple[str, ...]:
+    return ("global",) if window is None else ("local",)
+
+
+# --- Hugging Face --------------------------------------------------------------------------------------------------
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' PhiForCausalLM."""
+    block, layer = llama.BLOCK, llama.LAYER
+    ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
+    rows = [
+        Row("token_embedding/embedding", "model.embed_tokens.weight"),
+        *layer_norm(f"{ours}_norm", f"{layer}.input_layernorm"),
+        *linear(f"{ours}/query", f"{theirs}.q_proj", bias=True),
+        *linear(f"{ours}/key", f"{theirs}.k_proj", bias=True),
+        *linear(f"{ours}/value", f"{theirs}.v_proj", bias=True),
+        *linear(f"{ours}/out", f"{theirs}.dense", bias=True),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.fc1", bias=True),
+        *linear(f"{block}/mlp/down", f"{layer}.mlp.fc2", bias=True),
+        *layer_norm("decoder/final_norm", "model.final_layernorm"),
+        Row("unembedding/bias", "lm_head.bias"),
+    ]
+    return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head", bias=False)]
+
+
+def fused_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' Phi3ForCausalLM."""
+    block, layer = llama.BLOCK, llama.LAYER
+    heads, key_heads = config.num_heads, config.kv_heads
+    ours, pieces = f"{block}/self_attention", heads + 2 * key_heads
+
+    def attention(name: str, *part: int) -> list[Row]:
+        return linear(f"{ours}/{name}", f"{layer}.self_attn.qkv_proj", bias=False, part=Part(*part, pieces))
+
+    rows = [
+        Row("token_embedding/embedding", "model.embed_tokens.weight"),
+        Row(f"{ours}_norm/scale", f"{layer}.input_layernorm.weight"),
+        *attention("query", 0, heads),
+        *attention("key", heads, key_heads),
+        *attention("value", heads + key_heads, key_heads),
+        *linear(f"{ours}/out", f"{layer}.self_attn.o_proj", bias=False),
+        Row(f"{block}/mlp_norm/scale", f"{layer}.post_attention_layernorm.weight"),
+        *linear(f"{block}/mlp/gate", f"{layer}.mlp.gate_up_proj", bias=False, part=Part(0, 1, 2)),
+        *linear(f"{block}/mlp/up", f"{layer}.mlp.gate_up_proj", bias=False, part=Part(1, 1, 2)),
+        *linear(f"{block}/mlp/down", f"{layer}.mlp.down_proj", bias=False),
+        Row("decoder/final_norm/scale", "model.norm.weight"),
+    ]
+    return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head", bias=False)]
+
+
+def _base_3() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = phi("3_3_8b")
+    config.layer_pattern, config.window, config.num_kv_heads = ("global",), None, None
+    return config
+
+
+def _read_3(json: ConfigJson, config: ModelConfig) -> None:
+    llama.read_partial_rotary(json, config)
+    config.layer_pattern = _pattern(config.window)
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    json = llama.write_heads(config) | llama.write_partial_rotary(config) | llama.NO_TOKENS
+    return json | {"embd_pdrop": config.dropout_rate}
+
+
+_OTHER_NAMES = {"rms_norm_eps": "layer_norm_eps"}
+
+FAMILIES = (
+    Family(
+        name="Phi",
+        prefix="phi",
+        preset=phi,
+        sizes=SIZES,
+        paper="Gunasekar et al. 2023, arXiv 2306.11644; Li et al. 2023, arXiv 2309.05463",
+        objective="causal language modelling",
+        configs=trained_by("phi", SIZES),
+        huggingface=HuggingFace(
+            model_type="phi",
+            architecture="PhiForCausalLM",
+            base=phi,
+            fields={_OTHER_NAMES.get(key, key): path for key, path in llama.FIELDS.items()}
+            | {"resid_pdrop": "dropout_rate"},
+            table=huggingface_names,
+            classifier=Classifier("PhiForSequenceClassification", LAST),
+            token_classifier=token_classifier("PhiForCausalLM", "score"),
+            constants={"qk_layernorm": False},
+            read=llama.read_partial_rotary,
+            write=_write,
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+    Family(
+        name="Phi-3, 4",
+        prefix="phi",
+        preset=phi,
+        sizes=SIZES_3,
+        paper="Abdin et al. 2024, arXiv 2404.14219, 2412.08905",
+        objective="causal language modelling",
+        configs=trained_by("phi", SIZES_3),
+        huggingface=HuggingFace(
+            model_type="phi3",
+            architecture="Phi3ForCausalLM",
+            base=_base_3,
+            fields=llama.FIELDS | {"resid_pdrop": "dropout_rate", "sliding_window": "window"},
+            table=fused_names,
+            classifier=Classifier("Phi3ForSequenceClassification", LAST),
+            token_classifier=token_classifier("Phi3ForCausalLM", "score"),
+            read=_read_3,
+            write=_write,
+            tied=llama.tied,
+            ignored=llama.IGNORED,
+        ),
+    ),
+)
