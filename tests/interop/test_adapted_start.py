@@ -24,6 +24,7 @@ from pretrainax.config import (
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import MaskedLM, SpanCorruption
 from pretrainax.interop.adaptations import (
+    Adaptation,
     DecoderToEncoder,
     DecoderToEncoderDecoder,
     DenseToExperts,
@@ -279,6 +280,12 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
             [LongerContext()],
             "config.model.position is RotaryPositions.max_length=40., there LearnedPositions.* set it to that kind",
         ),
+        (
+            "gpt2",
+            {"position": LearnedPositions(40, offset=2)},
+            [LongerContext()],
+            "config.model.position.offset is 2, there 0: set it to that",
+        ),
         ("gpt2", {"d_ff": 64, "vocab_size": 128}, [WiderVocabulary()], "config.model.d_ff is 64, there 48"),
     ],
 )
@@ -288,6 +295,28 @@ def test_what_the_shapes_rule_out_is_one_line(start, model, adaptations, message
         planned(starts[start], changed(source, **model), *adaptations)
     line = str(caught.value)
     assert "\n" not in line and line.startswith(f"config.checkpoint.init_from={starts[start]}")
+
+
+@pytest.mark.parametrize(
+    "model, adaptations",
+    [
+        ({"family": "encoder"}, "DecoderToEncoder()"),
+        ({"family": "encoder_decoder", "num_layers": 4}, "DecoderToEncoderDecoder(), Layers()"),
+        ({"vocab_size": 128, "position": LearnedPositions(40)}, "WiderVocabulary(), LongerContext()"),
+        ({"experts": EXPERTS}, "DenseToExperts()"),
+        ({"family": "encoder", "d_ff": 64}, ""),
+        ({"vocab_size": 64}, ""),
+    ],
+)
+@pytest.mark.parametrize("kind", ["run", "directory"])
+def test_a_start_that_an_adaptation_would_make_the_model_of_says_which(kind, model, adaptations, starts, tmp_path):
+    start = starts["gpt2"] if kind == "run" else write_directory(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(UserError) as caught:
+        planned(start, changed(**model))
+    said = f'; config.checkpoint.adapt="{adaptations}" makes the one of the other'
+    assert str(caught.value).endswith(said) if adaptations else "checkpoint.adapt=" not in str(caught.value)
+    if adaptations:
+        planned(start, changed(**model), *Adaptation.parse_several(adaptations))
 
 
 @pytest.mark.parametrize(

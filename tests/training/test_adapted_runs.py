@@ -1,11 +1,23 @@
 """Runs that start from a model of another family and shape: what they print, note and keep, and how they resume."""
 
+import dataclasses
 import json
 import shutil
 
 import numpy as np
 import pytest
 
+from pretrainax.adapt.tuning import flat
+from pretrainax.config import MixtureOfExperts
+from pretrainax.data.objectives import SpanCorruption
+from pretrainax.data.sources import TextFiles
+from pretrainax.interop.adaptations import DecoderToEncoderDecoder, DenseToExperts, WiderVocabulary
+from pretrainax.tokenization import PretrainedTokenizer
+from pretrainax.training import loop
+from tests.golden import CASES
+from tests.golden.case import weights
+from tests.support import tiny
+from tests.support.huggingface_weights import params_of, write_directory, write_tokenizer
 from tests.support.runs import arrays, assert_same_run, command, run
 
 START = "--config.tokenizer.special_pieces=roberta", "--config.model.vocab_size=400", "--config.train.steps=1"
@@ -55,3 +67,32 @@ def test_an_encoder_goes_on_from_a_decoder_and_resumes(decoder, text, cache, tmp
     assert_same_run(part, whole)
     trained = arrays(whole)
     assert all(np.isfinite(x).all() for x in trained.values())
+
+
+def test_an_encoder_decoder_with_experts_begins_as_a_decoder_of_a_hugging_face_directory(text, tmp_path):
+    """Its parameters do not move, so what is saved is what it began with."""
+    source, start, pieces = CASES["llama3"].config, tmp_path / "llama", tmp_path / "pieces"
+    write_directory(start, "llama3")
+    pieces.mkdir()
+    write_tokenizer(pieces, 0, sentinels=8)
+    experiment = tiny.get_config("t5")
+    experts = MixtureOfExperts(num_experts=4, top_k=2)
+    experiment.model = dataclasses.replace(source, family="encoder_decoder", vocab_size=128, experts=experts)
+    experiment.tokenizer, experiment.objective = PretrainedTokenizer(path=str(pieces)), SpanCorruption()
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(tmp_path / "cache")
+    experiment.data.sequence_length, experiment.train.steps, experiment.evaluate.batches = 16, 1, 1
+    experiment.optimizer.learning_rate, experiment.checkpoint.init_from = 0.0, str(start)
+    experiment.checkpoint.adapt = (DecoderToEncoderDecoder(), DenseToExperts(), WiderVocabulary())
+    assert loop.train(experiment, str(tmp_path / "run")) == 0
+    first, there = flat(params_of(tmp_path / "run", experiment.model)), flat(weights(source))
+    for stack in ("encoder", "decoder"):
+        down = first[f"{stack}/blocks/mlp/experts_down/kernel"]
+        for expert in range(4):
+            np.testing.assert_array_equal(down[:, expert], there["decoder/blocks/mlp/down/kernel"])
+        assert 0.01 < np.std(first[f"{stack}/blocks/mlp/router/kernel"]) < 0.03  # init_stddev is 0.02
+    np.testing.assert_array_equal(
+        first["decoder/blocks/cross_attention/query/kernel"], there["decoder/blocks/self_attention/query/kernel"]
+    )
+    np.testing.assert_array_equal(first["token_embedding/embedding"][:99], there["token_embedding/embedding"])
+    known = json.loads((tmp_path / "run" / "start.json").read_text())
+    assert (known["directory"], known["steps"], known["adapted"]["left_out"]) == (str(start), [], [])

@@ -1,7 +1,7 @@
 """Says what every adaptation of a start has: the model it begins with, and where each parameter comes from."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Optional
+from typing import ClassVar, NamedTuple, Optional
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,9 @@ class Way(NamedTuple):
 class Adaptation(kinds.Adaptation):
     """Base of the adaptations. `ours` is a model that one makes, `theirs` the model of the whole start."""
 
+    fields: ClassVar[tuple[str, ...]]  # of ModelConfig, in which the two differ
+    makes: ClassVar[Optional[str]] = None  # the family of the model that it makes; None: that which there is
+
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
         """Returns the model whose parameters become those of `ours`."""
         raise NotImplementedError
@@ -69,5 +72,7 @@ class Adaptation(kinds.Adaptation):
             yield f"{name}, and config.tuning keeps its start as it is: train a model of this shape, and tune that"
         if model.generator is not None:
             yield f"{name}, and config.model.generator makes two models: leave one of them out"
+        if self.makes not in (None, model.family):
+            yield f"{name}, and config.model.family is {model.family!r}: set it to {self.makes!r}"
         if sum(type(other) is type(self) for other in checkpoint.adapt) > 1:
             yield f"{name} and another of its kind: give one"

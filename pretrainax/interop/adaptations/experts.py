@@ -16,6 +16,8 @@ _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 class DenseToExperts(Adaptation):
     """Makes each expert a copy of the dense feed-forward; the router is fresh (Komatsuzaki et al. 2022, section 3)."""
 
+    fields = ("experts",)
+
     def problems(self, experiment: Experiment) -> Iterator[str]:
         yield from super().problems(experiment)
         if experiment.model.experts is None:

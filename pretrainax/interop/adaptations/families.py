@@ -13,6 +13,8 @@ from pretrainax.interop.adaptations.base import Adaptation, Making, Way
 class _FromDecoder(Adaptation):
     """Base of what begins with a decoder."""
 
+    fields = ("family",)
+
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
         return dataclasses.replace(ours, family="decoder", num_decoder_layers=None)
 
@@ -25,21 +27,12 @@ class _FromDecoder(Adaptation):
                 "of other distances where the mask is open: start from a decoder with other positions"
             )
 
-    def _family_problems(self, experiment: Experiment, family: str) -> Iterator[str]:
-        yield from super().problems(experiment)
-        if experiment.model.family != family:
-            yield (
-                f"config.checkpoint.adapt has {self}, and config.model.family is {experiment.model.family!r}: set it "
-                f"to {family!r}"
-            )
-
 
 @dataclasses.dataclass
 class DecoderToEncoder(_FromDecoder):
     """Opens the mask of a decoder: each token sees those after it too (BehnamGhader et al. 2024, section 2.1)."""
 
-    def problems(self, experiment: Experiment) -> Iterator[str]:
-        yield from self._family_problems(experiment, "encoder")
+    makes = "encoder"
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
         return Way(_in_decoder(path))
@@ -52,11 +45,12 @@ class DecoderToEncoder(_FromDecoder):
 class DecoderToEncoderDecoder(_FromDecoder):
     """Makes both stacks of a decoder, the encoder with its mask opened (T5Gemma: Zhang et al. 2025, section 3)."""
 
+    makes = "encoder_decoder"
     # how it starts. self: as self-attention of the same layer | silent: so too, but nothing is added to the stream
     cross_attention: Literal["self", "silent"] = "self"
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
-        yield from self._family_problems(experiment, "encoder_decoder")
+        yield from super().problems(experiment)
         if self.cross_attention == "silent" and experiment.model.norm_at != "pre":
             yield (
                 f"config.checkpoint.adapt has {self}, and config.model.norm_at is {experiment.model.norm_at!r}, whose "

@@ -1,6 +1,5 @@
 """Makes fewer layers, or more, of those that there are."""
 
-import copy
 import dataclasses
 import re
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ _LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp/down|mlp/experts_down)/")
 class Layers(Adaptation):
     """Begins each layer as one of the start's: with every second (Sanh et al. 2019, section 3), or with some twice."""
 
+    fields = ("num_layers", "num_decoder_layers")
     # numbers from 0, one for each layer. evenly: 0, 2, 4, … of twice as many, 0, 0, 1, 1, … of half as many |
     # stacked: 0, 1, 2, …, 0, 1, 2, … (Gong et al. 2019)
     taken: Annotated[tuple[int, ...], "evenly", "stacked"] = "evenly"
@@ -40,8 +40,7 @@ class Layers(Adaptation):
             )
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
-        layers = {"num_layers": theirs.num_layers, "num_decoder_layers": theirs.num_decoder_layers}
-        return dataclasses.replace(copy.deepcopy(ours), **layers)
+        return dataclasses.replace(ours, num_layers=theirs.num_layers, num_decoder_layers=theirs.num_decoder_layers)
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         start = self.before(ours, theirs).stacks

@@ -21,6 +21,7 @@ _LONGER = ("max_length", "theta", "scaling")  # fields of positions in which a l
 class WiderVocabulary(Adaptation):
     """Makes each new row of embeddings and output the mean of the old ones (Hewitt 2021)."""
 
+    fields = ("vocab_size",)
     # ids of the start's tokenizer: rows after these are padding there, and new ones here; None: its rows are all tokens
     tokens: Optional[int] = None
 
@@ -64,6 +65,7 @@ class WiderVocabulary(Adaptation):
 class LongerContext(Adaptation):
     """Makes rows for more positions where they are learned; rotary ones may turn slower (`scaling`, `theta`)."""
 
+    fields = ("position",)
     # repeat: the old ones again and again (Beltagy et al. 2020, section 5) | interpolate: all are stretched
     rows: Literal["repeat", "interpolate"] = "repeat"
 
@@ -83,6 +85,13 @@ class LongerContext(Adaptation):
         name = f"config.checkpoint.adapt has {self}"
         if type(ours.position) is not type(theirs.position):
             yield f"{name}, and config.model.position is {ours.position}, there {theirs.position}: set it to that kind"
+            return
+        fixed = [field for field in vars(ours.position) if field not in _LONGER]
+        for field in fixed:
+            if (here := getattr(ours.position, field)) != (there := getattr(theirs.position, field)):
+                yield f"{name}, and config.model.position.{field} is {here}, there {there}: set it to that"
+        if theirs.position.max_length is None:
+            yield f"{name}, and there is no longest row: leave it out"
             return
         old, new = _lengths(theirs, ours)
         if new < old:
