@@ -21,6 +21,7 @@ VARIANTS = {
     "bart_base": ("base", "large"),
     "bert_base": ("base", "large"),
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
+    "deepseek": "moe_16b v2_lite v2 v3".split(),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
     "finetune": [
@@ -114,7 +115,13 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
         model.generator = dataclasses.replace(model.generator, num_layers=2, d_model=16, d_ff=32, num_heads=2)
     if model.experts is not None:
         sizes = {"num_experts": 4, "top_k": 2, "d_ff": model.experts.d_ff and 16}
+        fewer = {"groups": 2, "top_groups": 1, "first_dense": 1}
+        sizes |= {name: size for name, size in fewer.items() if getattr(model.experts, name)}
         model.experts = dataclasses.replace(model.experts, **sizes)
+    if model.latent_attention is not None:
+        sizes = {"rank": 8, "query_rank": model.latent_attention.query_rank and 8, "rotary_dim": 4, "value_dim": 6}
+        model.latent_attention = dataclasses.replace(model.latent_attention, **sizes)
+        model.num_kv_heads = None
     model.num_kv_heads = model.num_kv_heads and min(model.num_kv_heads, 2)
     model.head_dim = model.head_dim and 8
     model.layer_pattern = tuple(dict.fromkeys(model.layer_pattern))  # one layer of each kind

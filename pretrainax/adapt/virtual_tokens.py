@@ -19,6 +19,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.packing import OneEach
 from pretrainax.data.row_stream import default_packing
 from pretrainax.layers.attention_mask import Mask
+from pretrainax.layers.feed_forward import first_dense
 from pretrainax.layers.linear import Linear
 from pretrainax.models.base import Model
 from pretrainax.sharding.param_paths import PyTree
@@ -195,6 +196,13 @@ class PrefixTuning(_VirtualTokens):
         yield from super().problems(experiment)
         if self.hidden < 0:
             yield f"config.tuning.hidden is {self.hidden}, it must be at least 0"
+        if experiment.model.latent_attention is not None:
+            yield f"config.tuning is {self}, and keys of config.model.latent_attention are no linear map: take LoRA"
+        if self.hidden and first_dense(experiment.model):
+            yield (
+                f"config.tuning.hidden is {self.hidden}, which is for layers that are alike, and "
+                "config.model.experts.first_dense makes two kinds: set config.tuning.hidden to 0"
+            )
 
 
 # What makes the keys and values of one kind of attention, and its axes.

@@ -22,6 +22,7 @@ from pretrainax.config.experiment import (
 )
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
+from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.model import Generator, ModelConfig
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -34,6 +35,7 @@ from pretrainax.config.positions import (
     RotaryPositions,
     RotaryScaling,
     SinusoidalPositions,
+    YarnScaling,
 )
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
 
@@ -52,6 +54,7 @@ __all__ = [
     "HeadConfig",
     "LayersConfig",
     "LearnedPositions",
+    "LatentAttention",
     "LinearScaling",
     "LongContextScaling",
     "MeshConfig",
@@ -62,6 +65,7 @@ __all__ = [
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",
+    "YarnScaling",
     "RunFailed",
     "RunPhase",
     "SinusoidalPositions",

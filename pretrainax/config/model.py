@@ -8,6 +8,7 @@ from pretrainax.config.auto import Size
 from pretrainax.config.choice import Choice
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import HeadConfig
+from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.positions import LearnedPositions, Position
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class ModelConfig:
     parallel: bool = False  # attention and feed-forward read the same norm of x, and both are added to x (PaLM)
     norm_epsilon: float = 1e-5  # added to the variance
     norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
+    latent_attention: Optional[LatentAttention] = None  # keys and values are made of a short vector (DeepSeek-V2)
     qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
     qk_norm_heads: Literal["each", "all"] = "each"  # that norm is of each head, or of all side by side (OLMo 2)
     activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"  # of the feed-forward
@@ -122,4 +124,10 @@ class ModelConfig:
 
     @property
     def dim_per_head(self) -> int:
+        """Returns the width of a head's queries and keys."""
         return self.head_dim or self.d_model // self.num_heads
+
+    @property
+    def turned_dim(self) -> int:
+        """Returns how many numbers of a head rotary positions turn."""
+        return self.dim_per_head if self.latent_attention is None else self.latent_attention.rotary_dim

@@ -61,18 +61,36 @@ class LinearScaling(RotaryScaling):
 
 
 @dataclasses.dataclass
+class YarnScaling(RotaryScaling):
+    """Slow planes stretched and fast ones left alone, with sharper attention (Peng et al. 2023, arXiv 2309.00071).
+
+    With m(w) = 0.1 · w · ln(factor) + 1, what is turned is multiplied by m(turned_weight) / m(logit_weight), and logits
+    by m(logit_weight)²: section 3.4, where both ways are the same for heads that are turned in full.
+    """
+
+    factor: float = 40.0  # how much longer the new context is
+    fast: float = 32.0  # planes that turn more often in the old context are left alone
+    slow: float = 1.0  # planes that turn less often are stretched in full
+    original_length: int = 4096  # the context before stretching
+    rounded: bool = True  # where one becomes the other is a whole plane (gpt-oss: False)
+    turned_weight: float = 1.0  # `mscale` of DeepSeek's files
+    logit_weight: float = 0.0  # `mscale_all_dim` there
+
+
+@dataclasses.dataclass
 class RotaryPositions(Position):
     """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
 
     max_length: Size = 2048  # the context the model is made for; auto: the longest row
     theta: float = 10_000.0  # base of the geometric sequence of wavelengths
     scaling: Optional[RotaryScaling] = None  # to a longer context than the model was trained on; None: as it is
+    neighbours: bool = False  # a plane is (x[2i], x[2i + 1]), as in the paper and DeepSeek; False: (x[i], x[i + K/2])
     local_theta: Optional[float] = None  # of local layers, which are not scaled; None: as the others (Gemma 3: 10,000)
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
         m = experiment.model
-        if m.num_heads > 0 and m.dim_per_head % 2:
+        if m.num_heads > 0 and m.latent_attention is None and m.dim_per_head % 2:
             yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
 
 

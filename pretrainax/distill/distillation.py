@@ -81,6 +81,11 @@ class Distillation(kinds.DistillConfig):
                 f"{name} has enhanced_mask_decoder, whose last layer runs twice: it has no states to compare: set "
                 "config.distill.soft alone"
             )
+        if (self.attention or self.relations) and model.latent_attention is not None:
+            yield (
+                f"{name} has latent_attention, whose keys are made in another way: set config.distill.attention and "
+                "config.distill.relations to 0"
+            )
         if self.attention and isinstance(model.position, DisentangledPositions):
             yield (
                 f"{name} has DisentangledPositions, whose attention has no plain logits: set config.distill.attention "

@@ -4,6 +4,7 @@ No model knows of it. Flax calls what is here around its modules, where it sows 
 themselves; so a scan over layers stacks it, under rematerialisation too.
 """
 
+import functools
 from typing import NamedTuple, Optional, cast
 
 import flax.linen as nn
@@ -16,7 +17,7 @@ from pretrainax.layers.linear import Linear
 from pretrainax.layers.multi_head import MultiHeadAttention, scale_of
 from pretrainax.layers.norm import Norm
 from pretrainax.models import Model, Outputs
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import PyTree, parts_of_stack
 
 _KINDS = ("query", "key", "value")
 
@@ -54,18 +55,18 @@ def run_with_states(
 
 
 def _states(stack: PyTree, embedded: jax.Array) -> States:
-    blocks, attention = stack["blocks"], stack["blocks"].get("self_attention", {})
+    def layers(rank: int, *path: str) -> jax.Array:
+        """Returns [L, …] of what all layers have sown; it is [L, 1, …] where they share their parameters."""
+        found = [functools.reduce(dict.__getitem__, path, part["blocks"])[0] for part in parts_of_stack(stack)]
+        return jnp.concatenate([sown.reshape(-1, *sown.shape[-rank:]) for sown in found])
 
-    def layers(sown: tuple[jax.Array, ...], rank: int) -> jax.Array:
-        """Returns [L, …] of what is [L, 1, …] where layers share their parameters."""
-        return sown[0].reshape(-1, *sown[0].shape[-rank:])
-
-    hidden = layers(blocks["hidden"], 3)
+    hidden, attention = layers(3, "hidden"), stack["blocks"].get("self_attention", {})
+    sown = [kind for kind in _KINDS if f"{kind}_vectors" in attention]
     return States(
         embedded,
         jnp.concatenate([hidden[:-1], stack["output"][0][None].astype(hidden.dtype)]),
-        {kind: layers(attention[f"{kind}_vectors"], 4) for kind in _KINDS if f"{kind}_vectors" in attention},
-        layers(attention["logits"], 5) if "logits" in attention else None,
+        {kind: layers(4, "self_attention", f"{kind}_vectors") for kind in sown},
+        layers(5, "self_attention", "logits") if "logits" in attention else None,
     )
 
 

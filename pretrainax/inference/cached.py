@@ -78,17 +78,22 @@ class CachedModel:
         shardings = tree_shardings(mesh, self.loaded.params)
         params = dict(jax.device_put(self.loaded.params, shardings))  # copies nothing that lies there already
         for stack in {"encoder", "decoder"} & params.keys():
-            blocks = params[stack]["blocks"]
-            of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings[stack]["blocks"])
-            spread = (of_layer,) * len(jax.tree.leaves(blocks)[0])
-            cut = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, compute.dtype)), out_shardings=spread)
-            params[stack] = {**params[stack], "blocks": cut(blocks)}
+            params[stack] = self._apart(params[stack], shardings[stack])
         if config.tie_embeddings:
             spread = named_sharding(mesh, logical_spec("d_model", "vocab_size"))
             turn = jax.jit(lambda table: table.T.astype(compute.dtype), out_shardings=spread)
             kernel = turn(params["token_embedding"]["embedding"])
             params["unembedding"] = {**params.get("unembedding", {}), "kernel": kernel}
         return params
+
+    def _apart(self, stack: PyTree, shardings: PyTree) -> PyTree:
+        """Returns the parameters of a stack with those of each layer apart."""
+        mesh, dtype = self.loaded.mesh, self.loaded.model.compute.dtype
+        of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings["blocks"])
+        spread = (of_layer,) * len(jax.tree.leaves(stack["blocks"])[0])
+        cut = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, dtype)), out_shardings=spread)
+        first = {"dense": self._apart(stack["dense"], shardings["dense"])} if "dense" in stack else {}
+        return {**stack, **first, "blocks": cut(stack["blocks"])}
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
         """Returns what the model says after the last token of each prompt, [B, V] float32 logits, and the state.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import UserError
-from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, weighted_sum
+from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, weighted_sum
 from pretrainax.layers.attention_spec import AttentionSpec, Backend, Work
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.gpu_attention import cudnn, cudnn_obstacle, cudnn_work
@@ -46,7 +46,8 @@ def attention(
     """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
 
     Args:
-      q: [B, T, H, K]; k, v: [B, S, G, K]. Query heads [i·H/G, (i+1)·H/G) share key head i (Ainslie et al. 2023).
+      q: [B, T, H, K]; k: [B, S, G, K]; v: [B, S, G, V], V at most K. Query heads [i·H/G, (i+1)·H/G) share key head i
+        (Ainslie et al. 2023).
       mask: which keys each query may see. A query that may see none gives a finite value without a meaning.
       bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
       scale: 1/sqrt(K) for most models, 1 for T5.
@@ -54,12 +55,16 @@ def attention(
       implementation: a name that `choose_implementation` returned.
 
     Returns:
-      [B, T, H, K] in q's dtype.
+      [B, T, H, V] in q's dtype.
 
     Raises:
       AssertionError: an axis that does not fit, by its name.
     """
     _check_shapes(q, k, v, mask, bias)
+    if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
+        # kernels, and a ring, want values as wide as keys
+        wide = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
+        return wide(q, k, pad(v, 3, k.shape[3]), implementation=implementation)[..., :width]
     run = functools.partial(BACKENDS[implementation].kernel, bias=bias, scale=scale, logit_cap=logit_cap)
     if mask.windowed is None or implementation == "xla":
         return run(q, k, v, mask)
@@ -90,9 +95,10 @@ def attention_with_dropout(
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
     """Raises AssertionError for a wrong axis, which might broadcast unseen; when it is traced, at no cost later."""
-    chex.assert_rank([q, k, v], 4, custom_message="q is [B, T, H, K], k and v are [B, S, G, K]")
+    chex.assert_rank([q, k, v], 4, custom_message="q is [B, T, H, K], k is [B, S, G, K], v is [B, S, G, V]")
     (b, t, h, d), (s, g) = q.shape, k.shape[1:3]
-    chex.assert_shape([k, v], (b, s, g, d), custom_message="k and v are [B, S, G, K] with B and K of q [B, T, H, K]")
+    chex.assert_shape(k, (b, s, g, d), custom_message="k is [B, S, G, K] with B and K of q [B, T, H, K]")
+    chex.assert_shape(v, (b, s, g, None), custom_message="v is [B, S, G, V] with B, S and G of k [B, S, G, K]")
     chex.assert_is_divisible(h, g, custom_message="G heads of k and v serve H / G heads of q each")
     if bias is not None:
         chex.assert_shape(bias, ({1, b}, h, t, s), custom_message="bias is [1 or B, H, T, S]")

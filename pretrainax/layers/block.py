@@ -20,6 +20,7 @@ from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
@@ -93,7 +94,7 @@ class Block(nn.Module):
         positions = context.positions.in_block(config, layer.is_local, context.deterministic)
         x = constrain(x)
         memory = BlockMemory() if state is None else state
-        attend = MultiHeadAttention(config, self.compute, context.deterministic, name="self_attention")
+        attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")
         ring = None if context.index is None else memory.own
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
         feed_forward = feed_forward_of(config)(config, name="mlp")

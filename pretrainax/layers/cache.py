@@ -29,17 +29,17 @@ class KeysAndValues:
     """
 
     keys: jax.Array  # normed, and turned by their positions
-    values: jax.Array
+    values: Optional[jax.Array]  # None: keys say all there is, as of latent attention
 
     @classmethod
-    def of(cls, k: jax.Array, v: jax.Array) -> "KeysAndValues":
+    def of(cls, k: jax.Array, v: Optional[jax.Array]) -> "KeysAndValues":
         """Returns those of a call of attention, [B, S, G, K]."""
-        return cls(k.swapaxes(1, 2), v.swapaxes(1, 2))._at_rest()
+        return jax.tree.map(lambda x: x.swapaxes(1, 2), cls(k, v))._at_rest()
 
     def heads_last(self) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values as attention takes them, [B, S, G, K]."""
-        whole = self._with_rows()
-        return whole.keys.swapaxes(1, 2), whole.values.swapaxes(1, 2)
+        """Returns keys and values as attention takes them, [B, S, G, K]; of keys that say all, these twice."""
+        keys, *values = jax.tree.leaves(jax.tree.map(lambda x: x.swapaxes(1, 2), self._with_rows()))
+        return keys, values[0] if values else keys
 
     def take(self, rows: jax.Array) -> "KeysAndValues":
         """Returns those of `rows` [B'], indices into B."""
@@ -56,11 +56,11 @@ class KeysAndValues:
         ring = jax.tree.map(lambda x: jnp.take_along_axis(x, source, axis=2, mode="clip"), whole)
         return ring._at_rest()._spread()
 
-    def written(self, k: jax.Array, v: jax.Array, index: jax.Array) -> "KeysAndValues":
-        """Returns the ring with one token more, k and v [B, 1, G, K], in the slot of `index` []."""
+    def written(self, token: "KeysAndValues", index: jax.Array) -> "KeysAndValues":
+        """Returns the ring with those of one token more in the slot of `index` []."""
         slot = index % self.keys.shape[-2]
         write = lambda kept, x: jax.lax.dynamic_update_slice_in_dim(kept, x, slot, kept.ndim - 2)  # noqa: E731
-        return jax.tree.map(write, self, KeysAndValues.of(k, v))
+        return jax.tree.map(write, self, token)
 
     def seen_from(self, index: jax.Array, mask: Mask, bias: Optional[jax.Array]) -> tuple[Mask, Optional[jax.Array]]:
         """Returns the mask and the bias of a query on the slots.
@@ -85,7 +85,8 @@ class KeysAndValues:
 
     def _spread(self) -> "KeysAndValues":
         """Returns them spread over the mesh as the maps that made them are: rows, and heads."""
-        spec = P(*logical_spec("batch", "num_kv_heads")[4 - self.keys.ndim :])
+        heads = "num_kv_heads" if self.keys.shape[-3] > 1 else None  # one is whole on all devices
+        spec = P(*logical_spec("batch", heads)[4 - self.keys.ndim :])
         return jax.tree.map(lambda x: constrain(x, spec), self)
 
 

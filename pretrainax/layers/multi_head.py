@@ -15,12 +15,12 @@ from pretrainax.layers.compute import Compute
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.positions import PositionTerms, positions_of
 from pretrainax.sharding.mesh import platform
 
 
-class MultiHeadAttention(nn.Module):
-    """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023).
+class Attention(nn.Module):
+    """Holds what all kinds of attention of a block have: what they cost, how queries meet keys, the map to the stream.
 
     NOTE Dropout of attention weights, which BERT, T5 1.0 and GPT-2 had, is of `xla` alone: it takes the place of a
     faster kernel in training, and that is said.
@@ -29,6 +29,67 @@ class MultiHeadAttention(nn.Module):
     config: ModelConfig
     compute: Compute
     deterministic: bool = True  # no weight is dropped
+
+    @staticmethod
+    def flops(config: ModelConfig, length: int, read: int) -> int:
+        """Counts the floating-point operations of the projections of `length` queries and `read` keys."""
+        raise NotImplementedError
+
+    @staticmethod
+    def kept(config: ModelConfig) -> tuple[int, int]:
+        """Counts the numbers that the backward needs of a token that asks, and of one that is read."""
+        raise NotImplementedError
+
+    @nn.nowrap  # whose name would stand in those of what is computed here
+    def attended(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        mask: Mask,
+        bias: Optional[jax.Array],
+        positions: PositionTerms,
+        scale: float,
+        fused: bool = True,
+    ) -> jax.Array:
+        """Returns what queries [B, T, H, K] read; arguments as of `attention`.
+
+        fused: a kernel may be used. Few queries gain nothing from one.
+        """
+        config = self.config
+        logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
+        spec = spec_of(q, k, **logits, bias_by_row=positions.has_row_bias, dropout_rate=config.attention_dropout_rate)
+        report_attention(spec)  # that of training, whichever this call is
+        spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
+        # The warning is for the run's header, which chooses by the same spec.
+        implementation, _ = choose_implementation(self.compute.attention if fused else "xla", platform(), spec)
+        if spec.dropout_rate:
+            drop = nn.Dropout(spec.dropout_rate, deterministic=False)
+            return attention_with_dropout(q, k, v, drop=drop, scale=scale, **logits)
+        return attention(q, k, v, scale=scale, implementation=implementation, **logits)
+
+    @nn.nowrap
+    def out(self, y: jax.Array) -> jax.Array:
+        """Returns what is added to the stream, [B, T, H, K] -> [B, T, D]."""
+        config = self.config
+        init = normal_init(config, y.shape[2] * y.shape[3], residual=True)
+        return Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")(y)
+
+
+class MultiHeadAttention(Attention):
+    """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023)."""
+
+    @staticmethod
+    def flops(config: ModelConfig, length: int, read: int) -> int:
+        width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
+        query_and_out = 2 * 2 * length * config.d_model * width
+        key_and_value = 2 * 2 * read * config.d_model * kv_width
+        return query_and_out + key_and_value
+
+    @staticmethod
+    def kept(config: ModelConfig) -> tuple[int, int]:
+        # queries and what they read; keys and values
+        return 2 * config.num_heads * config.dim_per_head, 2 * config.kv_heads * config.dim_per_head
 
     @nn.compact
     def __call__(
@@ -72,25 +133,11 @@ class MultiHeadAttention(nn.Module):
         q, k, v = kept(q), kept(k), kept(v)
         memory = KeysAndValues.of(k, v)
         if ring is not None:
-            memory = ring.written(k, v, index)
+            memory = ring.written(memory, index)
             k, v = memory.heads_last()
             mask, bias = memory.seen_from(index, mask, bias)
-        logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
-        spec = spec_of(q, k, **logits, bias_by_row=positions.has_row_bias, dropout_rate=config.attention_dropout_rate)
-        report_attention(spec)  # that of training, whichever this call is
-        spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
-        # The warning is for the run's header, which chooses by the same spec. Few queries gain nothing from a kernel.
-        requested = "xla" if is_made or ring is not None else self.compute.attention
-        implementation, _ = choose_implementation(requested, platform(), spec)
-        if spec.dropout_rate:
-            drop = nn.Dropout(spec.dropout_rate, deterministic=False)
-            y = attention_with_dropout(q, k, v, drop=drop, scale=scale, **logits)
-        else:
-            y = attention(q, k, v, scale=scale, implementation=implementation, **logits)
-        init = normal_init(config, config.num_heads * head_dim, residual=True)
-        # [B, T, H, K] -> [B, T, D]
-        out = Linear((config.d_model,), ("num_heads", "head_dim", "d_model"), init, config.use_bias, name="out")
-        return out(y), memory
+        y = self.attended(q, k, v, mask, bias, positions, scale, fused=not is_made and ring is None)
+        return self.out(y), memory
 
     @nn.nowrap  # whose name would stand in those of what is computed here
     def _normed(self, name: str, x: jax.Array) -> jax.Array:
@@ -109,4 +156,4 @@ def scale_of(config: ModelConfig, positions: PositionTerms) -> float:
     """
     if config.attention_scale is not None:
         return config.attention_scale
-    return (positions.logit_terms * config.dim_per_head) ** -0.5
+    return (positions.logit_terms * config.dim_per_head) ** -0.5 * positions_of(config).logit_gain

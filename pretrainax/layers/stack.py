@@ -19,6 +19,7 @@ from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.cache import Memory
 from pretrainax.layers.compute import Compute, blocks_in_a_turn
 from pretrainax.layers.convolution import Branch, InputConvolution
+from pretrainax.layers.feed_forward import first_dense, kinds_of_layers
 from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
@@ -43,14 +44,117 @@ class Encoded:
     sums: Sums = flax.struct.field(default_factory=dict)  # of the encoder's blocks
 
 
-class Stack(nn.Module):
-    """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks."""
+class Blocks(nn.Module):
+    """Applies layers one after the other, [B, T, D] -> [B, T, D]; all have parameters of the same shapes."""
 
     config: ModelConfig
     compute: Compute
-    causal: bool
     num_layers: int
     block: type[Block] = Block
+
+    @property
+    def numbers(self) -> range:
+        """Returns the numbers of the layers, from that of the first of the stack, 0."""
+        return range(self.num_layers)
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
+    ) -> tuple[jax.Array, SideOutputs]:
+        return self.run(x, context, state, branch)
+
+    @nn.nowrap  # whose name would stand in those of what is computed here
+    def run(
+        self,
+        x: jax.Array,
+        context: Context,
+        state: PyTree,
+        branch: Optional[Branch],
+        absolute: Optional[jax.Array] = None,
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream after the last layer, and what they give beside it; arguments as of `Stack`."""
+        if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
+            return self._one_by_one(x, context, state, branch)
+        return self._scanned(x, context, state, branch, absolute)
+
+    @nn.nowrap
+    def _scanned(
+        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
+        config, compute, layers = self.config, self.compute, layers_of(self.config, self.numbers)
+        if absolute is None:
+            x, side = self._scan(self.block)(config, compute, name="blocks")(x, layers, context, state, branch)
+        else:
+            blocks = self._scan(MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
+            carry, side = blocks((x, x), layers, context, state, branch, absolute)
+            rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
+            x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
+        if config.share_layers:
+            side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
+        name = str(self.name)
+        sums = over_layers(side.sums, name, self.numbers[0])
+        if absolute is not None:
+            once = jax.tree.map(lambda s: s[None], again.sums)
+            sums = added(sums, over_layers(once, f"{name}_again", self.numbers[0]))
+        return x, SideOutputs(side.state, sums)
+
+    @nn.nowrap
+    def _one_by_one(
+        self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
+        params, layers = self.get_variable("params", "blocks"), layers_of(self.config, self.numbers)
+        run = self.block(self.config, self.compute, parent=None).apply
+        kept, sums = [], []
+        for i in range(len(self.numbers)):
+            layer = jax.tree.map(lambda array, i=i: array[i], layers)
+            state = None if memory is None else memory.blocks[i]
+            x, side = run({"params": params[i % len(params)]}, x, layer, context, state, branch)
+            kept.append(side.state)
+            sums.append(side.sums)
+        if memory is not None:
+            memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
+        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
+        return x, SideOutputs(memory, over_layers(stacked, str(self.name), self.numbers[0]))
+
+    def _scan(self, block: type[Block], *own_axes: object) -> type[nn.Module]:
+        """Returns the class of all blocks, called with (carry, layers, context, state, branch) and arguments of a
+        block's own, which lie along `own_axes`.
+
+        Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
+        """
+        compute = self.compute
+        unroll = blocks_in_a_turn(compute, len(self.numbers))
+        if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
+            # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
+            block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
+        own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
+        in_axes = (0, nn.broadcast, 0, nn.broadcast, *own_axes)
+        if not self.config.share_layers:
+            return nn.scan(block, **own, in_axes=in_axes, length=len(self.numbers), unroll=unroll)
+        return nn.scan(
+            nn.scan(block, **own, in_axes=nn.broadcast, length=1),
+            variable_broadcast="params",
+            variable_axes={"intermediates": 0},
+            split_rngs={"params": False, "dropout": True},
+            in_axes=in_axes,
+            length=len(self.numbers),
+            unroll=unroll,
+        )
+
+
+class Stack(Blocks, kw_only=True):
+    """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks.
+
+    Where experts are in all layers but the first, those are a part of their own, "dense".
+    """
+
+    causal: bool
+
+    @property
+    def numbers(self) -> range:
+        return range(first_dense(self.config), self.num_layers)
 
     @nn.compact
     def __call__(
@@ -95,89 +199,43 @@ class Stack(nn.Module):
         branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
-        if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
-            x, side = self._one_by_one(x, context, state, branch)
-        else:
-            x, side = self._scanned(x, context, state, branch, absolute)
+        before = None  # of the first layers, where those are apart
+        if first := self.numbers[0]:
+            (dense, _), _ = kinds_of_layers(config, self.num_layers)
+            before, state = _divided(state, first)
+            x, early = Blocks(dense, self.compute, first, self.block, name="dense")(x, context, before, branch)
+            before = early.state
+        x, side = self.run(x, context, state, branch, absolute)
+        if before is not None:
+            side = side.replace(state=_joined(before, side.state))
         if config.norm_at != "post":
             x = Norm(config, name="final_norm")(x)
         self.sow("intermediates", "output", x)
         return x, side
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
-    def _scanned(
-        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
-    ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
-        config, compute, layers = self.config, self.compute, self._layers()
-        if absolute is None:
-            x, side = self._scan(self.block)(config, compute, name="blocks")(x, layers, context, state, branch)
-        else:
-            blocks = self._scan(MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
-            carry, side = blocks((x, x), layers, context, state, branch, absolute)
-            rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
-            x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
-        if config.share_layers:
-            side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
-        sums = over_layers(side.sums, str(self.name))
-        if absolute is not None:
-            once = jax.tree.map(lambda s: s[None], again.sums)
-            sums = added(sums, over_layers(once, f"{self.name}_again"))
-        return x, SideOutputs(side.state, sums)
 
-    @nn.nowrap
-    def _one_by_one(
-        self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
-    ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
-        params, layers, block = self.get_variable("params", "blocks"), self._layers(), self.block
-        run = block(self.config, self.compute, parent=None).apply
-        kept, sums = [], []
-        for i in range(self.num_layers):
-            layer = jax.tree.map(lambda array, i=i: array[i], layers)
-            state = None if memory is None else memory.blocks[i]
-            x, side = run({"params": params[i % len(params)]}, x, layer, context, state, branch)
-            kept.append(side.state)
-            sums.append(side.sums)
-        if memory is not None:
-            memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
-        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
-        return x, SideOutputs(memory, over_layers(stacked, str(self.name)))
+def layers_of(config: ModelConfig, numbers: range) -> Layer:
+    """Returns what tells layers of these numbers, the last of a stack, or the first, from each other; [L] each."""
+    pattern = config.layer_pattern
+    return Layer(
+        is_first=jnp.asarray([i == 0 for i in numbers]),
+        is_last=jnp.asarray([i == numbers[-1] for i in numbers]),
+        is_local=jnp.asarray([pattern[i % len(pattern)] == "local" for i in numbers]),
+    )
 
-    def _layers(self) -> Layer:
-        """Returns what tells the blocks from each other, [L] each."""
-        pattern = self.config.layer_pattern
-        kinds = [pattern[i % len(pattern)] for i in range(self.num_layers)]
-        return Layer(
-            is_first=jnp.arange(self.num_layers) == 0,
-            is_last=jnp.arange(self.num_layers) == self.num_layers - 1,
-            is_local=jnp.asarray([kind == "local" for kind in kinds]),
-        )
 
-    def _scan(self, block: type[Block], *own_axes: object) -> type[nn.Module]:
-        """Returns the class of all blocks, called with (carry, layers, context, state, branch) and arguments of a
-        block's own, which lie along `own_axes`.
+def _divided(state: PyTree, count: int) -> tuple[PyTree, PyTree]:
+    """Returns the states of the first `count` blocks, and those of the others."""
+    if isinstance(state, Memory):
+        return state.replace(blocks=state.blocks[:count]), state.replace(blocks=state.blocks[count:])
+    return jax.tree.map(lambda s: s[:count], state), jax.tree.map(lambda s: s[count:], state)
 
-        Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
-        """
-        compute = self.compute
-        unroll = blocks_in_a_turn(compute, self.num_layers)
-        if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
-            # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
-            block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
-        own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
-        in_axes = (0, nn.broadcast, 0, nn.broadcast, *own_axes)
-        if not self.config.share_layers:
-            return nn.scan(block, **own, in_axes=in_axes, length=self.num_layers, unroll=unroll)
-        return nn.scan(
-            nn.scan(block, **own, in_axes=nn.broadcast, length=1),
-            variable_broadcast="params",
-            variable_axes={"intermediates": 0},
-            split_rngs={"params": False, "dropout": True},
-            in_axes=in_axes,
-            length=self.num_layers,
-            unroll=unroll,
-        )
+
+def _joined(first: PyTree, others: PyTree) -> PyTree:
+    """Returns the states of all blocks."""
+    if isinstance(others, Memory):
+        return others.replace(blocks=first.blocks + others.blocks)
+    return jax.tree.map(lambda *s: jnp.concatenate(s), first, others)
 
 
 def layer_by_layer(blocks: PyTree) -> tuple[PyTree, ...]:

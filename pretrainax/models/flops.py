@@ -11,8 +11,10 @@ from typing import NamedTuple, Optional
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import BACKENDS, choose_implementation
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
-from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.feed_forward import feed_forward_of, kinds_of_layers
+from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import positions_of
+from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import heads_of
 
@@ -24,7 +26,8 @@ class Attention(NamedTuple):
     queries: int  # of an example
     keys: int
     heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
+    value_dim: int
     causal: bool
     window: Optional[int]
 
@@ -73,7 +76,9 @@ def flops_done(
 def attention_flops(config: ModelConfig, inputs: int, targets: int, products: Callable[[Attention], float]) -> float:
     """Counts the FLOPs between queries, keys and values of one example; products: pairs × products of one head."""
     found = attentions(config, inputs, targets)
-    return sum(2.0 * one.layers * one.heads * one.head_dim * float(products(one)) for one in found)
+    # half of the products are with queries and keys, half with values
+    width = lambda one: (one.head_dim + one.value_dim) / 2  # noqa: E731
+    return sum(2.0 * one.layers * one.heads * width(one) * float(products(one)) for one in found)
 
 
 def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, float]:
@@ -83,9 +88,10 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
     applied = config.num_layers + (1 if config.enhanced_mask_decoder else 0)  # the last block runs twice
-    blocks = applied * _block(config, inputs)
+    blocks = _blocks(config, applied, inputs)
     if config.family == "encoder_decoder":
-        blocks += config.decoder_layers * (_block(config, targets) + _projections(config, targets, inputs))
+        read = config.decoder_layers * MultiHeadAttention.flops(config, targets, inputs)
+        blocks += _blocks(config, config.decoder_layers, targets) + read
     around = sum(head.flops(config, inputs, targets) for head in heads_of(config))
     if config.input_convolution is not None:
         around += 2 * inputs * config.input_convolution * config.d_model**2
@@ -98,18 +104,12 @@ def _both(config: ModelConfig) -> tuple[ModelConfig, ModelConfig]:
     return discriminator_config(config), generator_config(config)
 
 
-def _block(config: ModelConfig, length: int) -> int:
+def _blocks(config: ModelConfig, layers: int, length: int) -> int:
     """Counts feed-forward, positions, and the projections of self-attention, of one example's forward."""
-    feed_forward = feed_forward_of(config).flops(config, length)
-    return _projections(config, length, length) + positions_of(config).flops(length, length) + feed_forward
-
-
-def _projections(config: ModelConfig, length: int, read: int) -> int:
-    """Counts the four projections of `length` queries and `read` keys."""
-    width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
-    query_and_out = 2 * 2 * length * config.d_model * width
-    key_and_value = 2 * 2 * read * config.d_model * kv_width
-    return query_and_out + key_and_value
+    attention = self_attention_of(config).flops(config, length, length) + positions_of(config).flops(length, length)
+    return layers * attention + sum(
+        count * feed_forward_of(kind).flops(kind, length) for kind, count in kinds_of_layers(config, layers)
+    )
 
 
 # --- which pairs of a query and a key ------------------------------------------------------------------------------
@@ -121,7 +121,8 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
         for part in _both(config):
             yield from attentions(part, inputs, targets)
         return
-    size = config.num_heads, config.dim_per_head
+    latent = config.latent_attention
+    size = config.num_heads, config.dim_per_head, config.dim_per_head if latent is None else latent.value_dim
     stacks = [(config.num_layers, inputs, config.family == "decoder")]
     if config.family == "encoder_decoder":
         stacks.append((config.decoder_layers, targets, True))

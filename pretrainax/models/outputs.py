@@ -4,9 +4,10 @@ from typing import Optional
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 
 from pretrainax.layers.sums import Sums
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import PyTree, parts_of_stack
 
 
 @flax.struct.dataclass
@@ -28,7 +29,9 @@ class Outputs:
 
 def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
     """Returns `Outputs.hidden` of what a model has sown: `apply(…, mutable=["intermediates"])` gives that beside."""
-    stacks = {
-        side: intermediates[side]["blocks"]["hidden"][0] for side in ("encoder", "decoder") if side in intermediates
-    }
-    return {side: x.reshape(-1, *x.shape[-3:]) for side, x in stacks.items()}  # shared layers: [L, 1, …] -> [L, …]
+    found = {}
+    for side in {"encoder", "decoder"} & intermediates.keys():
+        parts = [part["blocks"]["hidden"][0] for part in parts_of_stack(intermediates[side])]
+        # shared layers: [L, 1, …] -> [L, …]
+        found[side] = jnp.concatenate([x.reshape(-1, *x.shape[-3:]) for x in parts])
+    return found

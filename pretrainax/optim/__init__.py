@@ -11,6 +11,7 @@ from pretrainax.optim.schedules import (
     WarmupInverseSquareRoot,
     WarmupLinear,
     WarmupStableDecay,
+    WarmupSteps,
 )
 from pretrainax.optim.sophia import Sophia
 
@@ -21,6 +22,7 @@ __all__ = [
     "WarmupInverseSquareRoot",
     "WarmupConstant",
     "WarmupStableDecay",
+    "WarmupSteps",
     "Optimizer",
     "AdamW",
     "Lamb",

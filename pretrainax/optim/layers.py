@@ -5,6 +5,7 @@ The blocks of a stack are one array [L, …], so that what differs by layer is a
 
 import math
 import re
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import optax
 from pretrainax.config import LayersConfig, UserError
 from pretrainax.optim.matrices import tree_of_names
 from pretrainax.optim.optimizers import Optimizer
-from pretrainax.sharding.param_paths import PyTree, is_stacked
+from pretrainax.sharding.param_paths import PyTree, numbers_of_layers, stack_of
 
 # Paths, outside of stacks, of what comes before the first block or is shared by all: tables, their norms and
 # projections, terms of positions, a convolution of the input. Everything else is above the last block.
@@ -29,15 +30,21 @@ def layers_above(params: PyTree) -> PyTree:
 
     NOTE ELECTRA's code (model/optimization.py) has one more above all but the heads.
     """
-    names = tree_of_names(params)
-    stacks = [x.shape[0] for name, x in zip(*map(jax.tree.leaves, (names, params)), strict=True) if is_stacked(name)]
+    stacks = numbers_of_layers(params)
+    most = max((total for _, total in stacks.values()), default=0)
 
     def above(name: str, x: PyTree) -> np.ndarray:
-        if is_stacked(name):
-            return np.arange(x.shape[0], 0, -1).reshape(-1, *[1] * (len(x.shape) - 1))
-        return np.array(max(stacks, default=0) + 1 if _BELOW.search(name) else 0)
+        if stack := stack_of(name):
+            numbers, total = stacks[stack]
+            return _of_layers([total - i for i in numbers], x)
+        return np.array(most + 1 if _BELOW.search(name) else 0)
 
-    return jax.tree.map(above, names, params)
+    return jax.tree.map(above, tree_of_names(params), params)
+
+
+def _of_layers(values: Sequence, x: PyTree) -> np.ndarray:
+    # [L] -> [L, 1, …]
+    return np.array(values).reshape(-1, *[1] * (len(x.shape) - 1))
 
 
 def trained(layers: LayersConfig, params: PyTree) -> PyTree:
@@ -47,9 +54,11 @@ def trained(layers: LayersConfig, params: PyTree) -> PyTree:
       UserError: none is.
     """
 
+    stacks = numbers_of_layers(params)
+
     def is_trained(name: str, x: PyTree) -> np.ndarray:
-        if is_stacked(name):
-            return np.arange(x.shape[0]).reshape(-1, *[1] * (len(x.shape) - 1)) >= layers.frozen
+        if stack := stack_of(name):
+            return _of_layers([i >= layers.frozen for i in stacks[stack][0]], x)
         return np.array(not (layers.frozen_embeddings and _BELOW.search(name)))
 
     found = jax.tree.map(is_trained, tree_of_names(params), params)

@@ -118,3 +118,26 @@ class WarmupStableDecay(Schedule):
         yield from super().problems(experiment)
         if self.decay_steps < 0:
             yield f"config.schedule.decay_steps is {self.decay_steps}, it must be at least 0"
+
+
+@dataclasses.dataclass
+class WarmupSteps(Schedule):
+    """The peak, times `factor` for each share of the run that is past (DeepSeek-V2, arXiv 2405.04434, section 3.1.2).
+
+    The shares are of all steps, warm-up and all. NOTE DeepSeek's are of all tokens: the same where batches are alike.
+    """
+
+    shares: tuple[float, ...] = (0.6, 0.9)  # of the run, after each of which the rate falls
+    factor: float = 0.316  # by which it is multiplied then
+
+    def fall(self, peak, steps):
+        whole = self.warmup_steps + steps
+        falls = {round(share * whole) - self.warmup_steps: self.factor for share in self.shares}
+        return optax.piecewise_constant_schedule(peak, falls)
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if not all(0 < share < 1 for share in self.shares):
+            yield f"config.schedule.shares is {self.shares}, each must be above 0 and below 1"
+        if not 0 < self.factor <= 1:
+            yield f"config.schedule.factor is {self.factor}, it must be above 0 and at most 1"

@@ -17,7 +17,9 @@ from collections.abc import Iterator
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
-from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.feed_forward import feed_forward_of, kinds_of_layers
+from pretrainax.layers.multi_head import MultiHeadAttention
+from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import HEADS
 from pretrainax.planning.activations import local, micro_rows, shapes_of, width_on
@@ -53,10 +55,15 @@ def _models(config: ModelConfig) -> Iterator[ModelConfig]:
 
 def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
     """Counts the numbers that the layers keep of one example."""
-    query, pair = config.num_heads * config.dim_per_head, 2 * config.kv_heads * config.dim_per_head
-    # input, queries, keys and values, result, inside
-    layer = config.d_model + query + pair + query + feed_forward_of(config).kept(config)
-    kept = config.num_layers * inputs * layer
+
+    def stack(layers: int, length: int) -> int:
+        # input, attention's, inside
+        attention = config.d_model + sum(self_attention_of(config).kept(config))
+        inside = sum(n * feed_forward_of(kind).kept(kind) for kind, n in kinds_of_layers(config, layers))
+        return length * (layers * attention + inside)
+
+    kept = stack(config.num_layers, inputs)
     if config.family == "encoder_decoder":
-        kept += config.decoder_layers * (targets * (layer + 2 * query) + inputs * pair)  # and attention to the encoder
+        asking, read = MultiHeadAttention.kept(config)  # of attention to the encoder
+        kept += stack(config.decoder_layers, targets) + config.decoder_layers * (targets * asking + inputs * read)
     return kept

@@ -15,11 +15,11 @@ def draw(path: str, lines: Sequence[dict], title: str) -> None:
     """Draws the load of each expert at the last line on the left, and the largest of each layer over the steps on the
     right; 1 is the load of an even share.
 
-    lines: of metrics.jsonl; those that have "experts", {stack: [L, E]}, are drawn.
+    lines: of metrics.jsonl; those that have "experts", {layer: [E]}, are drawn.
     """
     known = [line for line in lines if "experts" in line]
-    names = [f"{stack} {layer}" for stack, loads in known[-1]["experts"].items() for layer in range(len(loads))]
-    loads = [np.array([row for of_stack in line["experts"].values() for row in of_stack]) for line in known]
+    names = [layer.replace(".", " ") for layer in known[-1]["experts"]]
+    loads = [np.array(list(line["experts"].values())) for line in known]
     with matplotlib.rc_context(STYLE):
         picture = figure.Figure(figsize=(12, 2.8 + min(0.22 * len(names), 8.0)), dpi=150)
         height = picture.get_figheight()

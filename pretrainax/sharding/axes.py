@@ -27,6 +27,7 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "d_model": FSDP_AXIS,
     "embedding_dim": TENSOR_AXIS,
     "experts": EXPERT_AXIS,
+    "latent": FSDP_AXIS,  # of latent attention, the side of a matrix that is not heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
     "vocab_size": TENSOR_AXIS,

@@ -24,6 +24,25 @@ def stack_of(path: str) -> Optional[str]:
     return "/".join(names[: names.index("blocks") + 1]) if "blocks" in names else None
 
 
+def parts_of_stack(tree: PyTree) -> list[PyTree]:
+    """Returns the parts of what is of a stack that have "blocks": the first layers', where they are apart, the rest."""
+    return [tree["dense"], tree] if "dense" in tree else [tree]
+
+
+def numbers_of_layers(tree: PyTree) -> dict[str, tuple[range, int]]:
+    """Returns, for each stack of `stack_of`, the numbers of its layers among those of its side, and how many that has:
+    the first layers of "decoder" may be a stack of their own, "decoder/dense/blocks", before "decoder/blocks"."""
+    leaves = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
+    sizes = {stack: x.shape[0] for path, x in leaves if (stack := stack_of(path))}
+    found = {}
+    for stack in sizes:
+        side = stack.removesuffix("/blocks").removesuffix("/dense")
+        first, rest = sizes.get(f"{side}/dense/blocks", 0), sizes.get(f"{side}/blocks", 0)
+        is_first = stack == f"{side}/dense/blocks"
+        found[stack] = (range(first) if is_first else range(first, first + rest), first + rest)
+    return found
+
+
 def is_stacked(path: str) -> bool:
     """Returns whether the first axis of a parameter is that of the layers of a stack."""
     return stack_of(path) is not None

@@ -12,47 +12,44 @@ def figures(sums: Mapping[str, Sequence]) -> dict[str, float]:
 
     sums: {name: (sum, count)}, of which those BY_LAYER are arrays [L, …].
     """
-    loads = [row for of_stack in expert_loads(sums).values() for row in of_stack]
+    loads = list(expert_loads(sums).values())
     if not loads:
         return {}
     found = {
-        "expert_imbalance": float(np.mean([max(row) for row in loads])),
-        "dead_experts": float(sum(load == 0 for row in loads for load in row)),
+        "expert_imbalance": float(np.mean([max(load) for load in loads])),
+        "dead_experts": float(sum(of_expert == 0 for load in loads for of_expert in load)),
     }
     for name, figure in ((ROUTER_ENTROPY, "router_entropy"), (DROPPED, "dropped_fraction")):
-        of_layers = [value for _, value in _of_layers(sums, name)]
+        of_layers = [mean for _, mean in _means(sums, name)]
         found |= {figure: float(np.mean(of_layers))} if of_layers else {}
     return found
 
 
 def layer_figures(sums: Mapping[str, Sequence]) -> dict[str, float]:
     """Returns the same of each layer, {"expert_imbalance/layer=decoder.0": …}."""
-    stacks = expert_loads(sums)
-    found = {
-        f"expert_imbalance/layer={stack}.{layer}": max(row)
-        for stack, of_stack in stacks.items()
-        for layer, row in enumerate(of_stack)
-    }
+    found = {f"expert_imbalance/layer={layer}": max(load) for layer, load in expert_loads(sums).items()}
     for name, figure in ((ROUTER_ENTROPY, "router_entropy"), (DROPPED, "dropped_fraction")):
-        found |= {f"{figure}/layer={layer}": value for layer, value in _of_layers(sums, name)}
+        found |= {f"{figure}/layer={layer}": mean for layer, mean in _means(sums, name)}
     return found
 
 
-def expert_loads(sums: Mapping[str, Sequence]) -> dict[str, list[list[float]]]:
-    """Returns the tokens of each expert over the mean of its layer, [L, E] by the name of the stack; 1 is even."""
+def expert_loads(sums: Mapping[str, Sequence]) -> dict[str, list[float]]:
+    """Returns the tokens of each expert over their mean, [E] by the name of the layer, "decoder.0"; 1 is even."""
     found = {}
-    for name, (tokens, _) in sums.items():
-        if name.startswith(BY_LAYER) and name.endswith(f"/{EXPERT_TOKENS}"):
-            tokens = np.asarray(tokens, np.float64)
-            even = np.maximum(tokens.mean(axis=1, keepdims=True), 1e-9)
-            found[name.split("/")[1]] = np.round(tokens / even, 4).tolist()
+    for layer, tokens, _ in _of_layers(sums, EXPERT_TOKENS):
+        found[layer] = np.round(tokens / max(tokens.mean(), 1e-9), 4).tolist()
     return found
 
 
-def _of_layers(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, float]]:
-    """Yields "decoder.0" and the mean of a figure in that layer."""
+def _means(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, float]]:
+    for layer, total, count in _of_layers(sums, name):
+        yield layer, float(total / max(count, 1e-9))
+
+
+def _of_layers(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yields the name of each layer, and the sum and the count that it has under a name."""
     for key, (total, count) in sums.items():
         if key.startswith(BY_LAYER) and key.endswith(f"/{name}"):
-            means = np.asarray(total, np.float64) / np.maximum(np.asarray(count, np.float64), 1e-9)
-            for layer, mean in enumerate(means):
-                yield f"{key.split('/')[1]}.{layer}", float(mean)
+            _, stack, first, _ = key.split("/")
+            for i, of_layer in enumerate(zip(*(np.asarray(x, np.float64) for x in (total, count)), strict=True)):
+                yield f"{stack}.{int(first) + i}", *of_layer

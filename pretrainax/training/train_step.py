@@ -23,6 +23,7 @@ from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
+from pretrainax.optim.balancing import steered
 from pretrainax.optim.layers import only_trained
 from pretrainax.optim.optimizers import Optimizer
 from pretrainax.optim.schedules import Rate
@@ -216,13 +217,13 @@ def make_train_step(
         again = lambda at: compute_gradients(at, batch, keys, frozen)[0]  # noqa: E731
         more = {"gradients_at": again} if chosen.asks_for_gradients else {}
         squares = jnp.stack([jnp.sum(jnp.square(g)) for g in jax.tree.leaves(gradients)])  # [parameters]
-        norm = jnp.sqrt(jnp.sum(squares))
-        bad = ~jnp.isfinite(squares)
+        norm, bad = jnp.sqrt(jnp.sum(squares)), ~jnp.isfinite(squares)
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
 
         with jax.named_scope("optimizer"):
             updates, opt_state = optimizer.update(gradients, state.opt_state, state.params, step=state.step, **more)
-            made, unchanged = (optax.apply_updates(state.params, updates), opt_state), (state.params, state.opt_state)
+            made = steered(model.config.experts, layers, optax.apply_updates(state.params, updates), sums)
+            made, unchanged = (made, opt_state), (state.params, state.opt_state)
             params, opt_state = jax.tree.map(lambda new, old: jnp.where(finite, new, old), made, unchanged)
             new = TrainState(state.step + 1, params, opt_state, _moved(state, params, train.ema_decay))
         metrics = {

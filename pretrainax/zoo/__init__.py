@@ -11,6 +11,7 @@ from pretrainax.zoo import (
     bart,
     bert,
     deberta,
+    deepseek,
     electra,
     gemma,
     gpt,
@@ -29,7 +30,7 @@ from pretrainax.zoo import (
 from pretrainax.zoo.family import Family
 
 _ENCODERS = (bert, roberta, albert, electra, deberta, modernbert)
-_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok)
+_DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
 )

@@ -36,7 +36,8 @@ def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
     """Yields where the numbers of one of our parameters are: a tensor for each layer, or each expert of it, or one."""
     for index in np.ndindex(shape[: stacked_axes(row)]):
         first = row.first if index[:1] == (0,) else None
-        yield first or row.name.format(**dict(zip(_STACKED, index, strict=False))), index
+        numbers = (index[0] + row.start, *index[1:]) if index else ()
+        yield first or row.name.format(**dict(zip(_STACKED, numbers, strict=False))), index
 
 
 def stacked_axes(row: Row) -> int:
@@ -74,7 +75,7 @@ def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _has_heads(row: Row) -> bool:
-    return re.search(r"_attention/(query|key|value|out)/kernel$", row.path) is not None
+    return re.search(r"_attention/(query|key|value|out|query_up|key_value_up)/kernel$", row.path) is not None
 
 
 def _inputs(row: Row) -> int:

@@ -8,15 +8,20 @@ from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
 
 def names(module: str, gate: str, up: str, down: str) -> Callable[[ModelConfig], list[Row]]:
-    """Returns the name table of a class with experts, as the released files have it: a tensor for each expert.
+    """Returns the name table of a class with experts in all layers; arguments as of `rows`."""
+    return lambda config: huggingface_names(config, lambda _: rows(module, gate, up, down))
+
+
+def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
+    """Returns the rows of router and experts as the released files have them: a tensor for each expert.
 
     module: in a layer, "mlp"; gate, up, down: the names of an expert's matrices.
     """
     theirs = f"{LAYER}.{module}"
-    rows = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
+    found = linear(f"{BLOCK}/mlp/router", f"{theirs}.gate", bias=False)
     for ours, name in (("gate", gate), ("up", up), ("down", down)):
-        rows += linear(f"{BLOCK}/mlp/experts_{ours}", f"{theirs}.experts.{{expert}}.{name}", bias=False)
-    return lambda config: huggingface_names(config, lambda _: rows)
+        found += linear(f"{BLOCK}/mlp/experts_{ours}", f"{theirs}.experts.{{expert}}.{name}", bias=False)
+    return found
 
 
 def read(json: ConfigJson, config: ModelConfig) -> None:

@@ -34,6 +34,7 @@ class Row(NamedTuple):
     transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
     part: Optional[tuple[int, int]] = None  # ours is part i of n of their last axis (GPT-2's query | key | value)
     first: Optional[str] = None  # the name in layer 0, where it is another
+    start: int = 0  # the number of theirs that is layer 0 of ours
 
 
 def linear(path: str, name: str, bias: bool, part: Optional[tuple[int, int]] = None) -> list[Row]:
@@ -304,6 +305,9 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
 def _computed(part: _Part) -> _Part:
     """Returns a head, or experts, without what is of training, or of what is said in the end, and not of the logits."""
     of_training = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
+    of_training |= {"balance_over": "batch"}
+    if getattr(part, "bias_rate", None) is not None:  # of a bias that is computed with
+        of_training["bias_rate"] = 0.0
     return dataclasses.replace(part, **{name: x for name, x in of_training.items() if name in vars(part)})
 
 

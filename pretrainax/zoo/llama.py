@@ -4,6 +4,7 @@ arXiv 2407.21783), and what config.json of the decoders made after it has in com
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from pretrainax.config import (
     LinearScaling,
@@ -12,6 +13,7 @@ from pretrainax.config import (
     RotaryPositions,
     RotaryScaling,
     UserError,
+    YarnScaling,
     nearest,
 )
 from pretrainax.zoo.family import (
@@ -97,42 +99,59 @@ _NORMS = {
 BLOCK, LAYER = "decoder/blocks", "model.layers.{layer}"  # ours and theirs
 
 
-def _feed_forward_rows(config: ModelConfig) -> list[Row]:
+RowsOf: TypeAlias = Callable[[ModelConfig], list[Row]]
+
+
+def feed_forward_rows(config: ModelConfig) -> list[Row]:
     names = ("gate", "up", "down")
     return [row for name in names for row in linear(f"{BLOCK}/mlp/{name}", f"{LAYER}.mlp.{name}_proj", bias=False)]
 
 
-def huggingface_names(
-    config: ModelConfig, feed_forward: Callable[[ModelConfig], list[Row]] = _feed_forward_rows
-) -> list[Row]:
+def attention_rows(config: ModelConfig) -> list[Row]:
+    ours, theirs = f"{BLOCK}/self_attention", f"{LAYER}.self_attn"
+    rows = [
+        *linear(f"{ours}/query", f"{theirs}.q_proj", bias=bool(config.qkv_bias)),
+        *linear(f"{ours}/key", f"{theirs}.k_proj", bias=bool(config.qkv_bias)),
+        *linear(f"{ours}/value", f"{theirs}.v_proj", bias=bool(config.qkv_bias)),
+        *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
+    ]
+    if config.qk_norm:
+        rows.append(Row(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
+        rows.append(Row(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
+    return rows
+
+
+def block_rows(config: ModelConfig, attention: RowsOf, feed_forward: RowsOf) -> list[Row]:
+    """Returns the rows of the layers: those of both sublayers, and the norms around them."""
+    attention_norm, mlp_norm = _NORMS[config.norm_at]
+    rows = [
+        Row(f"{BLOCK}/self_attention_norm/scale", f"{LAYER}.{attention_norm}.weight"),
+        *attention(config),
+        Row(f"{BLOCK}/mlp_norm/scale", f"{LAYER}.{mlp_norm}.weight"),
+        *feed_forward(config),
+    ]
+    if config.norm_at == "both":
+        rows.append(Row(f"{BLOCK}/self_attention_post_norm/scale", f"{LAYER}.post_attention_layernorm.weight"))
+        rows.append(Row(f"{BLOCK}/mlp_post_norm/scale", f"{LAYER}.post_feedforward_layernorm.weight"))
+    return rows
+
+
+def around_rows(config: ModelConfig) -> list[Row]:
+    """Returns the rows of what is before and after the layers."""
+    rows = [
+        Row("token_embedding/embedding", "model.embed_tokens.weight"),
+        Row("decoder/final_norm/scale", "model.norm.weight"),
+    ]
+    return rows if config.tie_embeddings else rows + linear("unembedding", "lm_head", bias=False)
+
+
+def huggingface_names(config: ModelConfig, feed_forward: RowsOf = feed_forward_rows) -> list[Row]:
     """Returns the name table of transformers' LlamaForCausalLM and of those made after it, of which some have another
     feed-forward.
 
     Their rotary planes are ours (Meta's own files pair them differently).
     """
-    block, layer = BLOCK, LAYER
-    ours, theirs = f"{block}/self_attention", f"{layer}.self_attn"
-    attention_norm, mlp_norm = _NORMS[config.norm_at]
-    rows = [
-        Row("token_embedding/embedding", "model.embed_tokens.weight"),
-        Row(f"{ours}_norm/scale", f"{layer}.{attention_norm}.weight"),
-        *linear(f"{ours}/query", f"{theirs}.q_proj", bias=bool(config.qkv_bias)),
-        *linear(f"{ours}/key", f"{theirs}.k_proj", bias=bool(config.qkv_bias)),
-        *linear(f"{ours}/value", f"{theirs}.v_proj", bias=bool(config.qkv_bias)),
-        *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
-        Row(f"{block}/mlp_norm/scale", f"{layer}.{mlp_norm}.weight"),
-        *feed_forward(config),
-        Row("decoder/final_norm/scale", "model.norm.weight"),
-    ]
-    if config.qk_norm:
-        rows.append(Row(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
-        rows.append(Row(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
-    if config.norm_at == "both":
-        rows.append(Row(f"{ours}_post_norm/scale", f"{layer}.post_attention_layernorm.weight"))
-        rows.append(Row(f"{block}/mlp_post_norm/scale", f"{layer}.post_feedforward_layernorm.weight"))
-    if not config.tie_embeddings:
-        rows += linear("unembedding", "lm_head", bias=False)
-    return rows
+    return around_rows(config) + block_rows(config, attention_rows, feed_forward)
 
 
 def tied(config: ModelConfig) -> dict[str, str]:
@@ -175,7 +194,20 @@ _SCALINGS = {  # their rope_type -> our class, and their names of its fields
             "original_max_position_embeddings": "original_length",
         },
     ),
+    "yarn": (
+        YarnScaling,
+        {
+            "factor": "factor",
+            "beta_fast": "fast",
+            "beta_slow": "slow",
+            "original_max_position_embeddings": "original_length",
+            "truncate": "rounded",
+            "mscale": "turned_weight",
+            "mscale_all_dim": "logit_weight",
+        },
+    ),
 }
+_USUAL = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # what may be left out
 
 
 def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
@@ -184,6 +216,11 @@ def read_rotary(json: ConfigJson, config: ModelConfig) -> None:
     position = config.position
     position.theta = parameters.get("rope_theta", json.get("rope_theta", position.theta))
     position.scaling = read_scaling(json, parameters, position.max_length)
+    latent, scaling = config.latent_attention, position.scaling
+    if latent is None and isinstance(scaling, YarnScaling) and scaling.logit_weight:
+        raise UserError(
+            f"config.json has mscale_all_dim {scaling.logit_weight}, which only DeepSeek's classes sharpen attention by"
+        )
 
 
 def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> RotaryScaling | None:
@@ -201,10 +238,23 @@ def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> R
     if kind not in _SCALINGS:
         raise UserError(f"config.json has rotary positions of rope_type {kind!r}; {nearest(str(kind), _SCALINGS)}")
     cls, names = _SCALINGS[kind]
-    said = {"original_max_position_embeddings": max_length, **parameters}
+    said = {"original_max_position_embeddings": max_length, **_USUAL.get(kind, {}), **parameters}
+    if kind == "yarn":
+        said |= _yarn_weights(parameters)
     if missing := set(names) - set(said):
         raise UserError(f"config.json has rotary positions of rope_type {kind!r} without {sorted(missing)}")
     return cls(**{ours: said[theirs] for theirs, ours in names.items()})
+
+
+def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
+    """Returns both weights of YaRN: the paper's, unless both are given."""
+    if parameters.get("attention_factor") is not None:
+        raise UserError(
+            f"config.json has attention_factor {parameters['attention_factor']!r}; only that of the paper, or mscale "
+            "and mscale_all_dim, are known"
+        )
+    both = {name: parameters.get(name) or 0.0 for name in ("mscale", "mscale_all_dim")}
+    return both if all(both.values()) else {"mscale": 1.0, "mscale_all_dim": 0.0}
 
 
 def write_rotary(config: ModelConfig) -> ConfigJson:
@@ -213,6 +263,8 @@ def write_rotary(config: ModelConfig) -> ConfigJson:
     for kind, (cls, names) in _SCALINGS.items():
         if type(scaling) is cls:
             described = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
+            if isinstance(scaling, YarnScaling) and not scaling.logit_weight:
+                described = {name: x for name, x in described.items() if not name.startswith("mscale")}
             return {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
     return {"rope_theta": config.position.theta, "rope_scaling": None}
 

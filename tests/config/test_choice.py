@@ -30,7 +30,8 @@ def test_a_choice_is_written_without_its_defaults_and_read_back(text):
 def test_the_alternatives_of_a_kind_are_its_classes_and_no_base():
     schedules = {cls.__name__ for cls in Choice.alternatives(kinds.Schedule)}
     assert schedules == {
-        *("WarmupCosine", "WarmupLinear", "WarmupInverseSquareRoot", "WarmupConstant", "WarmupStableDecay")
+        *("WarmupCosine", "WarmupLinear", "WarmupInverseSquareRoot", "WarmupConstant", "WarmupStableDecay"),
+        "WarmupSteps",
     }
     assert "TFDS" in {cls.__name__ for cls in Choice.alternatives(kinds.Source)}
 

@@ -2,14 +2,23 @@
 
 import dataclasses
 
-from pretrainax.config import LearnedPositions, LinearScaling, LongContextScaling, MixtureOfExperts, RotaryPositions
-from pretrainax.zoo import gemma, gpt, llama, mistral, mixtral, olmo, qwen
+from pretrainax.config import (
+    LatentAttention,
+    LearnedPositions,
+    LinearScaling,
+    LongContextScaling,
+    MixtureOfExperts,
+    RotaryPositions,
+    YarnScaling,
+)
+from pretrainax.zoo import deepseek, gemma, gpt, llama, mistral, mixtral, olmo, qwen
 from tests.golden.case import VOCABULARY, Case
 
 GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
 (LLAMA,), (MISTRAL,), (MIXTRAL,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES
 QWEN2, QWEN3, QWEN3_MOE = qwen.FAMILIES
 OLMO2, OLMOE = olmo.FAMILIES
+_, DEEPSEEK2, DEEPSEEK3 = deepseek.FAMILIES
 GEMMA1, GEMMA2, GEMMA3 = gemma.FAMILIES
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads=4)
@@ -25,6 +34,22 @@ GEMMA3_POSITIONS = RotaryPositions(20, theta=40.0, local_theta=10.0)
 def case(family, variant, sizes, **changes):
     """A preset at a size for tests."""
     return Case(dataclasses.replace(family.preset(variant), **sizes | changes), family)
+
+
+# Of the two frequencies one is left alone, and one nearly stretched in full.
+YARN = YarnScaling(4.0, fast=4.0, slow=0.5, original_length=30, turned_weight=0.9, logit_weight=0.6)
+LATENT = GROUPED | {
+    "num_layers": 3,
+    "num_kv_heads": None,
+    "head_dim": 10,
+    "latent_attention": LatentAttention(rank=12, query_rank=14, rotary_dim=4, value_dim=6),
+    "position": RotaryPositions(20, theta=40.0, neighbours=True),
+}
+
+
+def mixture(family, variant, **changes):
+    """The experts of a preset at a size for tests."""
+    return dataclasses.replace(family.preset(variant).experts, d_ff=24, balance_weight=0.0, **changes)
 
 
 CASES = {
@@ -54,6 +79,27 @@ CASES = {
         "1b_7b",
         GROUPED,
         experts=MixtureOfExperts(num_experts=6, top_k=3, normalized=False, balance_weight=0.0),
+    ),
+    "deepseek_v2_lite": case(
+        DEEPSEEK2,
+        "v2_lite",
+        LATENT,
+        latent_attention=dataclasses.replace(LATENT["latent_attention"], query_rank=None),
+        experts=mixture(DEEPSEEK2, "v2_lite", num_experts=6, top_k=3),
+    ),
+    "deepseek_v2": case(
+        DEEPSEEK2,
+        "v2",
+        LATENT,
+        position=dataclasses.replace(LATENT["position"], scaling=YARN),
+        experts=mixture(DEEPSEEK2, "v2", num_experts=8, top_k=3, groups=4, top_groups=2),
+    ),
+    "deepseek_v3": case(
+        DEEPSEEK3,
+        "v3",
+        LATENT | {"num_layers": 4},
+        position=dataclasses.replace(LATENT["position"], scaling=YARN),
+        experts=mixture(DEEPSEEK3, "v3", num_experts=8, top_k=3, groups=4, top_groups=2, first_dense=2, bias_rate=0.0),
     ),
     "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=8),
     "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=8, **ALTERNATING),

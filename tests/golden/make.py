@@ -118,6 +118,9 @@ def state_of(case: Case, model: Any, gradients: bool = False) -> Any:
     named = model.named_parameters(remove_duplicate=False)  # the table knows one name of a tied one
     tensors = {name: p.grad if gradients else p.detach() for name, p in named}
     tensors = {name: x for name, x in tensors.items() if x is not None}
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):  # a parameter of ours, which no gradient moves
+            tensors[name] = buffer * 0 if gradients else buffer
     if case.config.experts is not None:
         tensors = as_in_files(model, tensors)
     table = case.family.huggingface.names(case.config)

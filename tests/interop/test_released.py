@@ -53,7 +53,7 @@ def test_released_names_are_read(name, tmp_path):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", [name for name in RELEASED if name != "deberta-v3"])  # it has no class for that head
+@pytest.mark.parametrize("name", [name for name in RELEASED if name not in ("deberta-v3", "deepseek-moe")])  # no class
 def test_transformers_computes_the_same_of_a_released_directory(name, tmp_path):
     import torch
     import transformers

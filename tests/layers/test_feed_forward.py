@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax.config import ModelConfig
-from pretrainax.layers.feed_forward import FEED_FORWARDS, Gated, Plain, feed_forward_of, register_feed_forward
+from pretrainax.config import MixtureOfExperts, ModelConfig
+from pretrainax.layers.feed_forward import FEED_FORWARDS, Dense, Mixture, feed_forward_of, register_feed_forward
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 
@@ -29,21 +29,21 @@ def test_by_hand(gated, variant):
 
 
 def test_the_config_says_which():
-    assert feed_forward_of(config(gated=True)) is Gated and feed_forward_of(config(gated=False)) is Plain
+    assert feed_forward_of(config()) is Dense and feed_forward_of(config(experts=MixtureOfExperts())) is Mixture
 
 
 def test_a_kind_that_is_added_goes_before_those_that_were_there(monkeypatch):
     monkeypatch.setattr("pretrainax.layers.feed_forward.base.FEED_FORWARDS", [*FEED_FORWARDS])
 
     @register_feed_forward
-    class Wide(Plain):
+    class Wide(Dense):
         partition_rules = ()
 
         @staticmethod
         def is_in(config):
             return config.d_ff > 100
 
-    assert feed_forward_of(config(d_ff=101)) is Wide and feed_forward_of(config()) is Plain
+    assert feed_forward_of(config(d_ff=101)) is Wide and feed_forward_of(config()) is Dense
 
 
 def test_flops_are_those_of_the_products():
@@ -52,6 +52,6 @@ def test_flops_are_those_of_the_products():
 
 
 def test_bfloat16_stays_bfloat16():
-    module = Plain(config())
+    module = Dense(config())
     y, _ = module.init_with_output(jax.random.key(1), X.astype(jnp.bfloat16))[0]
     chex.assert_type(y, jnp.bfloat16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MeshConfig, MixtureOfExperts, ModelConfig
-from pretrainax.layers.feed_forward import ACTIVATIONS, Mixture, feed_forward_of
+from pretrainax.layers.feed_forward import ACTIVATIONS, Dense, Mixture, feed_forward_of
 from pretrainax.layers.feed_forward.router import balance, route
 from pretrainax.layers.feed_forward.slots import assign, from_slots, room_of, to_slots
 from pretrainax.sharding.mesh import make_mesh
@@ -143,6 +143,44 @@ def test_weights_are_those_of_the_best():
         np.testing.assert_allclose(routing.weights[0, 0], weights, rtol=1e-6)  # float32
 
 
+def test_a_sigmoid_scores_each_expert_by_itself():
+    logits = jnp.array([[[0.0, 2.0, 1.0, -1.0]]])
+    for normalized in (True, False):
+        settings = MixtureOfExperts(num_experts=4, top_k=2, scores="sigmoid", normalized=normalized, scale=2.5)
+        routing = route(settings, logits)
+        np.testing.assert_array_equal(routing.experts[0, 0], [1, 2])
+        scores = 1.0 / (1.0 + np.exp([-2.0, -1.0]))
+        np.testing.assert_allclose(
+            routing.weights[0, 0], 2.5 * scores / (scores.sum() if normalized else 1.0), rtol=1e-6
+        )  # float32
+
+
+def test_a_bias_chooses_and_weighs_nothing():
+    logits = jnp.log(jnp.array([[[0.1, 0.4, 0.2, 0.3]]]))
+    settings = MixtureOfExperts(num_experts=4, top_k=2, normalized=False, bias_rate=0.001)
+    routing = route(settings, logits, jnp.array([1.0, 0.0, 0.0, -1.0]))
+    np.testing.assert_array_equal(routing.experts[0, 0], [0, 1])
+    np.testing.assert_allclose(routing.weights[0, 0], [0.1, 0.4], rtol=1e-6)  # float32
+
+
+@pytest.mark.parametrize("score, experts", [("best", [0, 1]), ("best_two", [4, 5])])
+def test_experts_are_of_the_best_groups(score, experts):
+    probabilities = jnp.array([[[0.3, 0.02, 0.18, 0.03, 0.25, 0.22]]])  # three groups of two
+    settings = MixtureOfExperts(num_experts=6, top_k=2, groups=3, top_groups=1, group_score=score)
+    np.testing.assert_array_equal(route(settings, jnp.log(probabilities)).experts[0, 0], experts)
+
+
+def test_shared_experts_are_one_feed_forward_for_all():
+    settings = config(shared_experts=2)
+    params = params_of(settings)
+    chex.assert_shape(params["params"]["shared_up"]["kernel"], (16, 48))
+    routed = {"params": {name: x for name, x in params["params"].items() if "shared" not in name}}
+    shared = {"params": {name.removeprefix("shared_"): x for name, x in params["params"].items() if "shared" in name}}
+    plain = dataclasses.replace(settings, experts=None, d_ff=48)
+    want = Mixture(config()).apply(routed, X)[0] + Dense(plain).apply(shared, X)[0]
+    np.testing.assert_allclose(Mixture(settings).apply(params, X)[0], want, atol=1e-6)  # float32, in another order
+
+
 def balanced(logits, counted, **changes):
     settings = MixtureOfExperts(**{"num_experts": logits.shape[-1], "balance_weight": 1.0} | changes)
     return balance(settings, logits, route(settings, logits), counted)
@@ -156,6 +194,25 @@ def test_an_even_router_has_a_loss_of_one():
     np.testing.assert_allclose(sums["layers/router_entropy"][0], 0.0, atol=1e-6)
     same = jnp.broadcast_to(logits[:, :1], (1, 4, 4))  # all sure of the first
     np.testing.assert_allclose(balanced(same, jnp.ones((1, 4)), top_k=1)["balance_loss"][0], 4.0, rtol=1e-6)
+
+
+def test_over_rows_the_loss_is_their_mean_by_tokens():
+    logits = jax.random.normal(jax.random.key(3), (2, 9, 6))
+    counted = (jnp.arange(9)[None] < jnp.array([[9], [4]])).astype(jnp.float32)
+    of_rows = [balanced(logits[i : i + 1], counted[i : i + 1])["balance_loss"][0] for i in range(2)]
+    got = balanced(logits, counted, balance_over="row")["balance_loss"][0]
+    np.testing.assert_allclose(got, (9 * of_rows[0] + 4 * of_rows[1]) / 13, rtol=1e-6)  # float32
+
+
+def test_the_loss_of_sigmoids_is_of_their_shares():
+    """DeepSeek-V3, equations 17 to 20."""
+    logits = jax.random.normal(jax.random.key(3), (1, 9, 6))
+    scores = np.asarray(jax.nn.sigmoid(logits), np.float64)[0]
+    chosen = np.argsort(-scores, axis=-1)[:, :2]
+    f = np.array([6 / (2 * 9) * (chosen == e).sum() for e in range(6)])
+    want = np.sum(f * np.mean(scores / scores.sum(-1, keepdims=True), axis=0))
+    got = balanced(logits, jnp.ones((1, 9)), scores="sigmoid", balance_over="row")["balance_loss"][0]
+    np.testing.assert_allclose(got, want, rtol=1e-6)  # float32
 
 
 def test_padding_counts_for_nothing():

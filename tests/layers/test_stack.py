@@ -11,7 +11,7 @@ import pytest
 from pretrainax.config import ModelConfig, RotaryPositions
 from pretrainax.layers.block import Block
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.feed_forward import FEED_FORWARDS, FeedForward, Plain
+from pretrainax.layers.feed_forward import FEED_FORWARDS, Dense, FeedForward
 from pretrainax.layers.stack import Stack
 
 CONFIG = ModelConfig(num_layers=3, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
@@ -235,7 +235,7 @@ class Weighed(FeedForward):
 
     @nn.compact
     def __call__(self, x, real=None):
-        y, _ = Plain(self.config, name="plain")(x)
+        y, _ = Dense(self.config, name="plain")(x)
         size = jnp.sum(jnp.square(y))
         count = jnp.asarray(y.size, jnp.float32)
         return y, {"size_loss": (0.1 * size, count), "size": (jax.lax.stop_gradient(size), count)}

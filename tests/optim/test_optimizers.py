@@ -19,6 +19,7 @@ from pretrainax.optim.schedules import (
     WarmupInverseSquareRoot,
     WarmupLinear,
     WarmupStableDecay,
+    WarmupSteps,
 )
 from pretrainax.sharding.param_paths import parameter_names
 from tests.support import tables, tiny
@@ -79,9 +80,17 @@ def test_stable_decay_without_a_decay_stays_at_the_peak():
     assert rates(WarmupStableDecay(0, 0), 4) == [1.0] * 4
 
 
+def test_steps_fall_where_their_share_of_the_run_begins():
+    # of 10 steps the first 6 at the peak but for the rise, 3 at half of it, 1 at a quarter
+    found = rates(WarmupSteps(2, shares=(0.6, 0.9), factor=0.5), 10)
+    np.testing.assert_allclose(found, [0.5, 1, 1, 1, 1, 1, 0.5, 0.5, 0.5, 0.25], rtol=1e-6)
+    problems = list(WarmupSteps(shares=(0.5, 1.5), factor=0.0).problems(None))
+    assert len(problems) == 2 and "shares is (0.5, 1.5)" in problems[0] and "factor is 0.0" in problems[1]
+
+
 SCHEDULES = (
     *(WarmupCosine, WarmupLinear, WarmupInverseSquareRoot, WarmupConstant),
-    WarmupStableDecay,
+    *(WarmupStableDecay, WarmupSteps),
 )
 
 
@@ -101,6 +110,7 @@ def test_rates_are_those_of_the_formulas_to_float32_rounding_of_the_peak(schedul
         WarmupInverseSquareRoot: np.sqrt(warmup / (step + 1)),
         WarmupConstant: np.ones(steps),
         WarmupStableDecay: 1.0 - np.sqrt(np.maximum((step - (steps - 1000)) / 1000, 0.0)),
+        WarmupSteps: np.where(step < 12_000, 1.0, np.where(step < 18_000, 0.316, 0.316**2)),
     }[schedule]
     expected = peak * np.where(step < warmup, (step + 1) / warmup, falling)
     found = jax.jit(jax.vmap(schedule(warmup_steps=warmup).build(peak, steps)))(jnp.arange(steps))

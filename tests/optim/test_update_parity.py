@@ -327,6 +327,7 @@ RELEASED = {
     "bart_base": adam_of_rate,
     "bert_base": bert,
     "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
+    "deepseek": adamw,
     "electra_base": bert,
     "electra_small": bert,
     "finetune": bert,

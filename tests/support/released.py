@@ -53,6 +53,15 @@ def under(prefix: str, names: str) -> str:
 LLAMA_BLOCK = "self_attn.{q,k,v,o}_proj.weight mlp.{gate,up,down}_proj.weight {input,post_attention}_layernorm.weight"
 LLAMA = f"model.embed_tokens.weight {under('model.layers.#', LLAMA_BLOCK)} model.norm.weight"
 EXPERTS = f"{LLAMA} !model.layers.#.mlp.{{gate,up,down}}_proj.weight"  # in the place of the MLP
+ALL_BUT_FIRST = (
+    "mlp.gate.weight mlp.experts.{0,1,2,3}.{gate,up,down}_proj.weight mlp.shared_experts.{gate,up,down}_proj.weight"
+)
+DEEPSEEK = (
+    "model.embed_tokens.weight model.layers.#.{input,post_attention}_layernorm.weight "
+    "model.layers.#.self_attn.o_proj.weight model.layers.0.mlp.{gate,up,down}_proj.weight "
+    f"{under('model.layers.#', ALL_BUT_FIRST)} {under('!model.layers.0', ALL_BUT_FIRST)} "
+    "model.norm.weight lm_head.weight"
+)
 T5_BLOCK = "SelfAttention.{q,k,v,o}.weight layer_norm.weight"
 BART_ATTENTION = f"{{k,v,q,out}}_proj.{WB}"
 BART_STACKS = " ".join(
@@ -88,6 +97,12 @@ ENCODER_SIZES = {
     "vocab_size": 99,
 }
 LLAMA_SIZES = ENCODER_SIZES | {"num_key_value_heads": 2}
+DEEPSEEK_SIZES = LLAMA_SIZES | {
+    "num_key_value_heads": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 8,
+}
 T5_SIZES = {"d_ff": 48, "d_kv": 8, "d_model": 16, "num_heads": 4, "num_layers": 3, "vocab_size": 99}
 BART_SIZES = {
     "d_model": 16,
@@ -313,6 +328,28 @@ RELEASED = {
         LLAMA_SIZES | {"num_key_value_heads": 4, "eos_token_id": 2, "num_experts": 4, "num_experts_per_tok": 3},
         f"{EXPERTS} model.layers.#.self_attn.{{q,k}}_norm.weight model.layers.#.mlp.gate.weight "
         "model.layers.#.mlp.experts.{0,1,2,3}.{gate,up,down}_proj.weight lm_head.weight",
+    ),
+    "deepseek-moe": Release(  # deepseek-ai/deepseek-moe-16b-base
+        "deepseek_moe_16b",
+        DEEPSEEK_SIZES,
+        f"{DEEPSEEK} model.layers.#.self_attn.{{q,k,v}}_proj.weight",
+        changes={"init_stddev": 0.02},
+    ),
+    "deepseek-v2-lite": Release(  # deepseek-ai/DeepSeek-V2-Lite
+        "deepseek_v2_lite",
+        DEEPSEEK_SIZES
+        | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6, "num_hidden_layers": 3},
+        f"{DEEPSEEK} model.layers.#.self_attn.{{q_proj,kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}}.weight",
+    ),
+    "deepseek-v3": Release(  # deepseek-ai/DeepSeek-V3-Base as others have it in bfloat16, without quantization_config
+        "deepseek_v3",
+        DEEPSEEK_SIZES
+        | {"q_lora_rank": 14, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
+        | {"num_hidden_layers": 3, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 1},
+        f"{DEEPSEEK} model.layers.#.self_attn.{{q_a_proj,q_a_layernorm,q_b_proj}}.weight "
+        "model.layers.#.self_attn.{kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}.weight "
+        "model.layers.#.mlp.gate.e_score_correction_bias !model.layers.0.mlp.gate.e_score_correction_bias "
+        "model.layers.61.{eh_proj,enorm,hnorm,shared_head.norm}.weight",  # of the token after the next
     ),
     "gemma": Release("gemma1_2b", LLAMA_SIZES | {"head_dim": 8}, LLAMA),  # google/gemma-2b
     "gemma-2": Release(  # google/gemma-2-2b

@@ -7,6 +7,7 @@ padded on the right, which a causal model does not see.
 import dataclasses
 
 from pretrainax.config import MixtureOfExperts, RotaryPositions
+from pretrainax.zoo.deepseek import deepseek
 from pretrainax.zoo.grok import grok
 from pretrainax.zoo.palm import palm
 from tests.golden.case import VOCABULARY
@@ -21,6 +22,13 @@ CONFIGS = {
         num_kv_heads=2,
         position=POSITION,
         experts=MixtureOfExperts(num_experts=4, top_k=2, normalized=False, balance_weight=0.0),
+    ),
+    "deepseek": dataclasses.replace(
+        deepseek("moe_16b"),
+        **SIZES | {"num_layers": 3},
+        num_kv_heads=None,
+        position=POSITION,
+        experts=dataclasses.replace(deepseek("moe_16b").experts, num_experts=5, top_k=3, d_ff=24, balance_weight=0.0),
     ),
 }
 
@@ -105,10 +113,46 @@ def grok_forward(params, tokens):
     return (x @ table.T) / 3**0.5, hidden
 
 
+def deepseek_forward(params, tokens):
+    """Dai et al. 2024, section 3, equations 9 to 11: experts that all tokens pass through, and the best others."""
+    import torch
+
+    config = CONFIGS["deepseek"]
+    functional, table = torch.nn.functional, params["token_embedding/embedding"]
+
+    def norm(x, scale):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_epsilon) * scale
+
+    def feed_forward(x, gate, up, down):
+        return (functional.silu(x @ gate) * (x @ up)) @ down
+
+    def inside(p, x):
+        if "mlp/up/kernel" in p:
+            return feed_forward(x, *(p[f"mlp/{name}/kernel"] for name in ("gate", "up", "down")))
+        y = feed_forward(x, *(p[f"mlp/shared_{name}/kernel"] for name in ("gate", "up", "down")))
+        scores = torch.softmax(x @ p["mlp/router/kernel"], dim=-1)
+        gates = torch.where(scores >= scores.topk(3).values[..., -1:], scores, 0.0)
+        for e in range(5):
+            own = (p[f"mlp/experts_{name}/kernel"][e] for name in ("gate", "up", "down"))
+            y = y + gates[..., e, None] * feed_forward(x, *own)
+        return y
+
+    x, hidden = table[tokens], []
+    for p in layers(params, config):
+        x = x + attended(p, norm(x, p["self_attention_norm/scale"]), config, 40.0)
+        x = x + inside(p, norm(x, p["mlp_norm/scale"]))
+        hidden.append(x)
+    return norm(x, params["decoder/final_norm/scale"]) @ params["unembedding/kernel"], hidden
+
+
 def layers(params, config):
-    """The parameters of each block, by their paths below it."""
-    blocks = {name.removeprefix("decoder/blocks/"): x for name, x in params.items() if "/blocks/" in name}
-    return [{name: x[i] for name, x in blocks.items()} for i in range(config.num_layers)]
+    """The parameters of each block, by their paths below it; first those that have no experts, where the others do."""
+    found = []
+    for part in ("decoder/dense/blocks/", "decoder/blocks/"):
+        blocks = {name.removeprefix(part): x for name, x in params.items() if name.startswith(part)}
+        found += [{name: x[i] for name, x in blocks.items()} for i in range(max(map(len, blocks.values()), default=0))]
+    assert len(found) == config.num_layers
+    return found
 
 
-FORWARDS = {"palm": palm_forward, "grok": grok_forward}
+FORWARDS = {"palm": palm_forward, "grok": grok_forward, "deepseek": deepseek_forward}

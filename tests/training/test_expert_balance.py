@@ -22,9 +22,9 @@ from tests.support.runs import lines as untimed
 
 SUMS = {
     "loss": (np.float32(6.0), np.float32(2.0)),
-    "layers/decoder/expert_tokens": (np.array([[4.0, 0.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]]), np.ones(2)),
-    "layers/decoder/router_entropy": (np.array([8.0, 4.0]), np.array([4.0, 4.0])),
-    "layers/decoder/dropped": (np.array([2.0, 0.0]), np.array([8.0, 8.0])),
+    "layers/decoder/0/expert_tokens": (np.array([[4.0, 0.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]]), np.ones(2)),
+    "layers/decoder/0/router_entropy": (np.array([8.0, 4.0]), np.array([4.0, 4.0])),
+    "layers/decoder/0/dropped": (np.array([2.0, 0.0]), np.array([8.0, 8.0])),
 }
 
 
@@ -43,13 +43,13 @@ def test_figures_are_of_all_layers_and_of_each():
         "dropped_fraction/layer=decoder.0": 0.25,
         "dropped_fraction/layer=decoder.1": 0.0,
     }
-    assert expert_balance.expert_loads(SUMS) == {"decoder": [[2.0, 0.0, 1.0, 1.0], [1.0] * 4]}
+    assert expert_balance.expert_loads(SUMS) == {"decoder.0": [2.0, 0.0, 1.0, 1.0], "decoder.1": [1.0] * 4}
     assert expert_balance.figures({"loss": SUMS["loss"]}) == {}
 
 
 def test_several_batches_are_added_up_first():
     other = {name: tuple(3 * np.asarray(x) for x in pair) for name, pair in SUMS.items()}
-    other["layers/decoder/expert_tokens"] = (np.array([[0.0, 4.0, 2.0, 2.0], [2.0] * 4]), np.ones(2))
+    other["layers/decoder/0/expert_tokens"] = (np.array([[0.0, 4.0, 2.0, 2.0], [2.0] * 4]), np.ones(2))
     found = summarize(add_up([SUMS, other]))
     assert (found["loss"], found["expert_imbalance"], found["dead_experts"]) == (3.0, 1.0, 0.0)
 
@@ -77,7 +77,7 @@ def test_lines_have_the_load_of_each_expert(finished):
     lines = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     trained = [line for line in lines if line["split"] == "train"]
     for line in trained:
-        loads = np.array(line["experts"]["decoder"])
+        loads = np.array(list(line["experts"].values()))
         assert loads.shape == (2, 4)
         np.testing.assert_allclose(loads.mean(axis=1), 1.0, atol=1e-4)  # as rounded
         assert line["expert_imbalance/layer=decoder.1"] == loads[1].max()
@@ -116,6 +116,14 @@ def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_pat
         ),
         ({"num_experts": 0, "top_k": 0}, r"num_experts is 0, it must be at least 1; .*top_k is 0"),
         ({"d_ff": 0}, r"config\.model\.experts\.d_ff is 0, it must be at least 1"),
+        ({"groups": 2}, r"groups is 2 and config\.model\.experts\.top_groups None: set both, or none"),
+        ({"groups": 3, "top_groups": 1}, r"num_experts 4 is not a multiple of config\.model\.experts\.groups 3"),
+        ({"groups": 2, "top_groups": 3}, r"top_groups is 3, it must be at most config\.model\.experts\.groups, 2"),
+        ({"top_k": 3, "groups": 2, "top_groups": 1}, r"top_k is 3: 1 groups have 2 experts"),
+        ({"groups": 4, "top_groups": 2, "group_score": "best_two"}, r"group_score is 'best_two', and a group has one"),
+        ({"first_dense": 2}, r"first_dense is 2: it must leave a layer of 2"),
+        ({"first_dense": -1}, r"first_dense is -1, it must be at least 1"),
+        ({"scale": 0.0}, r"experts\.scale is 0\.0, it must be above 0"),
         ({"z_weight": -1.0}, r"config\.model\.experts\.z_weight is -1\.0, it must be at least 0"),
     ],
 )

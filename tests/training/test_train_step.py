@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import re
 
@@ -9,11 +10,13 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import (
+    LatentAttention,
     LearnedPositions,
     MeshConfig,
     MixtureOfExperts,
     ModelConfig,
     RelativePositionBuckets,
+    RotaryPositions,
     TrainConfig,
 )
 from pretrainax.layers.compute import Compute, for_this_machine
@@ -57,6 +60,14 @@ MESHES = {
     "2 fsdp 4 sequence": dict(data=1, fsdp=2, sequence=4),
 }
 EXPERTS = MixtureOfExperts(num_experts=4, top_k=2, d_ff=32, balance_weight=0.05, z_weight=0.001)
+LATENT = {  # as DeepSeek-V3
+    "latent_attention": LatentAttention(rank=16, query_rank=16, rotary_dim=4, value_dim=8),
+    "head_dim": 12,
+    "position": RotaryPositions(16, neighbours=True),
+    "experts": dataclasses.replace(
+        EXPERTS, shared_experts=1, scores="sigmoid", first_dense=1, bias_rate=0.01, balance_over="row", scale=2.5
+    ),
+}
 EXPERT_MESHES = {
     "8 fsdp": MESHES["8 fsdp"],
     "2 data 4 expert": dict(data=2, expert=4),
@@ -67,9 +78,9 @@ ROWS = 32
 
 def model_config(family, **fields):
     small = dict(vocab_size=64, num_layers=2, d_model=32, d_ff=64, num_heads=4)
-    fields |= {"experts": EXPERTS} if family == "experts" else {}
-    family = "decoder" if family == "experts" else family
-    return ModelConfig(family=family, **small, **MODELS[family], **fields)
+    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT}.get(family, {})
+    family = "decoder" if family in ("experts", "latent") else family
+    return ModelConfig(**{"family": family, **small, **MODELS[family], **fields})
 
 
 def mesh_named(name):
@@ -170,10 +181,11 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
 
 
 @pytest.mark.parametrize("mesh", EXPERT_MESHES)
-def test_devices_change_neither_losses_nor_parameters_of_experts(mesh):
+@pytest.mark.parametrize("family", ["experts", "latent"])
+def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     """In one batch: the balance of parts of it is another than that of all."""
-    losses, params = five_steps("experts", "1 device", 1)
-    other_losses, other_params = five_steps("experts", mesh, 1)
+    losses, params = five_steps(family, "1 device", 1)
+    other_losses, other_params = five_steps(family, mesh, 1)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-7)  # as above; gradients of few tokens
 

@@ -11,9 +11,12 @@ from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import needs_transformers, weights
 
-MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok")
+MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok", "deepseek")
 FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
+
+# Of the others there is no code, or only that of the release itself.
+NOT_IN_TRANSFORMERS = [name for name, family in FAMILIES.items() if family.huggingface is None] + ["DeepSeekMoE"]
 
 # As the released files are said to have; of GPT-3 from table 2.1, which rounds.
 PUBLISHED = {
@@ -77,6 +80,11 @@ PUBLISHED = {
     "olmo2_13b": 13_716_198_400,
     "olmo2_32b": 32_234_279_936,
     "olmoe_1b_7b": 6_919_161_856,
+    "deepseek_moe_16b": 16_375_728_128,
+    "deepseek_v2_lite": 15_706_484_224,
+    "deepseek_v2": 235_741_434_880,
+    "deepseek_v3": 671_026_419_200,  # with the biases of routers, which torch does not count
+    "deepseek_r1": 671_026_419_200,
 }
 ROUNDED = {
     "gpt3_125m": 125e6,
@@ -109,7 +117,7 @@ def test_rows_have_the_papers_number_of_parameters(name):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name, variant", [row for row in ROWS if FAMILIES[row[0]].huggingface is not None])
+@pytest.mark.parametrize("name, variant", [row for row in ROWS if row[0] not in NOT_IN_TRANSFORMERS])
 def test_transformers_builds_a_model_of_as_many_parameters(name, variant):
     import torch
     import transformers
@@ -120,7 +128,8 @@ def test_transformers_builds_a_model_of_as_many_parameters(name, variant):
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
     assert type(model).__name__ == json["architectures"][0]
-    assert sum(p.numel() for p in model.parameters()) == count(config)
+    buffers = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert sum(x.numel() for x in (*model.parameters(), *buffers)) == count(config)
 
 
 @needs_transformers
@@ -147,6 +156,8 @@ def test_an_export_loads_and_its_config_json_comes_back(name, tmp_path):
     # None and what it stands for are the same, as in write_config
     again = dataclasses.replace(again, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim)
     assert (again.kv_heads, again.dim_per_head) == (config.kv_heads, config.dim_per_head)
+    if config.experts is not None and config.experts.bias_rate is not None:  # of training, in the part that is not
+        again.experts.bias_rate = config.experts.bias_rate
     training = ("dropout_rate", "attention_dropout_rate", "init_stddev", "scale_residual_init")
     changes = {field: getattr(config, field) for field in training}
     assert dataclasses.replace(again, **changes) == config

@@ -5,19 +5,22 @@ from pretrainax.layers.feed_forward.base import (
     FEED_FORWARDS,
     FeedForward,
     feed_forward_of,
+    first_dense,
+    kinds_of_layers,
     register_feed_forward,
 )
-from pretrainax.layers.feed_forward.dense import Gated, Plain
-from pretrainax.layers.feed_forward.mixture import Mixture, announced  # after those that a model without experts has
+from pretrainax.layers.feed_forward.dense import Dense
+from pretrainax.layers.feed_forward.mixture import Mixture, announced
 
 __all__ = [
     "ACTIVATIONS",
+    "Dense",
     "FEED_FORWARDS",
     "FeedForward",
-    "Gated",
     "Mixture",
-    "Plain",
     "announced",
     "feed_forward_of",
+    "first_dense",
+    "kinds_of_layers",
     "register_feed_forward",
 ]

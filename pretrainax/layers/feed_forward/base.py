@@ -1,5 +1,6 @@
 """Defines what every kind of feed-forward has: what it computes, what it costs, how its parameters are split."""
 
+import dataclasses
 import functools
 from typing import ClassVar, Optional
 
@@ -53,6 +54,18 @@ def register_feed_forward(cls: type[FeedForward]) -> type[FeedForward]:
     FEED_FORWARDS.insert(0, cls)
     add_partition_rules(cls.partition_rules)
     return cls
+
+
+def kinds_of_layers(config: ModelConfig, layers: int) -> list[tuple[ModelConfig, int]]:
+    """Returns the first of the layers of a stack, as a model without experts where those have none, and the others;
+    each with how many they are."""
+    first = first_dense(config)
+    return [(dataclasses.replace(config, experts=None), first), (config, layers - first)]
+
+
+def first_dense(config: ModelConfig) -> int:
+    """Returns how many of the first layers of a stack have no experts, though the others do."""
+    return 0 if config.experts is None else config.experts.first_dense or 0
 
 
 def feed_forward_of(config: ModelConfig) -> type[FeedForward]:

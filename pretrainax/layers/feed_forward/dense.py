@@ -1,4 +1,4 @@
-"""The feed-forwards that every token passes through."""
+"""The feed-forward that every token passes through."""
 
 from typing import Optional
 
@@ -13,70 +13,47 @@ from pretrainax.layers.sums import Sums
 
 
 @register_feed_forward
-class Plain(FeedForward):
-    """down(activation(up(x)))."""
+class Dense(FeedForward):
+    """down(activation(up(x))), or down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
 
     partition_rules = (
-        (r"blocks/mlp/up/kernel", "layers d_model d_ff"),
-        (r"blocks/mlp/up/bias", "layers d_ff"),
-        (r"blocks/mlp/down/kernel", "layers d_ff d_model"),
-        (r"blocks/mlp/down/bias", "layers features"),
+        (r"blocks/mlp/(shared_)?(up|gate)/kernel", "layers d_model d_ff"),
+        (r"blocks/mlp/(shared_)?(up|gate)/bias", "layers d_ff"),
+        (r"blocks/mlp/(shared_)?down/kernel", "layers d_ff d_model"),
+        (r"blocks/mlp/(shared_)?down/bias", "layers features"),
     )
 
     @staticmethod
     def is_in(config: ModelConfig) -> bool:
-        return not config.gated
+        return config.experts is None
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
-        return 2 * length * config.d_model * config.d_ff * 2
+        return 2 * length * config.d_model * config.d_ff * (3 if config.gated else 2)
 
     @staticmethod
     def kept(config: ModelConfig) -> int:
-        return config.d_ff
+        return config.d_ff * (2 if config.gated else 1)
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
-        config = self.config
-        return _down(config, made_again(ACTIVATIONS[config.activation])(_widened(config, x, "up"))), {}
+        return everywhere(self.config, x, self.config.d_ff), {}
 
 
-@register_feed_forward
-class Gated(FeedForward):
-    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+def everywhere(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") -> jax.Array:
+    """Returns what a feed-forward of this width makes of all tokens, [B, T, D] -> [B, T, D]; it is called inside the
+    module that has its maps, whose names begin with `prefix`."""
 
-    partition_rules = (
-        (r"blocks/mlp/gate/kernel", "layers d_model d_ff"),
-        (r"blocks/mlp/gate/bias", "layers d_ff"),
-    )  # the others are those of Plain
+    def widened(name: str) -> jax.Array:
+        # [B, T, D] -> [B, T, F]
+        init = normal_init(config, config.d_model)
+        return Linear((width,), ("d_model", "d_ff"), init, config.use_bias, name=f"{prefix}{name}")(x)
 
-    @staticmethod
-    def is_in(config: ModelConfig) -> bool:
-        return config.gated
-
-    @staticmethod
-    def flops(config: ModelConfig, length: int) -> int:
-        return 2 * length * config.d_model * config.d_ff * 3
-
-    @staticmethod
-    def kept(config: ModelConfig) -> int:
-        return 2 * config.d_ff
-
-    @nn.compact
-    def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
-        config = self.config
-        activation = ACTIVATIONS[config.activation]
-        gated = made_again(lambda gate, up: activation(gate) * up)
-        return _down(config, gated(_widened(config, x, "gate"), _widened(config, x, "up"))), {}
-
-
-def _widened(config: ModelConfig, x: jax.Array, name: str) -> jax.Array:
-    # [B, T, D] -> [B, T, F]
-    init = normal_init(config, config.d_model)
-    return Linear((config.d_ff,), ("d_model", "d_ff"), init, config.use_bias, name=name)(x)
-
-
-def _down(config: ModelConfig, hidden: jax.Array) -> jax.Array:
+    activation = ACTIVATIONS[config.activation]
+    if config.gated:
+        hidden = made_again(lambda gate, up: activation(gate) * up)(widened("gate"), widened("up"))
+    else:
+        hidden = made_again(activation)(widened("up"))
     # [B, T, F] -> [B, T, D]
-    init = normal_init(config, config.d_ff, residual=True)
-    return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name="down")(hidden)
+    init = normal_init(config, width, residual=True)
+    return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name=f"{prefix}down")(hidden)

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.config import ModelConfig
 from pretrainax.layers.by_layer import BY_LAYER, DROPPED
 from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, register_feed_forward
+from pretrainax.layers.feed_forward.dense import everywhere
 from pretrainax.layers.feed_forward.exchange import Exchange
 from pretrainax.layers.feed_forward.products import Layout, expert_product
 from pretrainax.layers.feed_forward.router import Router, Routing
@@ -39,10 +40,12 @@ class Kernels(NamedTuple):
 
 @register_feed_forward
 class Mixture(FeedForward):
-    """The sum of weight · feed-forward over a token's experts."""
+    """The sum of weight · feed-forward over a token's experts; of shared ones (Dai et al. 2024, arXiv 2401.06066,
+    section 3.2), which are one wide feed-forward, the weight is 1."""
 
     partition_rules = (
         (r"blocks/mlp/router/kernel", "layers d_model features"),
+        (r"blocks/mlp/router/bias", "layers features"),
         (r"blocks/mlp/experts_(up|gate)/kernel", "layers experts d_model d_ff"),
         (r"blocks/mlp/experts_down/kernel", "layers experts d_ff d_model"),
     )
@@ -56,14 +59,16 @@ class Mixture(FeedForward):
         assert config.experts is not None
         maps = 3 if config.gated else 2
         expert = 2 * length * config.d_model * _width(config) * maps
-        return config.experts.top_k * expert + 2 * length * config.d_model * config.experts.num_experts
+        passed = config.experts.top_k + (config.experts.shared_experts or 0)
+        return passed * expert + 2 * length * config.d_model * config.experts.num_experts
 
     @staticmethod
     def kept(config: ModelConfig) -> int:
         assert config.experts is not None
         inside = _width(config) * (2 if config.gated else 1)
         # the last product too, which weights multiply; the router's logits
-        return config.experts.top_k * (inside + config.d_model) + config.experts.num_experts
+        routed = config.experts.top_k * (inside + config.d_model) + config.experts.num_experts
+        return routed + (config.experts.shared_experts or 0) * inside
 
     @nn.compact
     def __call__(self, x: jax.Array, real: Optional[jax.Array] = None) -> tuple[jax.Array, Sums]:
@@ -78,6 +83,8 @@ class Mixture(FeedForward):
         y, dropped, assigned = _on_each_device(config, x.shape)(x, routing, kernels)
         if settings.capacity is not None:
             sums[f"{BY_LAYER}{DROPPED}"] = (dropped, assigned)
+        if settings.shared_experts:
+            y += everywhere(config, x, settings.shared_experts * inner, "shared_")
         return y, sums
 
 

@@ -34,45 +34,79 @@ class Router(nn.Module):
         kernel = self.param("kernel", normal_init(self.config, self.config.d_model), shape, jnp.float32)
         # [B, T, D] -> [B, T, E]; a TPU would round both to bfloat16
         logits = jnp.matmul(x.astype(jnp.float32), kernel, precision=jax.lax.Precision.HIGHEST)
-        routing = route(settings, logits)
+        bias = None
+        if settings.bias_rate is not None:  # which no gradient moves: see training.balancing
+            bias = self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)
+        routing = route(settings, logits, bias)
         counted = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
         return routing, balance(settings, logits, routing, counted)
 
 
-def route(settings: MixtureOfExperts, logits: jax.Array) -> Routing:
-    """Returns the experts with the largest logits, [B, T, E] -> [B, T, k]."""
-    weights, experts = jax.lax.top_k(jax.nn.softmax(logits), settings.top_k)
+def route(settings: MixtureOfExperts, logits: jax.Array, bias: Optional[jax.Array] = None) -> Routing:
+    """Returns the experts with the largest scores, [B, T, E] -> [B, T, k].
+
+    bias: [E], added to the scores by which they are chosen, and not to their weights.
+    """
+    scores = _scores(settings, logits)
+    by = scores if bias is None else scores + bias[None, None]
+    if settings.groups is not None:
+        by = jnp.where(_in_best_groups(settings, by), by, -jnp.inf)
+    _, experts = jax.lax.top_k(by, settings.top_k)
+    weights = jnp.take_along_axis(scores, experts, axis=-1)
     if settings.normalized:
-        weights /= weights.sum(axis=-1, keepdims=True)
-    return Routing(experts, weights)
+        weights /= weights.sum(axis=-1, keepdims=True) + 1e-20  # sigmoids may all be zero
+    return Routing(experts, weights if settings.scale is None else settings.scale * weights)
+
+
+def _scores(settings: MixtureOfExperts, logits: jax.Array) -> jax.Array:
+    return jax.nn.softmax(logits) if settings.scores == "softmax" else jax.nn.sigmoid(logits)
+
+
+def _in_best_groups(settings: MixtureOfExperts, scores: jax.Array) -> jax.Array:
+    """Tells which experts are of the groups with the largest scores, [B, T, E] bool."""
+    assert settings.groups is not None and settings.top_groups is not None
+    # [B, T, E] -> [B, T, G, E/G] -> [B, T, G]
+    grouped = scores.reshape(*scores.shape[:-1], settings.groups, -1)
+    best, _ = jax.lax.top_k(grouped, 1 if settings.group_score == "best" else 2)
+    _, groups = jax.lax.top_k(best.sum(axis=-1), settings.top_groups)
+    # [B, T, g, G] -> [B, T, G] -> [B, T, E]
+    chosen = jax.nn.one_hot(groups, settings.groups, dtype=jnp.bool_).any(axis=-2)
+    return jnp.repeat(chosen, grouped.shape[-1], axis=-1)
 
 
 def balance(settings: MixtureOfExperts, logits: jax.Array, routing: Routing, counted: jax.Array) -> Sums:
     """Returns the losses of a layer's router, and how it spreads the tokens.
 
     The balance loss is E · sum over experts of f · P, with f the share of assignments that an expert gets, and P its
-    mean probability (Fedus et al. 2021, equations 4 to 6): 1 where both are even. Of several layers it is the mean.
+    mean probability (Fedus et al. 2021, equations 4 to 6): 1 where both are even. Of sigmoids, those of a token are
+    made to add up to 1 (DeepSeek-V3, equations 17 to 20). Over rows, and over several layers, it is the mean; rows
+    count by their tokens.
 
     NOTE Those of transformers take f k times as large, and f and P over all layers together.
 
     Args:
       counted: [B, T], 1 at tokens of a text; others are routed, and count for nothing here.
     """
-    probabilities, tokens = jax.nn.softmax(logits), counted.sum()
-    # [B, T, k, E] -> [E]
-    assigned = jnp.einsum("BTKE,BT->E", jax.nn.one_hot(routing.experts, settings.num_experts), counted)
+    scores = _scores(settings, logits)
+    probabilities = scores if settings.scores == "softmax" else scores / (scores.sum(-1, keepdims=True) + 1e-20)
+    # [B, T, k, E] -> [B, E]; [B, T, E] -> [B, E]
+    assigned = jnp.einsum("BTKE,BT->BE", jax.nn.one_hot(routing.experts, settings.num_experts), counted)
+    probability = jnp.einsum("BTE,BT->BE", probabilities, counted)
+    tokens = counted.sum()
     nonzero = jnp.maximum(tokens, 1.0)
-    share = assigned / (nonzero * settings.top_k)
-    probability = jnp.einsum("BTE,BT->E", probabilities, counted) / nonzero
     normaliser = jax.nn.logsumexp(logits, axis=-1)
-    entropy = jnp.einsum("BTE,BT->", -probabilities * jax.nn.log_softmax(logits), counted)
+    entropy = jnp.einsum("BTE,BT->", -probabilities * jnp.log(probabilities + 1e-20), counted)
     one = jnp.ones(())
     sums = {
-        f"{BY_LAYER}{EXPERT_TOKENS}": (assigned, one),
+        f"{BY_LAYER}{EXPERT_TOKENS}": (assigned.sum(axis=0), one),
         f"{BY_LAYER}{ROUTER_ENTROPY}": (entropy, tokens),
     }
     if settings.balance_weight:
-        loss = settings.num_experts * jnp.sum(share * probability)
+        of_row = counted.sum(axis=1, keepdims=True)  # [B, 1]
+        if settings.balance_over == "batch":  # is one row
+            assigned, probability, of_row = (x.sum(axis=0, keepdims=True) for x in (assigned, probability, of_row))
+        even = settings.top_k * jnp.maximum(of_row, 1.0)
+        loss = settings.num_experts * jnp.sum(assigned / even * probability) / nonzero
         sums["balance_loss"] = (settings.balance_weight * loss, one)
     if settings.z_weight:
         sums["router_z_loss"] = (settings.z_weight * jnp.sum(counted * normaliser**2) / nonzero, one)

@@ -65,6 +65,11 @@ class Positions:
     # Rows for sharding.rules.PARTITION_RULES: of the parameters that this kind brings along.
     partition_rules: ClassVar[tuple[tuple[str, str], ...]] = ()
 
+    @property
+    def logit_gain(self) -> float:
+        """Returns what logits of attention are multiplied by."""
+        return 1.0
+
     def embedding(self) -> Optional[nn.Module]:
         """Returns the table that each side of the model has under the name of `position_embedding`, if any."""
         return None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, RotaryScaling
+from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, RotaryScaling, YarnScaling
 from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
 from pretrainax.layers.positions.sinusoidal import radians
 
@@ -21,6 +21,7 @@ class RotaryTerms(PositionTerms):
     """The angles of queries, and of the keys of the same tokens."""
 
     angles: Angles
+    neighbours: bool = flax.struct.field(pytree_node=False, default=False)
     local: Optional["RotaryTerms"] = None  # of local layers, where they have their own
 
     def in_block(self, config: ModelConfig, is_local: jax.Array, deterministic: bool) -> "RotaryTerms":
@@ -30,7 +31,7 @@ class RotaryTerms(PositionTerms):
         return jax.tree.map(lambda near, far: jnp.where(is_local, near, far), self.local, everywhere)
 
     def rotate(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return rotate(q, *self.angles), rotate(k, *self.angles)
+        return rotate(q, *self.angles, self.neighbours), rotate(k, *self.angles, self.neighbours)
 
 
 @behaviour_of(RotaryPositions)
@@ -43,14 +44,48 @@ class Rotary(Positions):
         return everywhere.replace(local=self._angles(places, position.local_theta))
 
     def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
-        return RotaryTerms(rotary_angles(places.queries, self.config.dim_per_head, theta, scaling))
+        angles = rotary_angles(places.queries, self.config.turned_dim, theta, scaling)
+        return RotaryTerms(angles, self.config.position.neighbours)
+
+    @property
+    def logit_gain(self) -> float:
+        scaling = self.config.position.scaling
+        return _yarn_gain(scaling, scaling.logit_weight) ** 2 if isinstance(scaling, YarnScaling) else 1.0
 
 
 def rotary_angles(positions: jax.Array, head_dim: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
     """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, K/2] float32 (Su et al. 2021, section
     3.2.2)."""
-    angles = radians(positions, _stretch(theta ** (-np.arange(0, head_dim, 2) / head_dim), scaling))
-    return jnp.cos(angles), jnp.sin(angles)
+    if isinstance(scaling, YarnScaling):
+        frequencies = _yarn(scaling, head_dim, theta)
+        size = _yarn_gain(scaling, scaling.turned_weight) / _yarn_gain(scaling, scaling.logit_weight)
+    else:
+        frequencies, size = _stretch(_frequencies(head_dim, theta), scaling), 1.0
+    angles = radians(positions, frequencies)
+    return size * jnp.cos(angles), size * jnp.sin(angles)
+
+
+def _frequencies(head_dim: int, theta: float) -> np.ndarray:
+    return theta ** (-np.arange(0, head_dim, 2) / head_dim)
+
+
+def _yarn(scaling: YarnScaling, head_dim: int, theta: float) -> np.ndarray:
+    """Returns the frequencies of planes, those of a ramp between two of them neither stretched in full nor left alone
+    (Peng et al. 2023, section 3.2)."""
+
+    def plane(turns: float) -> float:  # that turns so often in the old context
+        return head_dim * math.log(scaling.original_length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = plane(scaling.fast), plane(scaling.slow)
+    if scaling.rounded:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    stretched = np.clip((np.arange(head_dim // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)  # 1: in full
+    return _frequencies(head_dim, theta) * (1.0 - stretched + stretched / scaling.factor)
+
+
+def _yarn_gain(scaling: YarnScaling, weight: float) -> float:
+    return 0.1 * weight * math.log(scaling.factor) + 1.0 if scaling.factor > 1 else 1.0
 
 
 def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.ndarray:
@@ -68,14 +103,16 @@ def _stretch(frequencies: np.ndarray, scaling: Optional[RotaryScaling]) -> np.nd
     return frequencies * (alone + (1.0 - alone) / scaling.factor)
 
 
-def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
+def rotate(x: jax.Array, cosines: jax.Array, sines: jax.Array, neighbours: bool = False) -> jax.Array:
     """Turns each plane of x [B, T, H, K] by its angle, in float32; cosines and sines [B, T, K/2].
 
     NOTE Plane i is (x[i], x[i + K/2]), as in GPT-NeoX and transformers; the paper and Meta's files take neighbours,
-    (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels.
+    (x[2i], x[2i + 1]). The two differ by a permutation of the rows of the query and key kernels. Of neighbours, what is
+    turned comes in the other order: for queries as for keys, which is all that logits ask.
     """
     message = "angles are [B, T, K/2] where queries or keys are [B, T, H, K]"
     chex.assert_shape((cosines, sines), (*x.shape[:2], x.shape[3] // 2), custom_message=message)
     cosines, sines = cosines[:, :, None, :], sines[:, :, None, :]  # [B, T, K/2] -> [B, T, 1, K/2]
-    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    wide = x.astype(jnp.float32)
+    a, b = (wide[..., ::2], wide[..., 1::2]) if neighbours else jnp.split(wide, 2, axis=-1)
     return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1).astype(x.dtype)

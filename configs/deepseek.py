@@ -1,0 +1,62 @@
+"""DeepSeekMoE, V2 and V3 by causal language modelling: `:moe_16b`, `:v2_lite`, `:v2`, `:v3`.
+
+    python -m pretrainax.main --config=configs/deepseek.py:v2_lite --config.data.source="HuggingFace(
+        path='HuggingFaceFW/fineweb', streaming=True)" --config.mesh.fsdp=32 --config.mesh.expert=8
+
+Dai et al. 2024, arXiv 2401.06066; DeepSeek-AI 2024, arXiv 2405.04434 and 2412.19437. Rows have the 4,096 tokens of the
+pretraining; a longer context, by YaRN, came after it, and is in the models of the zoo (`deepseek_v3`, `deepseek_r1`).
+Batches have the size that the authors' grow to; of V3 the second token that each position predicts is left out. Each
+number: `pretrainax recipe --config=deepseek:v3`. The text is not public, half of it Chinese; FineWeb (Penedo et al.
+2024) stands in for it, English web text.
+
+| variant | parameters | tokens | MMLU, 5-shot, of the released model |
+| --- | --- | --- | --- |
+| moe_16b | 16.4 B, 2.8 B of a token | 2 T | 45.0 |
+| v2_lite | 15.7 B, 2.7 B | 5.7 T | 58.3 |
+| v2 | 235.7 B, 21.4 B | 8.1 T | 78.5 |
+| v3 | 671.0 B, 37.6 B | 14.8 T | 87.1 |
+"""
+
+from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, RotaryPositions, TrainConfig
+from pretrainax.data.objectives import CausalLM
+from pretrainax.data.sources import PythonDocs
+from pretrainax.optim import AdamW, Schedule, WarmupStableDecay, WarmupSteps
+from pretrainax.tokenization import ByteBPE
+from pretrainax.zoo.deepseek import deepseek
+
+CONTEXT = 4096
+# variant -> (tokens, rows of a batch, peak of the rate)
+RUNS = {
+    "moe_16b": (2e12, 4608, 4.2e-4),
+    "v2_lite": (5.7e12, 4608, 4.2e-4),
+    "v2": (8.1e12, 9216, 2.4e-4),
+    "v3": (14.8e12, 15_360, 2.2e-4),
+}
+
+
+def get_config(variant: str = "v3") -> Experiment:
+    variant = variant or "v3"
+    model = deepseek(variant)
+    model.position = RotaryPositions(CONTEXT, neighbours=variant != "moe_16b")
+    model.init_stddev = 0.006
+    if variant == "v2_lite":
+        model.experts.balance_weight = 0.001
+    tokens, rows, rate = RUNS[variant]
+    steps = round(tokens / (rows * CONTEXT))
+    return Experiment(
+        model=model,
+        tokenizer=ByteBPE(vocab_size=128_000 if variant == "v3" else 100_000),  # the model has a few rows more
+        data=DataConfig(source=PythonDocs(), sequence_length=CONTEXT),
+        objective=CausalLM(),
+        optimizer=AdamW(learning_rate=rate, b2=0.95, weight_decay=0.1, clip_norm=1.0),
+        schedule=_schedule(variant, steps),
+        train=TrainConfig(steps=steps, global_batch_size=rows, log_every=10, remat="block"),
+        evaluate=EvaluateConfig(every=1_000, batches=8),
+        checkpoint=CheckpointConfig(every=1_000),
+    )
+
+
+def _schedule(variant: str, steps: int) -> Schedule:
+    if variant == "v3":  # 10 T tokens at the peak
+        return WarmupStableDecay(warmup_steps=2_000, decay_steps=round(steps * 4.8 / 14.8), final_fraction=0.1)
+    return WarmupSteps(warmup_steps=2_000, shares=(0.6, 0.9) if variant == "v2" else (0.8, 0.9))

@@ -1,0 +1,265 @@
+"""DeepSeekMoE (Dai et al. 2024, arXiv 2401.06066), DeepSeek-V2 (DeepSeek-AI 2024, arXiv 2405.04434), and DeepSeek-V3
+(2024, arXiv 2412.19437), of which R1 (2025, arXiv 2501.12948) has the architecture."""
+
+from collections.abc import Callable
+
+from pretrainax.config import LatentAttention, MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
+from pretrainax.layers.feed_forward import first_dense, kinds_of_layers
+from pretrainax.zoo import experts, llama
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    linear,
+    token_classifier,
+    trained_by,
+)
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers, width, feed-forward of the first layers, heads)
+SIZES_MOE = {"moe_16b": (28, 2048, 10_944, 16)}
+SIZES_2 = {"v2_lite": (27, 2048, 10_944, 16), "v2": (60, 5120, 12_288, 128)}
+SIZES_3 = {"v3": (61, 7168, 18_432, 128), "r1": (61, 7168, 18_432, 128)}
+
+
+def deepseek(variant: str = "v3") -> ModelConfig:
+    """Returns DeepSeek with the context that it is released for; UserError for an unknown variant."""
+    layers, width, d_ff, heads = pick("deepseek", variant, SIZES_MOE | SIZES_2 | SIZES_3)
+    of_variant = _moe() if variant in SIZES_MOE else _third() if variant in SIZES_3 else _second(variant)
+    return llama.decoder(layers, width, d_ff, heads, heads, norm_epsilon=1e-6, tie_embeddings=False, **of_variant)
+
+
+def _moe() -> dict:
+    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.001, **_SHARED)
+    return {"vocab_size": 102_400, "position": RotaryPositions(4096), "experts": mixture}
+
+
+_SHARED: dict = {"shared_experts": 2, "normalized": False, "first_dense": 1, "balance_over": "row"}
+
+
+def _second(variant: str) -> dict:
+    mixture = MixtureOfExperts(num_experts=64, top_k=6, d_ff=1408, balance_weight=0.003, **_SHARED)
+    if variant == "v2":
+        mixture.num_experts, mixture.d_ff, mixture.groups, mixture.top_groups, mixture.scale = 160, 1536, 8, 3, 16.0
+    latent = LatentAttention(query_rank=1536 if variant == "v2" else None)
+    position = _stretched(weight=0.707)
+    return {"vocab_size": 102_400, "position": position, "head_dim": 192, "latent_attention": latent} | {
+        "experts": mixture
+    }
+
+
+def _third() -> dict:
+    mixture = MixtureOfExperts(
+        num_experts=256,
+        top_k=8,
+        d_ff=2048,
+        shared_experts=1,
+        scores="sigmoid",
+        scale=2.5,
+        groups=8,
+        top_groups=4,
+        group_score="best_two",
+        first_dense=3,
+        balance_weight=0.0001,
+        balance_over="row",
+        bias_rate=0.001,
+    )
+    position = _stretched(weight=1.0)
+    return {
+        "vocab_size": 129_280,
+        "position": position,
+        "head_dim": 192,
+        "latent_attention": LatentAttention(query_rank=1536),
+    } | {"experts": mixture}
+
+
+def _stretched(weight: float) -> RotaryPositions:
+    scaling = YarnScaling(turned_weight=weight, logit_weight=weight)
+    return RotaryPositions(163_840, scaling=scaling, neighbours=True)
+
+
+# --- as files have it ------------------------------------------------------------------------------------------------
+
+
+def _latent_rows(config: ModelConfig) -> list[Row]:
+    ours, theirs = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn"
+    assert config.latent_attention is not None
+    if config.latent_attention.query_rank is None:
+        query = linear(f"{ours}/query", f"{theirs}.q_proj", bias=False)
+    else:
+        query = [
+            *linear(f"{ours}/query_down", f"{theirs}.q_a_proj", bias=False),
+            Row(f"{ours}/query_down_norm/scale", f"{theirs}.q_a_layernorm.weight"),
+            *linear(f"{ours}/query_up", f"{theirs}.q_b_proj", bias=False),
+        ]
+    return [
+        *query,
+        *linear(f"{ours}/key_value_down", f"{theirs}.kv_a_proj_with_mqa", bias=False),
+        Row(f"{ours}/key_value_down_norm/scale", f"{theirs}.kv_a_layernorm.weight"),
+        *linear(f"{ours}/key_value_up", f"{theirs}.kv_b_proj", bias=False),
+        *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
+    ]
+
+
+def _mixture_rows(config: ModelConfig) -> list[Row]:
+    assert config.experts is not None
+    ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
+    rows = experts.rows("mlp", gate="gate_proj", up="up_proj", down="down_proj")
+    for name in ("gate", "up", "down") if config.experts.shared_experts else ():
+        rows += linear(f"{ours}/shared_{name}", f"{theirs}.shared_experts.{name}_proj", bias=False)
+    if config.experts.bias_rate is not None:
+        rows.append(Row(f"{ours}/router/bias", f"{theirs}.gate.e_score_correction_bias"))
+    return rows
+
+
+def _names(config: ModelConfig) -> list[Row]:
+    attention = llama.attention_rows if config.latent_attention is None else _latent_rows
+    (dense, first), (rest, _) = kinds_of_layers(config, config.num_layers)
+    rows = llama.around_rows(config) + [
+        row._replace(start=first) for row in llama.block_rows(rest, attention, _mixture_rows)
+    ]
+    if first:
+        own = llama.block_rows(dense, attention, llama.feed_forward_rows)
+        rows += [row._replace(path=row.path.replace(llama.BLOCK, "decoder/dense/blocks")) for row in own]
+    return rows
+
+
+_FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"} | {
+    "n_routed_experts": "experts.num_experts",
+    "num_experts_per_tok": "experts.top_k",
+    "moe_intermediate_size": "experts.d_ff",
+    "norm_topk_prob": "experts.normalized",
+}
+_LATENT_FIELDS = _FIELDS | {
+    "kv_lora_rank": "latent_attention.rank",
+    "q_lora_rank": "latent_attention.query_rank",
+    "qk_rope_head_dim": "latent_attention.rotary_dim",
+    "v_head_dim": "latent_attention.value_dim",
+}
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    mixture, latent = config.experts, config.latent_attention
+    assert mixture is not None
+    if json.get("moe_layer_freq", 1) != 1:
+        raise UserError(f"config.json has moe_layer_freq {json['moe_layer_freq']}; only 1 is known")
+    llama.read_rotary(json, config)
+    if latent is not None:
+        config.head_dim = json.get("qk_nope_head_dim", 128) + latent.rotary_dim
+    experts.read(json, config)
+    mixture.balance_weight = json.get("aux_loss_alpha", mixture.balance_weight)
+    mixture.shared_experts = json.get("n_shared_experts", mixture.shared_experts) or None
+    if (scale := json.get("routed_scaling_factor", mixture.scale)) is not None:
+        mixture.scale = None if scale == 1 else scale
+    mixture.first_dense = json.get("first_k_dense_replace", mixture.first_dense) or None
+    groups = json.get("n_group", mixture.groups), json.get("topk_group", mixture.top_groups)
+    if json.get("topk_method") == "greedy" or groups == (1, 1):
+        groups = None, None
+    mixture.groups, mixture.top_groups = groups
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    mixture, latent = config.experts, config.latent_attention
+    assert mixture is not None
+    json = {
+        "num_key_value_heads": config.kv_heads,
+        "n_shared_experts": mixture.shared_experts,
+        "first_k_dense_replace": first_dense(config),
+        "routed_scaling_factor": mixture.scale or 1.0,
+        "aux_loss_alpha": mixture.balance_weight,
+    }
+    if latent is not None:
+        json |= {"qk_nope_head_dim": config.dim_per_head - latent.rotary_dim}
+        json |= {"n_group": mixture.groups or 1, "topk_group": mixture.top_groups or 1}
+    return json | llama.write_rotary(config)
+
+
+def _write_second(config: ModelConfig) -> ConfigJson:
+    assert config.experts is not None
+    return _write(config) | {"topk_method": "greedy" if config.experts.groups is None else "group_limited_greedy"}
+
+
+def _base(variant: str, **mixture: object) -> Callable[[], ModelConfig]:
+    """Returns what transformers takes where config.json is silent."""
+
+    def base() -> ModelConfig:
+        config = deepseek(variant)
+        config.position.scaling = None  # pyright: ignore[reportAttributeAccessIssue]
+        for name, value in mixture.items():
+            setattr(config.experts, name, value)
+        return config
+
+    return base
+
+
+_CONSTANTS: ConfigJson = {"attention_bias": False}
+FAMILIES = (
+    Family(
+        name="DeepSeekMoE",
+        prefix="deepseek_",
+        preset=deepseek,
+        sizes=SIZES_MOE,
+        paper="Dai et al. 2024, arXiv 2401.06066",
+        objective="causal language modelling",
+        configs=trained_by("deepseek", SIZES_MOE),
+        huggingface=HuggingFace(
+            model_type="deepseek",
+            architecture="DeepseekForCausalLM",  # of the release's own code
+            base=_base("moe_16b", first_dense=None),
+            fields=_FIELDS,
+            table=_names,
+            constants=_CONSTANTS | {"scoring_func": "softmax"},
+            read=_read,
+            write=_write,
+            tied=llama.tied,
+        ),
+    ),
+    Family(
+        name="DeepSeek-V2",
+        prefix="deepseek_",
+        preset=deepseek,
+        sizes=SIZES_2,
+        paper="DeepSeek-AI 2024, arXiv 2405.04434",
+        objective="causal language modelling",
+        configs=trained_by("deepseek", SIZES_2),
+        huggingface=HuggingFace(
+            model_type="deepseek_v2",
+            architecture="DeepseekV2ForCausalLM",
+            base=_base("v2", first_dense=None, groups=None, top_groups=None, scale=None),
+            fields={key: path for key, path in _LATENT_FIELDS.items() if key != "norm_topk_prob"},
+            table=_names,
+            constants=_CONSTANTS | {"mlp_bias": False, "norm_topk_prob": False, "scoring_func": "softmax"},
+            read=_read,
+            write=_write_second,
+            tied=llama.tied,
+            classifier=Classifier("DeepseekV2ForSequenceClassification", LAST),
+        ),
+    ),
+    Family(
+        name="DeepSeek-V3, R1",
+        prefix="deepseek_",
+        preset=deepseek,
+        sizes=SIZES_3,
+        paper="DeepSeek-AI 2024, arXiv 2412.19437; 2025, arXiv 2501.12948",
+        objective="causal language modelling",
+        configs=trained_by("deepseek", ["v3"]),
+        huggingface=HuggingFace(
+            model_type="deepseek_v3",
+            architecture="DeepseekV3ForCausalLM",
+            base=_base("v3"),
+            fields=_LATENT_FIELDS,
+            table=_names,
+            constants=_CONSTANTS
+            | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_interleave": True, "mlp_bias": False},
+            read=_read,
+            write=_write,
+            tied=llama.tied,
+            classifier=Classifier("DeepseekV3ForSequenceClassification", LAST),
+            token_classifier=token_classifier("DeepseekV3ForCausalLM", "score"),
+            ignored=(r"model\.layers\.61\..*",),  # which predicts the token after the next
+        ),
+    ),
+)

@@ -1,0 +1,38 @@
+"""Biases that follow what routers give to experts: their step, and what does not move them."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pretrainax.config import LayersConfig, MixtureOfExperts
+from pretrainax.optim.balancing import steered
+
+TOKENS = jnp.array([[6.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # of two layers
+SUMS = {"layers/decoder/1/expert_tokens": (TOKENS, jnp.ones(2)), "loss": (jnp.ones(()), jnp.ones(()))}
+
+
+def tree(first=1):
+    blocks = {"mlp": {"router": {"kernel": jnp.ones((2, 4, 3)), "bias": jnp.full((2, 3), 0.5)}}}
+    return {"decoder": {"dense": {"blocks": {"mlp": {"up": {"kernel": jnp.ones((first, 4, 8))}}}}, "blocks": blocks}}
+
+
+def moved(frozen=0, **settings):
+    settings = MixtureOfExperts(**{"num_experts": 3, "bias_rate": 0.1} | settings)
+    after = steered(settings, LayersConfig(frozen=frozen), tree(), SUMS)
+    router = after["decoder"]["blocks"]["mlp"]["router"]
+    np.testing.assert_array_equal(router["kernel"], 1.0)
+    return np.asarray(router["bias"]) - 0.5
+
+
+def test_busy_experts_go_down_and_others_up():
+    np.testing.assert_allclose(moved(), [[-0.1, 0.1, 0.0], [0.0, 0.0, 0.0]], atol=1e-7)  # float32
+
+
+@pytest.mark.parametrize("rate", [0.0, None])
+def test_without_a_rate_nothing_moves(rate):
+    assert not moved(bias_rate=rate).any()
+
+
+def test_frozen_layers_stay():
+    assert moved(frozen=1).any()  # the first layer, which has no experts
+    assert not moved(frozen=2).any()
