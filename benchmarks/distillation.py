@@ -66,7 +66,7 @@ def main() -> None:
     loss = f"{runs.last_loss(taught):.3f}"
     rows = [["teacher", "fresh", f"{options.teacher_steps:,}", f"{taught[-1]['flops']:.3g}", loss]]
     for start in options.starts:
-        fields = {} if start == "fresh" else {"checkpoint.init_from": teacher, "checkpoint.init_layers": "evenly"}
+        fields = {} if start == "fresh" else {"checkpoint.init_from": teacher, "checkpoint.adapt": "Layers()"}
         for way in (*options.ways, ALONE):
             steps, more = options.steps, dict(fields)
             if way == ALONE:  # a step with the teacher has a third of its step's FLOPs more: its forward

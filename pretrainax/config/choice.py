@@ -29,6 +29,7 @@ BUILT_IN = (  # the modules that have the choices of this package
     "pretrainax.adapt",
     "pretrainax.distill",
     "pretrainax.tasks",
+    "pretrainax.interop.adaptations",
 )
 ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other packages name theirs
 

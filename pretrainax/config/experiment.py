@@ -14,10 +14,12 @@ if TYPE_CHECKING:  # with their methods
     from pretrainax.data.preparation.filters import NearDuplicates, QualityFilter
     from pretrainax.data.sources import Source
     from pretrainax.distill import Distillation as DistillConfig
+    from pretrainax.interop.adaptations import Adaptation
     from pretrainax.optim import Optimizer, Schedule
     from pretrainax.tokenization import TokenizerConfig
 else:  # their bases, which need neither JAX nor NumPy
     from pretrainax.config.kinds import (
+        Adaptation,
         DistillConfig,
         NearDuplicates,
         Objective,
@@ -32,7 +34,6 @@ else:  # their bases, which need neither JAX nor NumPy
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
 KeptSteps = Annotated[tuple[int, ...], "log"]
-InitLayers = Annotated[tuple[int, ...], "evenly"]
 
 
 @dataclasses.dataclass
@@ -168,8 +169,8 @@ class CheckpointConfig:
     keep_at: KeptSteps = free(())
     # parameters to start from: a run, RUN@2000, RUN@best, an export, or a Hugging Face directory
     init_from: Optional[str] = None
-    # layers of `init_from` that a model of fewer starts with, from 0; evenly: 0, 2, 4, … for half as many; (): all
-    init_layers: InitLayers = ()
+    # how that becomes this model, one after the other, where it is of another family or shape; (): it is of this one
+    adapt: tuple[Adaptation, ...] = ()
     fresh_heads: bool = False  # heads that `init_from` lacks are drawn anew (a BertModel has none): they are named
 
     def keeps(self, step: int) -> bool:

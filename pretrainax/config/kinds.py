@@ -45,3 +45,7 @@ class Tuning(Choice):
 
 class DistillConfig(Choice):
     """Trains a model to be like a teacher, beside its own loss: pretrainax.distill."""
+
+
+class Adaptation(Choice):
+    """Gives what a run starts from the family, or the shape, of its own model: pretrainax.interop.adaptations."""

@@ -103,6 +103,8 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
         if files or path not in _READ:
             for line in choice.problems(e):
                 yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
+    for adaptation in e.checkpoint.adapt:
+        yield from adaptation.problems(e)
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:
@@ -131,19 +133,6 @@ def _number_problems(e: Experiment) -> Iterator[str]:
         )
     if e.checkpoint.fresh_heads and not e.checkpoint.init_from:
         yield "config.checkpoint.fresh_heads is of heads that config.checkpoint.init_from lacks, which is not set"
-    if e.checkpoint.init_layers:
-        yield from _init_layer_problems(e)
-
-
-def _init_layer_problems(e: Experiment) -> Iterator[str]:
-    name = f"config.checkpoint.init_layers is {e.checkpoint.init_layers!r}"
-    if not e.checkpoint.init_from:
-        yield f"{name}, layers of config.checkpoint.init_from, which is not set"
-    if e.tuning is not None:
-        yield f"{name}, and config.tuning keeps its start as it is: train a model of those layers first"
-    if e.model.share_layers or e.model.generator is not None:
-        which = "share_layers, whose layers are one" if e.model.share_layers else "generator, which makes two stacks"
-        yield f"{name}, and config.model has {which}: set it to ()"
 
 
 def _average_problems(e: Experiment) -> Iterator[str]:

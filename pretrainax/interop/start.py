@@ -2,7 +2,7 @@
 
 A run under tuning stores what it trains. What it does not train is read from its start whenever it is used, so
 `start.json` in its folder says what that was: which checkpoints, and a digest of them. So does `teacher.json` of a
-student's teacher.
+student's teacher. Of a start of another family or shape `start.json` says too what became of each parameter.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from pretrainax.layers.compute import Compute
 from pretrainax.models import electra
 from pretrainax.models.heads.base import head_modules, heads_of
 from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.sharding.rules import tree_shardings, with_shardings
+from pretrainax.sharding.rules import divided_shardings, tree_shardings, with_shardings
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import differences, without_heads
@@ -208,7 +208,7 @@ def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Opti
         return weights.load_params(origin.directory, model, abstract, fresh)
     fit, experiment = fit_of(origin, model, fresh is not None), experiment_of(origin)
     mesh = jax.tree.leaves(abstract)[0].sharding.mesh
-    params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder)
+    params = load_run(origin.directory, experiment, origin.steps, mesh, origin.folder, is_start=True)
     if experiment.model.generator is not None and model.generator is None:
         _, params = electra.discriminator(experiment.model, params)
     there, drawn = flat(params), fresh(fit.lacking) if fresh and fit.lacking else {}
@@ -217,7 +217,12 @@ def load_start(origin: Origin, model: ModelConfig, abstract: PyTree, fresh: Opti
 
 
 def load_run(
-    workdir: str, experiment: Experiment, steps: Sequence[str], mesh: jax.sharding.Mesh, folder: str = TRAINED
+    workdir: str,
+    experiment: Experiment,
+    steps: Sequence[str],
+    mesh: jax.sharding.Mesh,
+    folder: str = TRAINED,
+    is_start: bool = False,
 ) -> Params:
     """Returns the parameters of a run; of one under tuning those that it trained, merged into those of its start.
 
@@ -226,16 +231,16 @@ def load_run(
     Args:
       experiment: the run's, without phases.
       steps, folder: as `checkpoints.params.load_steps` has them.
+      is_start: of another model, which alone the mesh has to divide.
     """
-    whole = _placed(models.abstract_params(experiment.model), mesh)
+    abstract = models.abstract_params(experiment.model)
+    whole = placed_start(abstract, mesh) if is_start else _placed(abstract, mesh)
     if experiment.tuning is None:
         return load_plain(steps, whole, folder)
     model = cast(adapt.Adapted, adapt.adapted(models.build(experiment.model, Compute()), experiment))
     trained = jax.eval_shape(lambda params: model.start(params, jax.random.key(0)), whole)
     trained = load_steps(steps, _placed(trained, mesh), folder)
-    places = {path: x.sharding for path, x in flat(whole).items()}
-    nothing = lambda paths: {p: jnp.zeros(flat(whole)[p].shape, device=places[p]) for p in paths}  # noqa: E731
-    fresh = nothing if experiment.draws_heads else None  # heads are trained then
+    fresh = zeros_of(whole) if experiment.draws_heads else None  # heads are trained then
     frozen = model.frozen(load_start(find_known_start(workdir), experiment.model, whole, fresh))
     return model.merged(trained, frozen)[1]
 
@@ -257,14 +262,32 @@ def _placed(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
     return with_shardings(params, tree_shardings(mesh, params))
 
 
-# --- the start of a run under tuning ---------------------------------------------------------------------------------
+def placed_start(params: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+    """Returns the shapes of a start's parameters with shardings on the mesh of the run, which need not divide them."""
+    return with_shardings(params, divided_shardings(mesh, params))
 
 
-def remember_start(workdir: str, start: Origin, name: str = START) -> None:
-    """Writes what a run has started from, or its teacher, into its folder, with a digest of it."""
+def zeros_of(abstract: PyTree) -> Fresh:
+    """Returns what gives zeros for parameters that are of no use: heads that are drawn, or that nobody asks.
+
+    abstract: jax.ShapeDtypeStructs with shardings.
+    """
+    shapes = flat(abstract)
+    return lambda paths: {path: jnp.zeros(shapes[path].shape, device=shapes[path].sharding) for path in paths}
+
+
+# --- which start that was --------------------------------------------------------------------------------------------
+
+
+def remember_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
+    """Writes what a run has started from, or its teacher, into its folder, with a digest of it.
+
+    adapted: what became of its parameters, where they are not those of the run.
+    """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
     steps = list(map(step_of, start.steps))
     content = {"directory": start.directory, "steps": steps, "folder": start.folder, "sha256": _digest(start)}
+    content |= {} if adapted is None else {"adapted": adapted}
     write_atomically(os.path.join(workdir, name), json.dumps(content, indent=1) + "\n")
 
 

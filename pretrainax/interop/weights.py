@@ -15,6 +15,7 @@ from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.params import Fresh, Index
 from pretrainax.config import ModelConfig, UserError
+from pretrainax.interop.adaptations import suggested
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
@@ -53,16 +54,17 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
     """
     source = DirectoryWeights(directory, fresh_heads)
     given = f"config.checkpoint.init_from={directory} holds"
-    if source.config.family != model.family and not takes_encoder(source.config, model):
-        raise UserError(
-            f"{given} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
-            f"{model.family!r}: take a --config of that model, or a directory of this one"
-        )
     names = [
         name
         for name in differences(source.config, model)
         if not (is_head(name) and (fresh_heads or not getattr(model, name)))
     ]
+    if source.config.family != model.family and not takes_encoder(source.config, model):
+        raise UserError(
+            f"{given} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
+            f"{model.family!r}: take a --config of that model, or a directory of this one"
+            f"{_adaptable(source.config, model, names)}"
+        )
     if names and not (names == ["family"] and takes_encoder(source.config, model)):
         raise other_architecture(directory, source.config, model, names)
     source.bind(model)
@@ -92,7 +94,14 @@ def other_architecture(
     said = "; ".join(fields[:_MOST_FIELDS] + more)
     return UserError(
         f"config.checkpoint.init_from={directory} holds another architecture{': ' if said else ''}{said}{lost}{heads}"
+        f"{_adaptable(theirs, ours, names)}"
     )
+
+
+def _adaptable(theirs: ModelConfig, ours: ModelConfig, names: Sequence[str]) -> str:
+    """Returns which adaptations make a model that differs in these fields alone of a start; "" where none do."""
+    kinds = ", ".join(map(str, suggested(theirs, ours, names)))
+    return f'; config.checkpoint.adapt="{kinds}" makes the one of the other' if kinds else ""
 
 
 def verify_files(directory: str) -> None:

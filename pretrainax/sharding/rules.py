@@ -76,6 +76,18 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), param_specs(params))
 
 
+def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:
+    """Returns the same, but for axes that the mesh does not divide, which are left whole: of arrays that are read once
+    and become others."""
+
+    def one(x: jax.Array | jax.ShapeDtypeStruct, spec: P) -> NamedSharding:
+        parts = [math.prod(mesh.shape[name] for name in _names(entry)) for entry in spec]
+        kept = (entry if size % n == 0 else None for size, entry, n in zip(x.shape, spec, parts, strict=True))
+        return named_sharding(mesh, P(*kept))
+
+    return jax.tree.map(one, params, param_specs(params))
+
+
 def with_shardings(tree: PyTree, shardings: PyTree) -> PyTree:
     """Returns the shapes and dtypes of `tree` (arrays or shapes), each with its sharding."""
     return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings)

@@ -68,7 +68,7 @@ def train(
     complete(experiment)
     extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
-    start = describe_start(experiment, workdir)
+    describe_start(experiment, workdir)  # a mistake shows before the text is prepared; sizes may still be auto
     goodput, preemption = Goodput(workdir, process_age), PreemptionHandler()
 
     def prepare_data(experiment: Experiment) -> Prepared:
@@ -94,7 +94,7 @@ def train(
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         beside = [row for row in (("steps", extended), ("counts", _uncounted(loop_state))) if row[1]]
-        header.show(run, writer, [("workdir", workdir + resumed), *start, *beside], paper)
+        header.show(run, writer, [("workdir", workdir + resumed), *describe_start(experiment, workdir), *beside], paper)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)

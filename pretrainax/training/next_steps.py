@@ -24,6 +24,7 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
     beside = os.path.normpath(workdir)  # without a slash at its end
     longer = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
+    as_it_is = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # of this shape already
     board = _command("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
         board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
@@ -31,7 +32,7 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
         ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
         ("export to transformers", _export(workdir, f"{beside}-huggingface", experiment)),
         ("train longer", to_resume(workdir, [*words, *longer])),
-        ("train on from here", to_resume(f"{beside}-more", [*words, *start])),
+        ("train on from here", to_resume(f"{beside}-more", [*words, *start, *as_it_is])),
         ("curves in TensorBoard", board),
     ]
     return f"what next\n{text_table(rows, indent='  ')}"

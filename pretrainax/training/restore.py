@@ -7,11 +7,9 @@ from collections.abc import Iterable
 from typing import Optional, cast
 
 import jax
-import jax.numpy as jnp
 
 from pretrainax import adapt, models
 from pretrainax import config as config_lib
-from pretrainax.adapt.tuning import flat
 from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import Params
 from pretrainax.checkpoints.steps import list_steps
@@ -19,7 +17,8 @@ from pretrainax.config import AUTO, Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.distill import TEACHER, Distillation, Distilled
-from pretrainax.interop.layers import picked
+from pretrainax.interop.adaptations import Adaptation, WiderVocabulary
+from pretrainax.interop.adapted_start import AdaptedStart, adapted_start
 from pretrainax.interop.origin import Origin, find_origin
 from pretrainax.interop.same_ids import check_tokenizer_of, has_tokenizer
 from pretrainax.interop.start import (
@@ -27,14 +26,15 @@ from pretrainax.interop.start import (
     answers_redrawn,
     answers_taken,
     find_known_start,
-    fit_of,
     load_start,
+    placed_start,
     remember_start,
+    zeros_of,
 )
 from pretrainax.interop.teacher import find_teacher, teacher_of
 from pretrainax.reporting.units import byte_size
-from pretrainax.sharding.param_paths import PyTree, parameter_names
-from pretrainax.sharding.rules import tree_shardings, with_shardings
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.rules import tree_shardings
 from pretrainax.tasks import Instructions
 from pretrainax.tokenization.chat import PLAIN, write_template
 from pretrainax.training import longer, train_step
@@ -107,18 +107,40 @@ def describe_start(experiment: Experiment, workdir: str) -> list[tuple[str, str]
     if AUTO in (model.vocab_size, model.position.max_length):  # until the text is prepared; looked at when it is read
         return [("start", f"from {checkpoint.init_from}")]
     origin = find_origin(os.path.expanduser(checkpoint.init_from))
-    start = picked(origin, model, checkpoint.init_layers)
-    fit = fit_of(origin, start.model, experiment.draws_heads)
-    changed = [f"config.model.{name}" for name in fit.changed]
-    redrawn = answers_redrawn(origin, fit, experiment)
+    start = _adapted(origin, experiment)
+    changed = [f"config.model.{name}" for name in start.fit.changed]
+    answers = [path for path in answers_taken(start.fit, experiment.model) if path not in start.drawn]
     said = {
-        "fresh": _modules([*fit.lacking, *redrawn]),
-        "with its answers": [] if redrawn else _modules(answers_taken(fit, experiment.model)),
-        "left out": _modules(fit.left_out),
+        "fresh": _modules(start.drawn),
+        "with its answers": _modules(answers),
+        "left out": _modules(start.left_out),
         "computes otherwise": changed,
     }
     notes = (f"{what}: {', '.join(names)}" for what, names in said.items() if names)
-    return [("start", "; ".join(filter(None, [f"from {origin.description}", start.description, *notes])))]
+    return [("start", "; ".join([f"from {origin.description}", *notes])), *_said(start)]
+
+
+def _adapted(origin: Origin, experiment: Experiment) -> AdaptedStart:
+    """Returns how the start of a run becomes its model; answers that mean something else in this run are drawn anew."""
+    model, adaptations = experiment.model, cast(tuple[Adaptation, ...], experiment.checkpoint.adapt)
+    start = adapted_start(origin, model, adaptations, experiment.draws_heads)
+    return start.without(answers_redrawn(origin, start.fit, experiment))
+
+
+def _said(start: AdaptedStart) -> list[tuple[str, str]]:
+    """Returns the rows about a start of another family or shape: what that does, what is copied, how others are made.
+
+    Those that are drawn anew have been named beside the start.
+    """
+    if not start.effects:
+        return []
+    made: dict[str, list[str]] = {}
+    for path, way in start.ways.items():
+        if way.made:
+            made.setdefault(way.how, []).append(path)
+    rows = [("adapted", effect) for effect in start.effects]
+    rows.append(("copied", ", ".join(_modules(start.copied)) or "nothing"))
+    return rows + [("made", f"{', '.join(_modules(paths))}: {how}") for how, paths in made.items()]
 
 
 def _modules(paths: Iterable[str]) -> list[str]:
@@ -209,10 +231,8 @@ def read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
     check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
-    shapes = dict(zip(parameter_names(abstract), jax.tree.leaves(abstract), strict=True))
-    nothing = lambda paths: {p: jnp.zeros(shapes[p].shape, device=shapes[p].sharding) for p in paths}  # noqa: E731
     # Of a teacher whose answers nobody asks for, heads need not be there.
-    params = load_start(origin, model.teacher.config, abstract, None if distillation.soft else nothing)
+    params = load_start(origin, model.teacher.config, abstract, None if distillation.soft else zeros_of(abstract))
     for part in run.parts:
         part.frozen = {TEACHER: params}
     if is_new and run.is_primary:
@@ -225,7 +245,10 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
         return _split(run, _whole(find_known_start(workdir), run))
     start = find_origin(os.path.expanduser(init_from))
     if has_tokenizer(start):
-        check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:")
+        may_grow = any(isinstance(each, WiderVocabulary) for each in run.experiment.checkpoint.adapt)
+        check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:", may_grow)
+    if run.experiment.checkpoint.adapt and run.is_primary:
+        remember_start(workdir, start, adapted=_adapted(start, run.experiment).report)
     if isinstance(run.model, Distilled):
         return _started(run, run.model, _whole(start, run))
     if run.experiment.tuning is None:
@@ -238,16 +261,12 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
 
 def _whole(start: Origin, run: Run) -> Params:
     """Reads the parameters of the model, whether they are trained or not."""
-    kept = picked(start, run.experiment.model, run.experiment.checkpoint.init_layers)
+    adapted = _adapted(start, run.experiment)
+    abstract = placed_start(models.abstract_params(adapted.model), run.mesh)
+    fresh = zeros_of(abstract) if run.experiment.draws_heads else None
+    drawn = run.fresh_params(adapted.drawn) if adapted.drawn else {}
     shardings = tree_shardings(run.mesh, train_step.abstract_params(plain(run.model), run.batch_shapes))
-    abstract = models.abstract_params(kept.model)
-    abstract = with_shardings(abstract, tree_shardings(run.mesh, abstract))
-    fresh = run.fresh_params if run.experiment.draws_heads else None
-    params = kept.take(load_start(start, kept.model, abstract, fresh), shardings)
-    redrawn = answers_redrawn(start, fit_of(start, kept.model, fresh is not None), run.experiment)
-    drawn = run.fresh_params(redrawn) if redrawn else {}
-    leaves = [drawn.get(path, x) for path, x in flat(params).items()]
-    return jax.tree.unflatten(jax.tree.structure(params), leaves)
+    return adapted.take(load_start(start, adapted.model, abstract, fresh), shardings, drawn)
 
 
 def _split(run: Run, whole: Params) -> Params:

@@ -37,6 +37,7 @@ def mistakes(folder: pathlib.Path) -> list[Mistake]:
         *(Mistake(command, tuple(words), said) for command, words, said in (*_of_names(), *_of_predictions())),
         *(Mistake("main", (TINY, f"--config.data.source.path={folder}", *words), said) for words, said in _of_grids()),
         *(Mistake("main", (TINY, f"--config.tuning={tuning}"), said) for tuning, said in _of_tunings()),
+        *(Mistake("main", (TINY, f"--config.checkpoint.adapt={kinds}"), said) for kinds, said in _of_adaptations()),
         *(Mistake("main", (TINY, f"--config.{field}={value}"), said) for field, value, said in _of_values()),
         *(Mistake(command, tuple(words), said) for command, words, said in _of_paths()),
         *(Mistake("main", (f"--config={given}",), said) for given, said in _of_config_files(folder)),
@@ -128,6 +129,14 @@ def _of_tunings():
         ("LoRA()", "set config.checkpoint.init_from to"),
         ("LoRA(targets=('qery',))", "did you mean 'query'"),
         ("LoRA(rank=99)", "it must be at most 32"),
+    ]
+
+
+def _of_adaptations():
+    return [
+        ("DecoderToEncode()", "did you mean 'DecoderToEncoder'"),
+        ("Layers(taken='evenl')", "it must be a tuple, each of type int or 'evenly' or 'stacked'"),
+        ("Layers()", "which gives config.checkpoint.init_from another shape: set that to"),
     ]
 
 

@@ -21,7 +21,8 @@ from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
 from pretrainax.distill import TEACHER, DistilBERT, Distillation
 from pretrainax.interop import directories
-from pretrainax.interop.layers import picked
+from pretrainax.interop.adaptations import Layers
+from pretrainax.interop.adapted_start import adapted_start
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.start import load_plain
 from pretrainax.layers.compute import for_this_machine
@@ -201,9 +202,9 @@ def test_a_student_starts_with_the_layers_that_are_chosen(kind, chosen, layers, 
     experiment = experiment_of(text, cache, 2, DistilBERT(str(start)), steps=1)
     experiment.tokenizer = PretrainedTokenizer(path=str(teacher / "tokenizer"))
     experiment.checkpoint.init_from = str(start)
-    experiment.checkpoint.init_layers = chosen
-    ((_, said),) = describe_start(experiment, str(tmp_path))
-    assert said.endswith(f"; layers {layers[0]}, {layers[1]} of the 4 of the encoder")
+    experiment.checkpoint.adapt = (Layers(chosen),)
+    said = dict(describe_start(experiment, str(tmp_path)))
+    assert said["adapted"].endswith(f": layers {layers[0]}, {layers[1]} of the 4 of the encoder")
     with open_run(experiment) as run:
         state, _ = restore_or_init(run, Checkpoints(str(tmp_path / "checkpoints"), 1))
         first = flat(run.plain(state.params)[1])
@@ -217,11 +218,11 @@ def test_a_student_starts_with_the_layers_that_are_chosen(kind, chosen, layers, 
 
 def test_layers_that_are_not_there_are_refused(teacher, text, cache):
     origin, model = find_origin(str(teacher)), experiment_of(text, cache, 3).model
-    with pytest.raises(UserError, match="is 'evenly', and 3 layers of config.model do not divide the 4 of"):
-        picked(origin, model, "evenly")
+    with pytest.raises(UserError, match="neither of 3 layers of config.model and the 4 of the encoder there divides"):
+        adapted_start(origin, model, (Layers(),), fresh_heads=False)
     for layers in ((0, 1), (0, 1, 4)):
-        with pytest.raises(UserError, match="it must be 3 numbers from 0 to 3, one for each layer"):
-            picked(origin, model, layers)
+        with pytest.raises(UserError, match="taken must be 3 numbers from 0 to 3, one for each layer"):
+            adapted_start(origin, model, (Layers(layers),), fresh_heads=False)
 
 
 # --- a task ----------------------------------------------------------------------------------------------------------
@@ -244,7 +245,7 @@ def test_a_task_is_learnt_from_a_teacher_of_the_same_labels(teacher, cache, tmp_
     experiment = fine_tuning(teacher)
     untrained(experiment, tmp_path / "tuned", load_tokenizer(str(teacher / "tokenizer")))
     with without_finish():
-        experiment.model.num_layers, experiment.checkpoint.init_layers = 2, "evenly"
+        experiment.model.num_layers, experiment.checkpoint.adapt = 2, (Layers(),)
         experiment.distill = Distillation(str(tmp_path / "tuned"), hidden=1.0, attention=1.0)
         assert loop.train(experiment, str(tmp_path / "student")) == 0
     line = lines(tmp_path / "student", "train")[-1]

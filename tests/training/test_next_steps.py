@@ -10,6 +10,7 @@ import pytest
 
 from pretrainax.config import Phase
 from pretrainax.config.serialization import dump
+from pretrainax.interop.adaptations import Layers
 from pretrainax.training import next_steps
 from tests.support import tiny
 from tests.support.runs import ENV, ROOT, command, last_line, run
@@ -51,6 +52,17 @@ def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
         f"--workdir={ODD}-more",
     ]
     assert found["curves in TensorBoard"][-1] == f"--logdir={ODD}"
+
+
+def test_a_run_that_goes_on_from_one_whose_start_was_adapted_takes_it_as_it_is(workdir):
+    workdir("run", "gpt")
+    assert "config.checkpoint.adapt" not in next_steps.after_training("run", [])
+    experiment = tiny.get_config("gpt")
+    experiment.checkpoint.init_from, experiment.checkpoint.adapt = "runs/shallow", (Layers(),)
+    pathlib.Path("run", "config.json").write_text(dump(experiment))
+    words = ["--config.checkpoint.init_from=runs/shallow", "--config.checkpoint.adapt=Layers()"]
+    found = commands(next_steps.after_training("run", words))["train on from here"]
+    assert found.index("--config.checkpoint.adapt=()") > found.index("--config.checkpoint.adapt=Layers()")
 
 
 def test_a_longer_run_gives_its_last_phase_what_is_left(workdir):

@@ -1,0 +1,33 @@
+"""Maps the parameters of a start to those of a model of another family or shape, each by a rule of its own."""
+
+from collections.abc import Iterable
+
+from pretrainax.config import ModelConfig
+from pretrainax.interop.adaptations.base import Adaptation, Making, Way
+from pretrainax.interop.adaptations.experts import DenseToExperts
+from pretrainax.interop.adaptations.families import DecoderToEncoder, DecoderToEncoderDecoder
+from pretrainax.interop.adaptations.layers import Layers
+from pretrainax.interop.adaptations.tables import LongerContext, WiderVocabulary
+
+_KINDS = (DecoderToEncoder, DecoderToEncoderDecoder, DenseToExperts, Layers, WiderVocabulary, LongerContext)
+
+
+def suggested(theirs: ModelConfig, ours: ModelConfig, fields: Iterable[str]) -> list[Adaptation]:
+    """Returns adaptations that make one model of another, which differ in these fields alone; [] where none do."""
+    kinds = [kind() for kind in _KINDS if kind.makes in (None, ours.family) and set(kind.fields) & set(fields)]
+    changed = {field for kind in kinds if not list(kind.mismatches(ours, theirs)) for field in kind.fields}
+    return kinds if set(fields) <= changed else []
+
+
+__all__ = [
+    "Adaptation",
+    "DecoderToEncoder",
+    "DecoderToEncoderDecoder",
+    "DenseToExperts",
+    "Layers",
+    "LongerContext",
+    "Making",
+    "Way",
+    "WiderVocabulary",
+    "suggested",
+]

@@ -1,0 +1,244 @@
+"""Each adaptation of a start: what it keeps of the function, where that can be, and which arrays it makes of which."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from pretrainax.adapt.tuning import flat
+from pretrainax.config import LearnedPositions, LinearScaling, MixtureOfExperts, RotaryPositions
+from pretrainax.interop.adaptations import (
+    DecoderToEncoder,
+    DecoderToEncoderDecoder,
+    DenseToExperts,
+    Layers,
+    LongerContext,
+    WiderVocabulary,
+)
+from pretrainax.layers.compute import Compute
+from pretrainax.layers.stack import Stack
+from pretrainax.models.base import Model
+from pretrainax.models.encoder import Encoder
+from tests.golden import CASES
+from tests.golden.case import Case, batch, weights
+from tests.support.adapted import planned, taken
+from tests.support.exports import our_logits
+from tests.support.huggingface_weights import write_run
+
+# The same sums in programs that the compiler orders otherwise: float32 has 7 digits, logits are up to some tens.
+ROUNDING = dict(rtol=1e-4, atol=1e-4)
+
+
+def logits_of(name, arrays=None):
+    """Those of a tiny decoder."""
+    config = CASES[name].config
+    return our_logits(config, weights(config), arrays or batch(CASES[name]))
+
+
+class Closed(Encoder):
+    """An encoder whose mask is kept causal."""
+
+    def setup(self):
+        Model.setup(self)
+        self.encoder = Stack(self.config, self.compute, causal=True, num_layers=self.config.num_layers)
+
+
+# --- families --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "gemma2", "qwen3_moe"])
+def test_with_its_mask_kept_closed_an_encoder_says_what_the_decoder_did(name, tmp_path):
+    model, arrays = dataclasses.replace(CASES[name].config, family="encoder"), batch(CASES[name])
+    params = taken(write_run(tmp_path / "start", CASES[name].config), model, DecoderToEncoder())
+    with jax.default_matmul_precision("highest"):
+        outputs = Closed(model, Compute()).apply({"params": params}, arrays, deterministic=True)
+    closed = np.asarray(outputs.heads["lm"].logits())
+    np.testing.assert_allclose(closed, logits_of(name), **ROUNDING)
+    assert np.abs(our_logits(model, params, arrays) - closed)[:, 0].max() > 0.1  # open, the first token sees the others
+
+
+def test_of_one_token_alone_an_encoder_says_what_the_decoder_did(tmp_path):
+    model, arrays = dataclasses.replace(CASES["llama3"].config, family="encoder"), batch(CASES["llama3"])
+    arrays = {key: x[:, :1] for key, x in arrays.items()}
+    params = taken(write_run(tmp_path / "start", CASES["llama3"].config), model, DecoderToEncoder())
+    np.testing.assert_allclose(our_logits(model, params, arrays), logits_of("llama3", arrays), **ROUNDING)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "gemma1"])
+def test_silent_cross_attention_lets_the_decoder_say_what_it_did(name, tmp_path):
+    model = dataclasses.replace(CASES[name].config, family="encoder_decoder")
+    adaptation = DecoderToEncoderDecoder(cross_attention="silent")
+    params = taken(write_run(tmp_path / "start", CASES[name].config), model, adaptation)
+    encoder = {key: x for key, x in batch(Case(model, CASES[name].family)).items() if key.startswith("encoder_")}
+    arrays = batch(CASES[name])
+    np.testing.assert_allclose(our_logits(model, params, arrays | encoder), logits_of(name, arrays), **ROUNDING)
+
+
+def test_both_stacks_are_the_decoder_s_and_cross_attention_is_self_attention_of_its_layer(tmp_path):
+    source = dataclasses.replace(CASES["gpt2"].config, embedding_norm=True, qk_norm=True)
+    model = dataclasses.replace(source, family="encoder_decoder")
+    params = flat(taken(write_run(tmp_path / "start", source), model, DecoderToEncoderDecoder()))
+    theirs = flat(weights(source))
+    for path, x in params.items():
+        there = path.replace("cross_attention", "self_attention").removeprefix("decoder_")
+        there = there.replace("encoder/", "decoder/", 1) if there.startswith("encoder/") else there
+        np.testing.assert_array_equal(x, theirs[there], err_msg=path)
+    assert {"decoder_position_embedding/embedding", "decoder_embedding_norm/scale"} <= params.keys()
+    assert sum("cross_attention" in path for path in params) == 14  # kernels and biases of four maps and three norms
+
+
+# --- experts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "top_k"), [("llama3", 1), ("gemma2", 2), ("qwen2", 3)])
+def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward_did(name, top_k, tmp_path):
+    model = dataclasses.replace(CASES[name].config, experts=MixtureOfExperts(num_experts=4, top_k=top_k))
+    start = write_run(tmp_path / "start", CASES[name].config)
+    params = taken(start, model, DenseToExperts())
+    assert np.std(flat(params)["decoder/blocks/mlp/router/kernel"]) > 0.5  # tokens go to different experts
+    np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
+    assert planned(start, model, DenseToExperts()).effects == (
+        "DenseToExperts(): whatever the router says, the same is computed at first",
+    )
+
+
+def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_their_share(tmp_path):
+    """All weights are then 1 / E, and k of them are added: what the dense model would compute with k / E of the last
+    map, as the report says."""
+    source, experts = CASES["llama3"].config, MixtureOfExperts(num_experts=8, top_k=2, normalized=False)
+    model, start = dataclasses.replace(source, experts=experts), write_run(tmp_path / "start", CASES["llama3"].config)
+    params = taken(start, model, DenseToExperts())
+    params["decoder"]["blocks"]["mlp"]["router"]["kernel"] *= 0
+    less = weights(source)
+    less["decoder"]["blocks"]["mlp"]["down"]["kernel"] *= 2 / 8
+    arrays = batch(CASES["llama3"])
+    np.testing.assert_allclose(our_logits(model, params, arrays), our_logits(source, less, arrays), **ROUNDING)
+    (effect,) = planned(start, model, DenseToExperts()).effects
+    assert "do not add up to 1 (normalized=False), of a fresh router to about 2 of 8" in effect
+    model.experts = dataclasses.replace(experts, normalized=True, scale=2.5)
+    (effect,) = planned(start, model, DenseToExperts()).effects
+    assert effect == "each feed-forward adds 2.5 times as much (config.model.experts.scale)"
+
+
+def test_biases_that_experts_do_not_have_are_left_out_and_said(tmp_path):
+    model = dataclasses.replace(CASES["gpt2"].config, experts=MixtureOfExperts(capacity=1.25))
+    start = planned(write_run(tmp_path / "start", CASES["gpt2"].config), model, DenseToExperts())
+    assert start.left_out == ("decoder/blocks/mlp/down/bias", "decoder/blocks/mlp/up/bias")
+    assert "experts have no biases, which are left out; for a token that is dropped" in start.effects[0]
+    assert start.made["decoder/blocks/mlp/router/kernel"] == "drawn anew"
+    assert start.made["decoder/blocks/mlp/experts_up/kernel"] == "8 copies (decoder/blocks/mlp/up/kernel)"
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "there, ours, layers, expected",
+    [
+        (4, 2, Layers(), [0, 2]),
+        (2, 4, Layers(), [0, 0, 1, 1]),
+        (2, 4, Layers("stacked"), [0, 1, 0, 1]),
+        (2, 3, Layers("stacked"), [0, 1, 0]),
+        (4, 3, Layers((3, 3, 1)), [3, 3, 1]),
+        (4, 4, Layers(), [0, 1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_layers_begin_as_those_that_are_taken(there, ours, layers, expected, tmp_path):
+    source = dataclasses.replace(CASES["gpt2"].config, num_layers=there)
+    model = dataclasses.replace(source, num_layers=ours)
+    params = flat(taken(write_run(tmp_path / "start", source), model, layers))
+    for path, x in flat(weights(source)).items():
+        np.testing.assert_array_equal(params[path], x[expected] if "/blocks/" in path else x, err_msg=path)
+
+
+@pytest.mark.parametrize(("name", "which"), [("gpt2", "evenly"), ("llama3", "stacked"), ("mixtral", "evenly")])
+def test_more_layers_that_are_silent_compute_what_fewer_did(name, which, tmp_path):
+    model = dataclasses.replace(CASES[name].config, num_layers=4)
+    start = write_run(tmp_path / "start", CASES[name].config)
+    params = taken(start, model, Layers(which, silent=True))
+    np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
+    assert planned(start, model, Layers(which, silent=True)).effects[0].endswith("the same is computed at first")
+    louder = taken(start, model, Layers(which))
+    assert np.abs(our_logits(model, louder, batch(CASES[name])) - logits_of(name)).max() > 0.1
+
+
+@pytest.mark.parametrize("taken", [(0, 0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 0), (0, 0, 0, 0)])
+def test_silent_layers_are_said_to_change_nothing_where_the_others_are_all_there_and_in_their_order(taken, tmp_path):
+    source, model = CASES["gpt2"].config, dataclasses.replace(CASES["gpt2"].config, num_layers=4)
+    start = planned(write_run(tmp_path / "start", source), model, Layers(taken, silent=True))
+    assert start.effects[0].endswith("the same is computed at first") == (taken in [(0, 0, 1, 1), (0, 1, 1, 0)])
+
+
+def test_layers_that_were_local_and_are_global_are_said(tmp_path):
+    source = dataclasses.replace(CASES["gpt_neo"].config, num_layers=2)  # one of each, in turn
+    start = write_run(tmp_path / "start", source)
+    for layers, other, same in ((Layers(silent=True), "1, 2", False), (Layers("stacked", silent=True), "", True)):
+        (effect,) = planned(start, dataclasses.replace(source, num_layers=4), layers).effects
+        assert (f"of another kind, local or global, than there: {other} of these 4" in effect) != same
+        assert effect.endswith("the same is computed at first") == same
+
+
+# --- tables ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3", "bert_masked_lm"])  # tied, untied, with a bias
+def test_logits_of_old_tokens_stay_and_those_of_new_ones_are_their_mean(name, tmp_path):
+    source = CASES[name].config
+    model = dataclasses.replace(source, vocab_size=128)
+    params = taken(write_run(tmp_path / "start", source), model, WiderVocabulary())
+    old, new = logits_of(name), our_logits(model, params, batch(CASES[name]))
+    np.testing.assert_allclose(new[..., : source.vocab_size], old, **ROUNDING)
+    mean = np.repeat(old.mean(axis=-1, keepdims=True), 128 - source.vocab_size, axis=-1)
+    np.testing.assert_allclose(new[..., source.vocab_size :], mean, **ROUNDING)
+
+
+def test_rows_that_no_token_had_are_made_like_new_ones(tmp_path):
+    source = CASES["gpt2"].config
+    start, model = write_run(tmp_path / "start", source), dataclasses.replace(source, vocab_size=128)
+    table = flat(taken(start, model, WiderVocabulary(tokens=40)))["token_embedding/embedding"]
+    old = flat(weights(source))["token_embedding/embedding"]
+    np.testing.assert_array_equal(table[:40], old[:40])
+    # of 40 numbers, added up in another order
+    np.testing.assert_allclose(table[40:], np.broadcast_to(old[:40].mean(axis=0), (88, 16)), atol=1e-6)
+    assert (
+        "of the 40 old tokens stay, those of the 88 new ones" in planned(start, model, WiderVocabulary(40)).effects[0]
+    )
+
+
+@pytest.mark.parametrize("name", ["gpt2", "roberta", "bart"])  # the last two have rows that no position uses
+def test_a_longer_context_leaves_learned_positions_as_they_were_and_repeats_them(name, tmp_path):
+    source = CASES[name].config
+    unused = source.position.offset
+    model = dataclasses.replace(source, position=LearnedPositions(50, offset=unused))
+    params = taken(write_run(tmp_path / "start", source, pad_id=CASES[name].pad_id), model, LongerContext())
+    np.testing.assert_allclose(our_logits(model, params, batch(CASES[name])), logits_of(name), **ROUNDING)
+    for path, x in flat(weights(source)).items():
+        if "position" in path:
+            rows = [*range(unused), *(unused + i % 20 for i in range(50))]
+            np.testing.assert_array_equal(flat(params)[path], x[rows], err_msg=path)
+
+
+def test_positions_that_are_stretched_keep_the_first_and_the_last(tmp_path):
+    source = CASES["gpt2"].config
+    model = dataclasses.replace(source, position=LearnedPositions(39))
+    start = write_run(tmp_path / "start", source)
+    table = np.asarray(flat(taken(start, model, LongerContext("interpolate")))["position_embedding/embedding"])
+    old = flat(weights(source))["position_embedding/embedding"]
+    # every second row is an old one, the others are between two; halves are exact but for the last digit
+    np.testing.assert_allclose(table[::2], old, atol=1e-6)
+    np.testing.assert_allclose(table[1::2], (old[1:] + old[:-1]) / 2, atol=1e-6)
+
+
+def test_rotary_positions_become_slower_and_no_array_changes(tmp_path):
+    source = CASES["llama3"].config
+    position = RotaryPositions(80, theta=160.0, scaling=LinearScaling(4.0))
+    model, start = dataclasses.replace(source, position=position), write_run(tmp_path / "start", source)
+    adapted = planned(start, model, LongerContext())
+    assert not adapted.made and not adapted.left_out and not adapted.fit.changed
+    assert adapted.effects == (
+        "LongerContext(): max_length 20 -> 80; theta 40.0 -> 160.0; scaling None -> LinearScaling(factor=4.0)",
+    )
+    for path, x in flat(taken(start, model, LongerContext())).items():
+        np.testing.assert_array_equal(x, flat(weights(source))[path])

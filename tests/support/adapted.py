@@ -1,0 +1,48 @@
+"""Starts of another family or shape, taken as a run takes them."""
+
+import pathlib
+import zlib
+
+import jax
+import numpy as np
+
+from pretrainax import models
+from pretrainax.adapt.tuning import flat
+from pretrainax.config import MeshConfig, ModelConfig
+from pretrainax.interop.adaptations import Adaptation
+from pretrainax.interop.adapted_start import AdaptedStart, adapted_start
+from pretrainax.interop.origin import find_origin
+from pretrainax.interop.start import load_start, placed_start, zeros_of
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.rules import tree_shardings
+
+
+def planned(start: pathlib.Path, model: ModelConfig, *adaptations: Adaptation, fresh_heads=False) -> AdaptedStart:
+    """How a run or a directory becomes a model."""
+    return adapted_start(find_origin(str(start)), model, adaptations, fresh_heads)
+
+
+def read(start: pathlib.Path, adapted: AdaptedStart, mesh=None):
+    """The parameters that become those of the model, as they are there."""
+    abstract = placed_start(models.abstract_params(adapted.model), mesh or _one_device())
+    return load_start(find_origin(str(start)), adapted.model, abstract, zeros_of(abstract))
+
+
+def noise(path: str, shape) -> np.ndarray:
+    """What stands for parameters that are drawn anew: large enough to show."""
+    return np.random.RandomState(zlib.crc32(path.encode())).standard_normal(shape).astype(np.float32)
+
+
+def taken(start: pathlib.Path, model: ModelConfig, *adaptations: Adaptation, fresh_heads=False, mesh=None):
+    """The parameters of the model; those that are drawn are `noise`."""
+    adapted, mesh = planned(start, model, *adaptations, fresh_heads=fresh_heads), mesh or _one_device()
+    shapes = models.abstract_params(model)
+    shardings = tree_shardings(mesh, shapes)
+    drawn = {
+        path: jax.device_put(noise(path, flat(shapes)[path].shape), flat(shardings)[path]) for path in adapted.drawn
+    }
+    return adapted.take(read(start, adapted, mesh), shardings, drawn)
+
+
+def _one_device() -> jax.sharding.Mesh:
+    return make_mesh(MeshConfig(), jax.devices()[:1])
