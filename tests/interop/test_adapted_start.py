@@ -259,6 +259,18 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
         ),
         (
             "gpt2",
+            {"experts": dataclasses.replace(EXPERTS, shared_experts=1)},
+            [DenseToExperts()],
+            "config.model.experts.shared_experts is 1, .* set it to None",
+        ),
+        (
+            "gpt2",
+            {"d_ff": 24, "experts": dataclasses.replace(EXPERTS, d_ff=48, first_dense=1)},
+            [DenseToExperts()],
+            "config.model.d_ff, of the first layers, is 24, there 48: set it to that",
+        ),
+        (
+            "gpt2",
             {"num_layers": 3},
             [Layers()],
             "neither of 3 layers of config.model and the 2 of the decoder there divides the other: set",
