@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax.adapt.tuning import flat
-from pretrainax.config import LearnedPositions, LinearScaling, MixtureOfExperts, RotaryPositions
+from pretrainax.config import LearnedPositions, LinearScaling, MixtureOfExperts, RotaryPositions, UserError
 from pretrainax.interop.adaptations import (
     DecoderToEncoder,
     DecoderToEncoderDecoder,
@@ -103,6 +103,16 @@ def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward
     )
 
 
+def test_first_layers_stay_as_they_are_where_the_others_have_experts(tmp_path):
+    source = dataclasses.replace(CASES["llama3"].config, num_layers=4)
+    model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=4, top_k=2, first_dense=1))
+    params = taken(write_run(tmp_path / "start", source), model, DenseToExperts())
+    arrays = batch(CASES["llama3"])
+    np.testing.assert_allclose(
+        our_logits(model, params, arrays), our_logits(source, weights(source), arrays), **ROUNDING
+    )
+
+
 def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_their_share(tmp_path):
     """All weights are then 1 / E, and k of them are added: what the dense model would compute with k / E of the last
     map, as the report says."""
@@ -115,10 +125,10 @@ def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_
     arrays = batch(CASES["llama3"])
     np.testing.assert_allclose(our_logits(model, params, arrays), our_logits(source, less, arrays), **ROUNDING)
     (effect,) = planned(start, model, DenseToExperts()).effects
-    assert "do not add up to 1 (normalized=False), of a fresh router to about 2 of 8" in effect
-    model.experts = dataclasses.replace(experts, normalized=True, scale=2.5)
-    (effect,) = planned(start, model, DenseToExperts()).effects
-    assert effect == "each feed-forward adds 2.5 times as much (config.model.experts.scale)"
+    assert "do not add up to 1 (normalized, scale), of a fresh router to about 0.25: each" in effect
+    scaled = MixtureOfExperts(num_experts=8, top_k=2, normalized=False, scores="sigmoid", scale=2.5)
+    (effect,) = planned(start, dataclasses.replace(source, experts=scaled), DenseToExperts()).effects
+    assert "of a fresh router to about 2.5: each feed-forward adds so many times what it did" in effect
 
 
 def test_biases_that_experts_do_not_have_are_left_out_and_said(tmp_path):
@@ -162,6 +172,18 @@ def test_more_layers_that_are_silent_compute_what_fewer_did(name, which, tmp_pat
     assert planned(start, model, Layers(which, silent=True)).effects[0].endswith("the same is computed at first")
     louder = taken(start, model, Layers(which))
     assert np.abs(our_logits(model, louder, batch(CASES[name])) - logits_of(name)).max() > 0.1
+
+
+def test_layers_without_experts_are_taken_for_those_without_and_others_for_others(tmp_path):
+    experts = MixtureOfExperts(num_experts=4, top_k=2, first_dense=1)
+    source = dataclasses.replace(CASES["llama3"].config, num_layers=4, experts=experts)
+    start, model = write_run(tmp_path / "start", source), dataclasses.replace(source, num_layers=3)
+    params = flat(taken(start, model, Layers((0, 3, 1))))
+    for path, x in flat(weights(source)).items():
+        layers = [0] if "/dense/" in path else [2, 0] if "/blocks/" in path else slice(None)
+        np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
+    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to numbers of their own kind"):
+        planned(start, model, Layers((0, 0, 1)))
 
 
 @pytest.mark.parametrize("taken", [(0, 0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 0), (0, 0, 0, 0)])

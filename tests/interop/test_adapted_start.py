@@ -259,6 +259,18 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
         ),
         (
             "gpt2",
+            {"experts": dataclasses.replace(EXPERTS, shared_experts=1)},
+            [DenseToExperts()],
+            "config.model.experts.shared_experts is 1, .* set it to None",
+        ),
+        (
+            "gpt2",
+            {"d_ff": 24, "experts": dataclasses.replace(EXPERTS, d_ff=48, first_dense=1)},
+            [DenseToExperts()],
+            "config.model.d_ff, of the first layers, is 24, there 48: set it to that",
+        ),
+        (
+            "gpt2",
             {"num_layers": 3},
             [Layers()],
             "neither of 3 layers of config.model and the 2 of the decoder there divides the other: set",
@@ -327,11 +339,6 @@ def test_a_start_that_an_adaptation_would_make_the_model_of_says_which(kind, mod
         (DecoderToEncoderDecoder("silent"), {"norm_at": "both"}, "norm_at is 'both', .* set cross_attention='self'"),
         (DenseToExperts(), {}, "config.model.experts is None: set it, as to MixtureOfExperts"),
         (Layers(), {"share_layers": True}, "config.model.share_layers makes one of all layers: set it to False"),
-        (
-            Layers(),
-            {"experts": MixtureOfExperts(first_dense=1)},
-            "first_dense makes two kinds of layers: set it to None",
-        ),
         (Layers(silent=True), {"norm_at": "post"}, "config.model.norm_at is 'post', .*: set silent=False"),
         (WiderVocabulary(0), {}, "tokens must be at least 1; None: all rows are tokens"),
         (LongerContext(), {"position": SinusoidalPositions()}, "which has no longest row: leave it out"),

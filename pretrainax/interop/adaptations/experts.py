@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Making, Way
+from pretrainax.layers.feed_forward import first_dense
+from pretrainax.sharding.param_paths import stack_of
 
 _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 
@@ -32,7 +34,18 @@ class DenseToExperts(Adaptation):
                 f"config.checkpoint.adapt has {self}, and there are {theirs.experts.num_experts} experts already: "
                 "leave it out"
             )
-        elif (width := _width(ours)) != theirs.d_ff:
+            return
+        if ours.experts is not None and ours.experts.shared_experts:
+            yield (
+                f"config.checkpoint.adapt has {self}, and config.model.experts.shared_experts is "
+                f"{ours.experts.shared_experts}, by which tokens would pass through a copy more: set it to None"
+            )
+        if first_dense(ours) and ours.d_ff != theirs.d_ff:
+            yield (
+                f"config.checkpoint.adapt has {self}, and config.model.d_ff, of the first layers, is {ours.d_ff}, "
+                f"there {theirs.d_ff}: set it to that"
+            )
+        if (width := _width(ours)) != theirs.d_ff:
             yield (
                 f"config.checkpoint.adapt has {self}, whose experts are copies of a feed-forward {theirs.d_ff} wide, "
                 f"and those of config.model are {width} wide: set config.model.experts.d_ff to {theirs.d_ff}"
@@ -45,25 +58,31 @@ class DenseToExperts(Adaptation):
         assert ours.experts is not None
         if "/mlp/router/" in path:
             return Way(None)
-        if not _EXPERTS.search(path):
-            return Way(path)
-        experts = ours.experts.num_experts
-        # [L, D, F] -> [L, E, D, F]
-        copies = Making(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1))
-        return Way(_EXPERTS.sub(r"/mlp/\1/", path), (copies,))
+        experts, first, made = ours.experts.num_experts, first_dense(ours), []
+        if first and (stack := stack_of(path)):  # two stacks are made of one
+            is_first = stack.endswith("/dense/blocks")
+            how = f"the first {first} layers" if is_first else f"the layers after the first {first}"
+            # [L, …] -> [first, …] or [L - first, …]
+            made.append(Making(how, lambda x: x[:first] if is_first else x[first:]))
+            path = path.replace("/dense/blocks/", "/blocks/")
+        if _EXPERTS.search(path):
+            # [L, D, F] -> [L, E, D, F]
+            made.append(Making(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
+        return Way(_EXPERTS.sub(r"/mlp/\1/", path), tuple(made))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         settings = ours.experts
         assert settings is not None
         lost = ["experts have no biases, which are left out"] * ours.use_bias
-        if not settings.normalized:
-            share = f"{settings.top_k} of {settings.num_experts}"
+        scale = settings.scale or 1.0
+        if not settings.normalized or scale != 1.0:
+            # of a router without an opinion, all of whose logits are 0
+            score = 1 / settings.num_experts if settings.scores == "softmax" else 1 / 2
+            total = scale * (1.0 if settings.normalized else settings.top_k * score)
             lost.append(
-                f"the weights of a token's experts do not add up to 1 (normalized=False), of a fresh router to about "
-                f"{share}: each feed-forward adds so much less"
+                "the weights of a token's experts do not add up to 1 (normalized, scale), of a fresh router to about "
+                f"{total:.3g}: each feed-forward adds so many times what it did"
             )
-        if settings.scale is not None:
-            lost.append(f"each feed-forward adds {settings.scale:g} times as much (config.model.experts.scale)")
         if settings.capacity is not None:
             lost.append("for a token that is dropped for want of room an expert adds nothing")
         return "; ".join(lost) or "whatever the router says, the same is computed at first"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import jax
@@ -15,7 +15,7 @@ from pretrainax.layers.feed_forward import first_dense
 from pretrainax.sharding.param_paths import stack_of
 
 # Of a sublayer the last map, whose result is added to the stream.
-_LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp/down|mlp/experts_down)/")
+_LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp/(experts_|shared_)?down)/")
 
 
 @dataclasses.dataclass
@@ -34,11 +34,6 @@ class Layers(Adaptation):
         model, name = experiment.model, f"config.checkpoint.adapt has {self}"
         if model.share_layers:
             yield f"{name}, and config.model.share_layers makes one of all layers: set it to False, or leave Layers out"
-        if first_dense(model):
-            yield (
-                f"{name}, and config.model.experts.first_dense makes two kinds of layers: set it to None, or leave "
-                "Layers out"
-            )
         if self.silent and model.norm_at != "pre":
             yield (
                 f"{name}, and config.model.norm_at is {model.norm_at!r}, where a layer that adds nothing has a norm "
@@ -49,9 +44,10 @@ class Layers(Adaptation):
         return dataclasses.replace(ours, num_layers=theirs.num_layers, num_decoder_layers=theirs.num_decoder_layers)
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
-        start = self.before(ours, theirs).stacks
+        before = self.before(ours, theirs)
         for stack, count in ours.stacks.items():
-            yield from self._mismatches(stack, count, start[stack])
+            found = list(self._mismatches(stack, count, before.stacks[stack]))
+            yield from found or self._mixed(stack, before, ours)
 
     def _mismatches(self, stack: str, ours: int, theirs: int) -> Iterator[str]:
         name = f"config.checkpoint.adapt has {self}"
@@ -69,6 +65,17 @@ class Layers(Adaptation):
                 "the other: set config.model.num_layers to a divisor or a multiple, or taken to their numbers"
             )
 
+    def _mixed(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
+        """Yields where a layer without experts would be one with them, or the other way round."""
+        first = first_dense(ours)
+        wrong = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i < first) != (n < first)]
+        if wrong:
+            yield (
+                f"config.checkpoint.adapt has {self}, and the first {first} layers have no experts "
+                f"(config.model.experts.first_dense), here and there: layers {_listed(wrong)} would be of the other "
+                "kind: set taken to numbers of their own kind"
+            )
+
     def _numbers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
         """Returns the layer of the start that each layer of a stack begins as."""
         if isinstance(self.taken, tuple):
@@ -80,15 +87,18 @@ class Layers(Adaptation):
         stack = stack_of(path)
         if stack is None:
             return Way(path)
-        name = stack.partition("/")[0]
-        numbers = self._numbers(name, before, ours)
-        if numbers == list(range(before.stacks[name])):
+        name, first = stack.partition("/")[0], first_dense(ours)
+        # of a stack in two parts the layers of each are of that part
+        is_first, numbers = stack.endswith("/dense/blocks"), self._numbers(name, before, ours)
+        numbers, start = (numbers[:first], 0) if is_first else (numbers[first:], first)
+        if numbers == list(range(start, first if is_first else before.stacks[name])):
             return Way(path)
-        taken = Making(f"layers {_listed(numbers)} of {before.stacks[name]}", lambda x: x[np.array(numbers)])
+        how = f"layers {_listed(numbers)} of {before.stacks[name]}"
+        taken = Making(how, lambda x: x[np.array(numbers) - start])
         again = [number in numbers[:i] for i, number in enumerate(numbers)]
         if not (self.silent and any(again) and _LAST_MAP.search(path)):
             return Way(path, (taken,))
-        zero = Making(f"zero in layers {_listed(np.flatnonzero(again).tolist())}", lambda x: _zero(x, again))
+        zero = Making(f"zero in layers {_listed([start + int(i) for i in np.flatnonzero(again)])}", _zeroing(again))
         return Way(path, (taken, zero))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
@@ -104,10 +114,10 @@ class Layers(Adaptation):
         return "; ".join([*said, *["the same is computed at first"] * same])
 
 
-def _zero(x: jax.Array, layers: list[bool]) -> jax.Array:
-    """Returns x [L, …] with zeros in some layers."""
+def _zeroing(layers: list[bool]) -> Callable[[jax.Array], jax.Array]:
+    """Returns what makes zeros of some layers of x [L, …]."""
     # [L] -> [L, 1, …]
-    return jnp.where(np.array(layers).reshape(-1, *(1,) * (x.ndim - 1)), 0.0, x)
+    return lambda x: jnp.where(np.array(layers).reshape(-1, *(1,) * (x.ndim - 1)), 0.0, x)
 
 
 def _listed(numbers: list[int]) -> str:
