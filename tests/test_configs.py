@@ -54,6 +54,7 @@ VARIANTS = {
     "shakespeare_char": ("",),
     "smollm": ("3_3b",),
     "t5_base": ["nano", *(f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b"))],
+    "t5gemma": "s_s b_b l_l xl_xl 2b_2b 9b_9b".split(),
     "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),
 }

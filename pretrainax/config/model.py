@@ -60,6 +60,8 @@ class ModelConfig:
     position: Position = dataclasses.field(default_factory=LearnedPositions)  # where a token stands
     layer_pattern: tuple[LayerKind, ...] = ("global",)  # attention of each layer, repeated (Gemma 2)
     window: Optional[int] = None  # tokens a local layer sees: itself and those before it; an encoder, half on each side
+    # the same of an encoder-decoder's encoder, half on each side (T5Gemma: twice the decoder's); None: window
+    encoder_window: Optional[int] = None
     norm: Literal["layer", "rms", "rms_plus_one"] = "layer"  # plus one: the scale is 1 + the parameter (Gemma)
     # pre: x + f(norm(x)) | both: x + norm(f(norm(x))) | after: x + norm(f(x)); of these a last norm is on top |
     # post: norm(x + f(x))
@@ -78,7 +80,8 @@ class ModelConfig:
     embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
     scale_embeddings: bool = False  # token embeddings are multiplied by sqrt(d_model) (Transformer, Gemma)
     num_token_types: int = 0  # rows of the token type table (BERT: 2)
-    tie_embeddings: bool = True  # the output matrix is the token embedding, transposed
+    separate_embeddings: bool = False  # an encoder-decoder has a table of tokens for each side (T5Gemma)
+    tie_embeddings: bool = True  # the output matrix is the token embedding (of the decoder), transposed
     scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
     logit_scale: Optional[float] = None  # logits over the vocabulary are multiplied by it (Grok-1: 1/sqrt(3)); None: 1
     attention_scale: Optional[float] = None  # of attention logits; None: 1/sqrt(head_dim) (T5: 1, it is in the init)
@@ -118,6 +121,10 @@ class ModelConfig:
         if self.family == "encoder_decoder":
             return {"encoder": self.num_layers, "decoder": self.decoder_layers}
         return {self.family: self.num_layers}
+
+    def window_of(self, causal: bool) -> Optional[int]:
+        """Returns the window of the local layers of a decoder (`causal`), or of an encoder."""
+        return self.window if causal or self.encoder_window is None else self.encoder_window
 
     @property
     def embedding_width(self) -> int:

@@ -160,9 +160,16 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
         yield f"config.model.window is {m.window}: it must be set if and only if config.model.layer_pattern has 'local'"
     elif m.window is not None and m.window < 2:
         yield f"config.model.window is {m.window}, it must be at least 2"
+    if m.encoder_window is not None and (m.window is None or m.encoder_window < 2):
+        yield f"config.model.encoder_window is {m.encoder_window}: at least 2, and beside config.model.window only"
 
 
 def _stack_problems(m: ModelConfig) -> Iterator[str]:
+    for name, unset in (("encoder_window", None), ("separate_embeddings", False)):
+        if getattr(m, name) != unset and m.family != "encoder_decoder":
+            yield (
+                f"config.model.{name} is of an encoder_decoder, config.model.family is {m.family!r}: set it to {unset}"
+            )
     if m.num_decoder_layers is not None and (m.num_decoder_layers < 1 or m.family != "encoder_decoder"):
         yield f"config.model.num_decoder_layers is {m.num_decoder_layers}: at least 1, and of an encoder_decoder only"
     if m.embedding_dim is not None and not (m.masked_lm_head or m.replaced_token_head or m.head):

@@ -82,7 +82,8 @@ class CachedModel:
         if config.tie_embeddings:
             spread = named_sharding(mesh, logical_spec("d_model", "vocab_size"))
             turn = jax.jit(lambda table: table.T.astype(compute.dtype), out_shardings=spread)
-            kernel = turn(params["token_embedding"]["embedding"])
+            table = "decoder_token_embedding" if config.separate_embeddings else "token_embedding"
+            kernel = turn(params[table]["embedding"])
             params["unembedding"] = {**params.get("unembedding", {}), "kernel": kernel}
         return params
 

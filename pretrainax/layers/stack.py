@@ -189,7 +189,7 @@ class Stack(Blocks, kw_only=True):
         else:
             places, mask = Places(positions, state.longest - 1), Mask(self.causal, query_positions=positions)
         context = Context(
-            mask=mask.replace(window=config.window if "local" in config.layer_pattern else None),
+            mask=mask.replace(window=config.window_of(self.causal) if "local" in config.layer_pattern else None),
             positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
             encoded=None if encoded is None else encoded.x,
             cross_mask=None if encoded is None else Mask(False, segment_ids, encoded.segment_ids),

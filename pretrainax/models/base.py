@@ -65,6 +65,11 @@ class Model(nn.Module):
     def table(self, rows: int, **axes) -> Embedding:
         return Embedding(rows, self.config.embedding_width, normal_init(self.config, fan_in=1), **axes)
 
+    @property
+    def written_embedding(self) -> Embedding:
+        """Returns the table of the tokens that the model writes, to which the output matrix may be tied."""
+        return self.decoder_token_embedding if self.config.separate_embeddings else self.token_embedding
+
     def embed(
         self,
         tokens: jax.Array,
@@ -76,13 +81,13 @@ class Model(nn.Module):
     ) -> jax.Array:
         """Returns the sum of a token's embeddings, [B, T] -> [B, T, D]. Without `token_types` all are of type 0.
 
-        `side` is "decoder_" where positions and norm are not those of the encoder.
+        `side` is "decoder_" where positions, norm and perhaps tokens are not those of the encoder.
         """
         config = self.config
         ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
         chex.assert_rank(ids, 2, custom_message="tokens, positions and token_types are [B, T]")
         chex.assert_equal_shape(ids, custom_message="tokens, positions and token_types are [B, T]")
-        x = self.token_embedding(tokens)
+        x = (self.written_embedding if side else self.token_embedding)(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
         x = self.positions.embed(x, positions, getattr(self, f"{side}position_embedding"))

@@ -14,12 +14,15 @@ from pretrainax.sharding.param_paths import PyTree
 
 
 class EncoderDecoder(Model):
-    """Both sides share the embedding of tokens; learned positions and an embedding norm are each side's own (Lewis et
-    al. 2019, in the released code). Segment i of the decoder reads segment i of the encoder."""
+    """Both sides share the embedding of tokens, but for `separate_embeddings`; learned positions and an embedding norm
+    are each side's own (Lewis et al. 2019, in the released code). Segment i of the decoder reads segment i of the
+    encoder."""
 
     def setup(self):
         super().setup()
         config = self.config
+        if config.separate_embeddings:
+            self.decoder_token_embedding = self.table(config.vocab_size, axes=("vocab_size", "d_model"))
         self.decoder_position_embedding = self.positions.embedding()
         if config.embedding_norm:
             self.decoder_embedding_norm = Norm(config)

@@ -131,7 +131,7 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
         kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(layers)]
         kinds += kinds[-1:] if config.enhanced_mask_decoder else []
         for kind, count in collections.Counter(kinds).items():
-            yield Attention(count, length, length, *size, causal, config.window if kind == "local" else None)
+            yield Attention(count, length, length, *size, causal, config.window_of(causal) if kind == "local" else None)
 
 
 def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> ImplementationOf:

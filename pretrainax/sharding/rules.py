@@ -17,7 +17,7 @@ from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 # is given, after "layers" in a stack. The parts of a model that bring parameters of their own along add their rows: see
 # `add_partition_rules`.
 PARTITION_RULES = [
-    (r"token_embedding/embedding", "vocab_size d_model"),
+    (r"(decoder_)?token_embedding/embedding", "vocab_size d_model"),
     (r"token_type_embedding/embedding", "rows d_model"),
     (r"embedding_projection/kernel", "features d_model"),
     (r"blocks/\w+_attention/query/kernel", "layers d_model num_heads head_dim"),

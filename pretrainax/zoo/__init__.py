@@ -29,6 +29,7 @@ from pretrainax.zoo import (
     roberta,
     smollm,
     t5,
+    t5gemma,
     transformer,
 )
 from pretrainax.zoo.family import Family
@@ -36,7 +37,7 @@ from pretrainax.zoo.family import Family
 _ENCODERS = (bert, roberta, albert, electra, deberta, modernbert, eurobert, neobert)
 _DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (transformer, *_ENCODERS, t5, bart, *_DECODERS) for family in module.FAMILIES
+    family for module in (transformer, *_ENCODERS, t5, t5gemma, bart, *_DECODERS) for family in module.FAMILIES
 )
 
 # "bert_base" -> family and variant

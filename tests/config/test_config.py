@@ -150,6 +150,14 @@ def test_a_field_that_another_source_has_says_which():
         ({"data.sequence_length": 65}, "65"),  # LearnedPositions(64)
         ({"model.family": "decoder"}, "encoder_decoder"),  # span corruption's only family
         ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding
+        ({"model.position": RotaryPositions(fraction=1.5)}, r"position.fraction is 1.5, it must be in \(0, 1\)"),
+        ({"model.position": RotaryPositions(fraction=0.1)}, "fraction 0.1 of a head, 8 wide, is not one plane"),
+        ({"model.position": RotaryPositions(no_rotation_every=1)}, "no_rotation_every is 1, it must be at least 2"),
+        ({"model.encoder_window": 8}, "config.model.encoder_window is 8: at least 2, and beside config.model.window"),
+        (
+            {"model.family": "decoder", "model.separate_embeddings": True},
+            "separate_embeddings is of an encoder_decoder",
+        ),
         ({"schedule": config_lib.MeshConfig()}, r"config.schedule is MeshConfig\(.*\), it must be of kind Schedule \("),
     ],
 )

@@ -2,14 +2,14 @@
 
 import dataclasses
 
-from pretrainax.config import LearnedPositions, RelativePositionBuckets
-from pretrainax.zoo import bart, t5, transformer
+from pretrainax.config import LearnedPositions, RelativePositionBuckets, RotaryPositions
+from pretrainax.zoo import bart, t5, t5gemma, transformer
 from tests.golden.case import VOCABULARY, Case
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=16, d_ff=48, num_heads=4)
 BUCKETS = SIZES | {"head_dim": 8, "position": RelativePositionBuckets(num_buckets=8, max_distance=10)}
 T5, FLAN_T5, MT5, BYT5, UL2 = t5.FAMILIES
-(BART,), (TRANSFORMER,) = bart.FAMILIES, transformer.FAMILIES
+(BART,), (TRANSFORMER,), (T5GEMMA,) = bart.FAMILIES, transformer.FAMILIES, t5gemma.FAMILIES
 
 
 def fresh(family, config):
@@ -21,7 +21,7 @@ def fresh(family, config):
     theirs = transformers.AutoConfig.for_model(**json)
     theirs._attn_implementation, theirs.tie_word_embeddings = "eager", config.tie_embeddings
     model = getattr(transformers, json["architectures"][0])(theirs)
-    if not config.tie_embeddings:
+    if not config.tie_embeddings and not config.separate_embeddings:
         model.set_input_embeddings(model.shared)  # which both stacks share, tied or not
     return model
 
@@ -45,4 +45,16 @@ CASES = {
     "mt5": case(MT5, "base", BUCKETS, num_layers=2, num_heads=6, head_dim=4),
     "byt5": case(BYT5, "base", BUCKETS, num_decoder_layers=1),
     "ul2": case(UL2, "20b", BUCKETS),
+    # The rows are longer than what local layers see, and the pattern starts again.
+    "t5gemma": case(
+        T5GEMMA,
+        "2b_2b",
+        SIZES,
+        num_kv_heads=2,
+        head_dim=8,
+        window=4,
+        encoder_window=8,
+        num_decoder_layers=4,
+        position=RotaryPositions(20, theta=40.0),
+    ),
 }

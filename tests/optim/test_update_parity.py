@@ -352,6 +352,7 @@ RELEASED = {
     "smollm": adamw,
     "t5_base": adamw_scale,
     "t5_base:base": adafactor,
+    "t5gemma": adamw,
     "transformer": adam_of_rate,
     "ul2_base": adafactor,
 }

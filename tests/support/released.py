@@ -129,6 +129,17 @@ ELECTRA_NAMES = " ".join(
         under("electra.encoder.layer.#", f"{BERT_BLOCK} {NEW_NORMS}"),
     )
 )
+T5GEMMA_SIDE = LLAMA_SIZES | {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 5,
+    "model_type": "t5_gemma_module",
+}
+T5GEMMA_BLOCK = (
+    "self_attn.{q,k,v,o}_proj.weight mlp.{gate,up,down}_proj.weight {pre,post}_self_attn_layernorm.weight "
+    "{pre,post}_feedforward_layernorm.weight"
+)
 GEMMA_2_BLOCK = f"{LLAMA_BLOCK} {{pre,post}}_feedforward_layernorm.weight"
 
 RELEASED = {
@@ -277,6 +288,19 @@ RELEASED = {
         "mt5_small",
         T5_SIZES | {"num_decoder_layers": 3, "relative_attention_num_buckets": 8},
         t5_names("DenseReluDense.{wi_0,wi_1,wo}.weight") + " {encoder,decoder}.embed_tokens.weight lm_head.weight",
+    ),
+    "t5gemma": Release(  # google/t5gemma-b-b-ul2, which is behind a licence: config.json and names by class
+        "t5gemma_b_b",
+        {"encoder": T5GEMMA_SIDE, "decoder": T5GEMMA_SIDE | {"cross_attention_hidden_size": 16, "is_decoder": True}}
+        | {"vocab_size": 99},
+        " ".join(
+            (
+                "model.{encoder,decoder}.embed_tokens.weight model.{encoder,decoder}.norm.weight",
+                under("model.{encoder,decoder}.layers.#", T5GEMMA_BLOCK),
+                "model.decoder.layers.#.cross_attn.{q,k,v,o}_proj.weight",
+                "model.decoder.layers.#.{pre,post}_cross_attn_layernorm.weight",
+            )
+        ),
     ),
     "bart": Release(  # facebook/bart-large: without its first "model.", and with fairseq's versions
         "bart_large",

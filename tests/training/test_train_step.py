@@ -51,6 +51,27 @@ MODELS = {
         final_logit_cap=3.0,
     ),
 }
+# Bricks that have no part in those, for one mesh.
+BRICKS = {
+    "turned_in_part": dict(
+        family="decoder",
+        position=RotaryPositions(16, fraction=0.5, no_rotation_every=2),
+        parallel=True,
+        output_bias=True,
+        tie_embeddings=False,
+    ),
+    "two_tables": dict(
+        family="encoder_decoder",
+        position=RotaryPositions(16),
+        norm="rms",
+        norm_at="both",
+        use_bias=False,
+        layer_pattern=("local", "global"),
+        window=4,
+        encoder_window=8,
+        separate_embeddings=True,
+    ),
+}
 MESHES = {
     "1 device": dict(data=1),
     "8 data": dict(data=8),
@@ -80,7 +101,7 @@ def model_config(family, **fields):
     small = dict(vocab_size=64, num_layers=2, d_model=32, d_ff=64, num_heads=4)
     fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT}.get(family, {})
     family = "decoder" if family in ("experts", "latent") else family
-    return ModelConfig(**{"family": family, **small, **MODELS[family], **fields})
+    return ModelConfig(**{"family": family} | small | (MODELS | BRICKS)[family] | fields)
 
 
 def mesh_named(name):
@@ -177,6 +198,14 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     other_losses, other_params = five_steps(family, mesh, 4)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
     # atol: a parameter of 0.1 has a last bit of 7e-9, and keeps its rounding when an update takes it near zero
+    chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
+
+
+@pytest.mark.parametrize("bricks", BRICKS)
+def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
+    losses, params = five_steps(bricks, "1 device", 1)
+    other_losses, other_params = five_steps(bricks, "2 data 2 fsdp 2 tensor", 4)
+    np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # as above
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 

@@ -12,14 +12,15 @@ import pytest
 from pretrainax import models, zoo
 from pretrainax.config import UserError
 from pretrainax.layers.compute import Compute
-from pretrainax.zoo import bart, t5, transformer
+from pretrainax.zoo import bart, t5, t5gemma, transformer
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import to_huggingface
 from tests.golden import encoder_decoders, make
 from tests.golden.case import batch, needs_transformers, weights
 
-FAMILIES = (*transformer.FAMILIES, *bart.FAMILIES, *t5.FAMILIES)
+FAMILIES = (*transformer.FAMILIES, *bart.FAMILIES, *t5.FAMILIES, *t5gemma.FAMILIES)
 (TRANSFORMER,), (BART,), (T5, _, MT5, BYT5, _) = transformer.FAMILIES, bart.FAMILIES, t5.FAMILIES
+(T5GEMMA,) = t5gemma.FAMILIES
 CASES = encoder_decoders.CASES
 
 
@@ -58,6 +59,12 @@ SIZES = [
     ("byt5_xl", 3_737_801_728, 3_740),
     ("byt5_xxl", 12_906_899_328, 12_900),
     ("ul2_20b", 19_459_613_696, 20_000),  # Tay et al. 2022, section 5.1
+    ("t5gemma_s_s", 312_517_632, 312.517_632),  # as the hub counts the released files
+    ("t5gemma_b_b", 591_490_560, 591.490_560),
+    ("t5gemma_l_l", 1_241_761_792, 1_240),
+    ("t5gemma_xl_xl", 3_766_980_608, 3_766.980_608),
+    ("t5gemma_2b_2b", 5_596_853_760, 5_600),
+    ("t5gemma_9b_9b", 20_333_401_088, 20_333.401_088),
 ]
 
 
@@ -220,12 +227,22 @@ def test_what_is_not_computed_is_refused_by_name(name, changed):
         (BART, "base", {"head_dim": 32}),
         (BART, "base", {"embedding_norm": False}),
         (TRANSFORMER, "base", {"norm_at": "pre"}),
+        (T5GEMMA, "b_b", {"separate_embeddings": False}),
+        (T5GEMMA, "b_b", {"encoder_window": None}),
     ],
 )
 def test_what_transformers_cannot_say_is_refused(family, variant, changes):
     config = dataclasses.replace(family.preset(variant), **changes)
     with pytest.raises(UserError, match=f"config.model.{next(iter(changes))}="):
         family.huggingface.write_config(config)
+
+
+def test_stacks_of_t5gemma_differ_in_depth_alone():
+    side = {"model_type": "t5_gemma_module", "hidden_size": 768}
+    deeper = T5GEMMA.huggingface.read_config({"encoder": side, "decoder": side | {"num_hidden_layers": 4}})
+    assert (deeper.num_layers, deeper.num_decoder_layers, deeper.d_model) == (26, 4, 768)
+    with pytest.raises(UserError, match="differ in d_model; only their numbers of layers may"):
+        T5GEMMA.huggingface.read_config({"encoder": side, "decoder": side | {"hidden_size": 512}})
 
 
 def test_stacks_of_equal_depth_may_be_said_in_two_ways():

@@ -66,7 +66,7 @@ class LanguageModel(Head):
             x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
         if model.config.masked_lm_head:
             x = model.masked_lm_head(x)
-        return model.unembedding(x, model.token_embedding.embedding)
+        return model.unembedding(x, model.written_embedding.embedding)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         return batch["loss_weights"].sum() if has_loss(batch) else None

@@ -1,0 +1,144 @@
+"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder that are each a Gemma 2.
+
+NOTE Models whose encoder is wider than their decoder, as 9b-2b, are left out: here both stacks have one width. So is
+ml-ml, whose sizes are not at hand.
+"""
+
+import dataclasses
+
+from pretrainax.config import ModelConfig, RotaryPositions, UserError
+from pretrainax.zoo import gemma
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, differences, linear, trained_by
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers of each stack, width, feed-forward, heads, key heads, head dimension): T5 1.1's, and Gemma 2's
+SIZES = {
+    "s_s": (8, 512, 1024, 8, 8, 64),
+    "b_b": (12, 768, 2048, 12, 12, 64),
+    "l_l": (24, 1024, 2816, 16, 16, 64),
+    "xl_xl": (24, 2048, 5120, 32, 32, 64),
+    "2b_2b": gemma.SIZES_2["2_2b"],
+    "9b_9b": gemma.SIZES_2["2_9b"],
+}
+
+
+def t5gemma(variant: str = "2b_2b") -> ModelConfig:
+    """Returns T5Gemma, `encoder_decoder`; UserError for an unknown variant."""
+    num_layers, d_model, d_ff, num_heads, num_kv_heads, head_dim = pick("t5gemma", variant, SIZES)
+    config = dataclasses.replace(
+        gemma.gemma("2_2b"),
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        position=RotaryPositions(8192),
+    )
+    return _of_two(config)
+
+
+def _of_two(side: ModelConfig) -> ModelConfig:
+    """Returns an encoder-decoder of two stacks like `side`, whose encoder sees its window on each side of a token.
+
+    NOTE So transformers has it since version 5, 4,096 tokens before and after; before, it was one token less.
+    """
+    window = None if side.window is None else 2 * side.window
+    return dataclasses.replace(side, family="encoder_decoder", encoder_window=window, separate_embeddings=True)
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' T5GemmaForConditionalGeneration."""
+    rows = [
+        Row("token_embedding/embedding", "model.encoder.embed_tokens.weight"),
+        Row("decoder_token_embedding/embedding", "model.decoder.embed_tokens.weight"),
+    ]
+    attentions = {"encoder": {"self": "self_attn"}, "decoder": {"self": "self_attn", "cross": "cross_attn"}}
+    for stack, of_stack in attentions.items():
+        block, layer = f"{stack}/blocks", f"model.{stack}.layers.{{layer}}"
+        for ours, theirs in of_stack.items():
+            rows += _norms(f"{block}/{ours}_attention", f"{layer}.{{side}}_{theirs}_layernorm")
+            for name, letter in (("query", "q"), ("key", "k"), ("value", "v"), ("out", "o")):
+                rows += linear(f"{block}/{ours}_attention/{name}", f"{layer}.{theirs}.{letter}_proj", bias=False)
+        rows += _norms(f"{block}/mlp", f"{layer}.{{side}}_feedforward_layernorm")
+        for name in ("gate", "up", "down"):
+            rows += linear(f"{block}/mlp/{name}", f"{layer}.mlp.{name}_proj", bias=False)
+        rows.append(Row(f"{stack}/final_norm/scale", f"model.{stack}.norm.weight"))
+    return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head.out_proj", bias=False)]
+
+
+def _norms(path: str, name: str) -> list[Row]:
+    """Returns the rows of the norms before and after a sublayer."""
+    before, after = (name.replace("{side}", side) + ".weight" for side in ("pre", "post"))
+    return [Row(f"{path}_norm/scale", before), Row(f"{path}_post_norm/scale", after)]
+
+
+# --- config.json: each stack has one, which is that of a Gemma 2 ------------------------------------------------------
+
+_, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    assert _GEMMA is not None
+    sides = [_GEMMA.read_config({**(json.get(side) or {}), "architectures": None}) for side in ("encoder", "decoder")]
+    encoder, decoder = sides
+    if different := [name for name in differences(encoder, decoder) if name != "num_layers"]:
+        raise UserError(
+            f"config.json has an encoder and a decoder that differ in {', '.join(different)}; only their numbers of "
+            "layers may"
+        )
+    found = _of_two(encoder)
+    found.num_decoder_layers = None if decoder.num_layers == encoder.num_layers else decoder.num_layers
+    found.tie_embeddings = json.get("tie_word_embeddings", True)
+    found.dropout_rate = json.get("dropout_rate", 0.0)
+    found.attention_dropout_rate = json.get("attention_dropout", 0.0)
+    for field in dataclasses.fields(config):
+        setattr(config, field.name, getattr(found, field.name))
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    assert _GEMMA is not None
+    layers = {"encoder": config.num_layers, "decoder": config.decoder_layers}
+    alone = {"family": "decoder", "num_decoder_layers": None, "encoder_window": None, "separate_embeddings": False}
+    json: ConfigJson = {
+        side: {
+            **_GEMMA.write_config(dataclasses.replace(config, num_layers=count, **alone)),
+            "model_type": "t5_gemma_module",
+            "architectures": None,
+            "is_decoder": side == "decoder",
+        }
+        for side, count in layers.items()
+    }
+    return json | {
+        "vocab_size": config.vocab_size,
+        "tie_word_embeddings": config.tie_embeddings,
+        "dropout_rate": config.dropout_rate,
+        "attention_dropout": config.attention_dropout_rate,
+        "initializer_range": config.init_stddev,
+    }
+
+
+FAMILIES = (
+    Family(
+        name="T5Gemma",
+        prefix="t5gemma_",
+        preset=t5gemma,
+        sizes=SIZES,
+        paper="Zhang et al. 2025, arXiv 2504.06225",
+        objective="mixture of denoisers, or prefix language modelling",
+        configs=trained_by("t5gemma", SIZES),
+        huggingface=HuggingFace(
+            model_type="t5gemma",
+            architecture="T5GemmaForConditionalGeneration",
+            base=t5gemma,
+            fields={},
+            table=huggingface_names,
+            constants={"is_encoder_decoder": True},
+            read=_read,
+            write=_write,
+            tied=lambda config: (
+                {"lm_head.out_proj.weight": "model.decoder.embed_tokens.weight"} if config.tie_embeddings else {}
+            ),
+        ),
+    ),
+)
