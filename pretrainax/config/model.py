@@ -72,8 +72,10 @@ class ModelConfig:
     latent_attention: Optional[LatentAttention] = None  # keys and values are made of a short vector (DeepSeek-V2)
     qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
     qk_norm_heads: Literal["each", "all"] = "each"  # that norm is of each head, or of all side by side (OLMo 2)
-    activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu"  # of the feed-forward
+    activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"  # of the feed-forward
     gated: bool = False  # feed-forward is down(activation(gate(x)) * up(x)) instead of down(activation(up(x)))
+    # a gated one is down(activation(gate(x)) * (up(x) + 1)), both sides clipped there before (gpt-oss: 7); None: not so
+    gate_limit: Optional[float] = None
     experts: Optional[MixtureOfExperts] = None  # in the place of each feed-forward; None: there is one, for all tokens
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
     qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
@@ -85,6 +87,7 @@ class ModelConfig:
     scale_tied_logits: bool = False  # tied logits are divided by sqrt(d_model) (T5 1.0)
     logit_scale: Optional[float] = None  # logits over the vocabulary are multiplied by it (Grok-1: 1/sqrt(3)); None: 1
     attention_scale: Optional[float] = None  # of attention logits; None: 1/sqrt(head_dim) (T5: 1, it is in the init)
+    attention_sinks: bool = False  # a trained logit of each head is in the softmax, and adds nothing (gpt-oss)
     attention_logit_cap: Optional[float] = None  # attention logits become cap * tanh(logits / cap) (Gemma 2)
     final_logit_cap: Optional[float] = None  # the same, of the logits over the vocabulary (Gemma 2)
     input_convolution: Optional[int] = None  # width of a convolution beside the first block (DeBERTa v2: 3)

@@ -41,6 +41,7 @@ def attention(
     bias: Optional[jax.Array] = None,
     scale: float,
     logit_cap: Optional[float] = None,
+    sinks: Optional[jax.Array] = None,
     implementation: str = "xla",
 ) -> jax.Array:
     """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
@@ -52,6 +53,7 @@ def attention(
       bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
       scale: 1/sqrt(K) for most models, 1 for T5.
       logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
+      sinks: [H], logits of a key more for each head, whose value is zero (gpt-oss); of `xla` alone.
       implementation: a name that `choose_implementation` returned.
 
     Returns:
@@ -61,6 +63,9 @@ def attention(
       AssertionError: an axis that does not fit, by its name.
     """
     _check_shapes(q, k, v, mask, bias)
+    if sinks is not None:
+        assert implementation == "xla"  # attention_spec.kernel_obstacle
+        return _xla(q, k, v, mask, bias, scale, logit_cap, sinks=sinks)
     if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
         # kernels, and a ring, want values as wide as keys
         wide = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
@@ -83,6 +88,7 @@ def attention_with_dropout(
     bias: Optional[jax.Array] = None,
     scale: float,
     logit_cap: Optional[float] = None,
+    sinks: Optional[jax.Array] = None,
 ) -> jax.Array:
     """Computes `attention` as `xla` does, with weights that are dropped after the softmax (as in BERT's code).
 
@@ -90,7 +96,7 @@ def attention_with_dropout(
       drop: gives the weights [B, G, R, T, S], R = H / G, that are left; their sum may be another.
     """
     _check_shapes(q, k, v, mask, bias)
-    return _xla(q, k, v, mask, bias, scale, logit_cap, drop)
+    return _xla(q, k, v, mask, bias, scale, logit_cap, drop, sinks)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
@@ -147,17 +153,23 @@ def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None):
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None, sinks=None):
     if axis_size(LENGTH_AXIS) > 1:
-        assert drop is None  # sharding.arrays.check_mesh
+        assert drop is None and sinks is None  # sharding.arrays.check_mesh
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)
     logits = masked_logits(q, k, mask, bias, scale, logit_cap)
     if logit_cap is None:  # whose gradient is made of the product itself, which is kept then
         logits = kept(logits)
     # The softmax divides after the product with v, where there are K and not S numbers a row.
-    weights = jnp.exp(logits - jax.lax.stop_gradient(logits.max(-1, keepdims=True)))
+    largest, whole = jax.lax.stop_gradient(logits.max(-1, keepdims=True)), 0.0
+    if sinks is not None:
+        # [H] -> [1, G, R, 1, 1]
+        sinks = sinks.astype(jnp.float32).reshape(1, *logits.shape[1:3], 1, 1)
+        largest = jnp.maximum(largest, jax.lax.stop_gradient(sinks))
+        whole = jnp.exp(sinks - largest)[..., 0]
+    weights = jnp.exp(logits - largest)
     left = weights if drop is None else drop(weights)
-    return heads_last(weighted_sum(left, v) / weights.sum(-1)[..., None]).astype(q.dtype)
+    return heads_last(weighted_sum(left, v) / (weights.sum(-1) + whole)[..., None]).astype(q.dtype)
 
 
 def _no_obstacle(spec: AttentionSpec, platform: str) -> None:

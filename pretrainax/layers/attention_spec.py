@@ -34,6 +34,7 @@ class AttentionSpec:
     logit_cap: Optional[float]
     sequence: int  # parts that the mesh cuts the length into
     dropout_rate: float = 0.0  # of the weights, in training
+    has_sinks: bool = False  # the softmax has a term more
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -50,11 +51,14 @@ class Work(NamedTuple):
 PRODUCTS = 6  # logits and the sum of values, and two for the backward of each
 
 
-def dropout_obstacle(spec: AttentionSpec) -> Optional[str]:
-    """Says why a kernel that never holds the weights cannot compute an attention that drops some; None if it does not.
+def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
+    """Says why a kernel that never holds the weights cannot compute an attention; None where it may.
 
-    NOTE Kernels with dropout exist (flash-attn, and cuDNN's by itself); those that JAX calls here take none.
+    NOTE Kernels with dropout exist (flash-attn, and cuDNN's by itself), and with sinks; those that JAX calls here take
+    neither.
     """
+    if spec.has_sinks:
+        return "has no attention sinks, and config.model.attention_sinks is set"
     if spec.dropout_rate:
         return (
             f"has no dropout of attention weights, and config.model.attention_dropout_rate is {spec.dropout_rate} "
@@ -81,6 +85,7 @@ def spec_of(
     bias_by_row: bool,
     logit_cap: Optional[float],
     dropout_rate: float = 0.0,
+    has_sinks: bool = False,
 ) -> AttentionSpec:
     """Returns the spec of an attention under the mesh of `jax.set_mesh`.
 
@@ -88,6 +93,7 @@ def spec_of(
       q: [B, T, H, K]; k: [B, S, G, K]; mask, bias, logit_cap: as in `attention`.
       bias_by_row: the bias is made from q and k. Its shape does not say so in a batch of one row.
       dropout_rate: of the weights.
+      has_sinks: the softmax has a term more.
     """
     return AttentionSpec(
         head_dim=q.shape[3],
@@ -102,6 +108,7 @@ def spec_of(
         logit_cap=logit_cap,
         sequence=axis_size(LENGTH_AXIS),
         dropout_rate=dropout_rate,
+        has_sinks=has_sinks,
     )
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask
-from pretrainax.layers.attention_spec import AttentionSpec, Work, dropout_obstacle
+from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
 from pretrainax.layers.attention_work import all_pairs, seen_pairs
 from pretrainax.layers.made_again import kept
 from pretrainax.sharding.axes import LENGTH_AXIS
@@ -19,7 +19,7 @@ def cudnn_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
     """Says why cuDNN cannot compute an attention; None if it can."""
     if platform not in GPUS:
         return f"needs an NVIDIA GPU, and this is a {platform.upper()}"
-    if obstacle := dropout_obstacle(spec):
+    if obstacle := kernel_obstacle(spec):
         return obstacle
     if spec.dtype not in ("bfloat16", "float16"):
         return f"needs config.train.dtype 'bfloat16' and got {spec.dtype!r}"

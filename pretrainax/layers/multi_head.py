@@ -6,6 +6,7 @@ from typing import Optional
 import chex
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, attention, attention_with_dropout, choose_implementation
@@ -58,15 +59,19 @@ class Attention(nn.Module):
         """
         config = self.config
         logits = {"mask": mask, "bias": bias, "logit_cap": config.attention_logit_cap}
-        spec = spec_of(q, k, **logits, bias_by_row=positions.has_row_bias, dropout_rate=config.attention_dropout_rate)
+        rate, sinks = config.attention_dropout_rate, None
+        if config.attention_sinks:
+            sinks = self.param("sinks", normal_init(config, fan_in=1), (config.num_heads,), jnp.float32)
+        of_rows = positions.has_row_bias
+        spec = spec_of(q, k, **logits, bias_by_row=of_rows, dropout_rate=rate, has_sinks=sinks is not None)
         report_attention(spec)  # that of training, whichever this call is
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The warning is for the run's header, which chooses by the same spec.
         implementation, _ = choose_implementation(self.compute.attention if fused else "xla", platform(), spec)
         if spec.dropout_rate:
             drop = nn.Dropout(spec.dropout_rate, deterministic=False)
-            return attention_with_dropout(q, k, v, drop=drop, scale=scale, **logits)
-        return attention(q, k, v, scale=scale, implementation=implementation, **logits)
+            return attention_with_dropout(q, k, v, drop=drop, scale=scale, sinks=sinks, **logits)
+        return attention(q, k, v, scale=scale, sinks=sinks, implementation=implementation, **logits)
 
     @nn.nowrap
     def out(self, y: jax.Array) -> jax.Array:

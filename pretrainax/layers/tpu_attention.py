@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.layers.attention_mask import Mask, pad, padded_segments
-from pretrainax.layers.attention_spec import AttentionSpec, Work, dropout_obstacle
+from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
 from pretrainax.layers.attention_work import seen_pairs
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.sequence_parallel import on_each_device
@@ -46,7 +46,7 @@ def tpu_flash_obstacle(spec: AttentionSpec, platform: str) -> Optional[str]:
 def _obstacle_of_both(spec: AttentionSpec, platform: str) -> Optional[str]:
     if platform != "tpu":
         return f"needs a TPU, and this is a {platform.upper()}"
-    if obstacle := dropout_obstacle(spec):
+    if obstacle := kernel_obstacle(spec):
         return obstacle
     if spec.head_dim != 64 and spec.head_dim % 128:
         return f"needs config.model.head_dim to be 64 or a multiple of 128, and it is {spec.head_dim}"

@@ -17,7 +17,7 @@ from pretrainax.optim.layers import trained
 from pretrainax.optim.matrices import tree_of_names
 from pretrainax.sharding.param_paths import PyTree
 
-_BIAS = "/blocks/mlp/router/bias"
+_BIAS = "/blocks/mlp/router/balance"
 
 
 def steered(settings: Optional[MixtureOfExperts], layers: LayersConfig, params: PyTree, sums: Mapping) -> PyTree:

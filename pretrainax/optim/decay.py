@@ -5,7 +5,7 @@ from pretrainax.sharding.param_paths import PyTree, match_rules
 # The end of a parameter's path -> does weight decay pull it to zero? First match wins. By path and not by rank: the
 # scale of a norm has two axes once layers are stacked. Embeddings decay, as in BERT's and GPT-2's training.
 DECAY = (
-    (r"bias|scale", False),
+    (r"bias|scale|sinks|router/balance", False),
     (r"tagger/(transitions|start|end)", False),
     (r"relative_bias/embedding", False),
     (r"\w+_embedding/embedding", True),

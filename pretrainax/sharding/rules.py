@@ -27,6 +27,7 @@ PARTITION_RULES = [
     (r"blocks/\w+_attention/out/kernel", "layers num_heads head_dim d_model"),
     (r"blocks/\w+_attention/out/bias", "layers features"),
     (r"blocks/\w+_attention/(query|key)_norm/(scale|bias)", "layers head_dim"),
+    (r"blocks/\w+_attention/sinks", "layers num_heads"),
     (r"blocks/\w+_norm/(scale|bias)", "layers features"),
     (r"((decoder_)?embedding_norm|final_norm)/(scale|bias)", "features"),
     (r"convolution/kernel", "offsets d_model features"),

@@ -47,8 +47,10 @@ def stacked_axes(row: Row) -> int:
 
 def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the shape of their tensor. `shape`: of ours, without the axes that are stacked."""
+    if _is_of_experts(row):  # side by side in one of theirs
+        return *shape[:-1], row.part.whole(shape[-1])
     if row.path.endswith("/kernel") and (row.transposed or len(shape) != 2 or row.part.pieces > 1):
-        if len(shape) == 3 and not _has_heads(row):  # a convolution: [width, in, out] of [out, in, width]
+        if _is_convolution(row):  # [width, in, out] of [out, in, width]
             return shape[::-1]
         inputs = _inputs(row)
         matrix = math.prod(shape[:inputs]), row.part.whole(math.prod(shape[inputs:]))
@@ -60,7 +62,7 @@ def their_shape(row: Row, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Returns their tensor in our shape (without stacked axes), sharing its memory: to be read, or written to."""
-    if theirs.ndim == 3:
+    if _is_convolution(row):
         return theirs.T
     if not row.transposed:
         return theirs[..., row.part.of(theirs.shape[-1])].reshape(shape, copy=False)
@@ -68,6 +70,14 @@ def view(row: Row, theirs: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     # [out, in] -> [out axes, in axes] -> [in axes, out axes]
     ours = theirs[row.part.of(theirs.shape[0])].reshape(shape[inputs:] + shape[:inputs], copy=False)
     return np.moveaxis(ours, range(len(shape) - inputs), range(inputs, len(shape)))
+
+
+def _is_convolution(row: Row) -> bool:
+    return row.path.endswith("convolution/kernel")
+
+
+def _is_of_experts(row: Row) -> bool:
+    return "/experts_" in row.path and "{expert}" not in row.name
 
 
 def _has_heads(row: Row) -> bool:

@@ -111,7 +111,7 @@ def _mixture_rows(config: ModelConfig) -> list[Row]:
     for name in ("gate", "up", "down") if config.experts.shared_experts else ():
         rows += linear(f"{ours}/shared_{name}", f"{theirs}.shared_experts.{name}_proj", bias=False)
     if config.experts.bias_rate is not None:
-        rows.append(Row(f"{ours}/router/bias", f"{theirs}.gate.e_score_correction_bias"))
+        rows.append(Row(f"{ours}/router/balance", f"{theirs}.gate.e_score_correction_bias"))
     return rows
 
 

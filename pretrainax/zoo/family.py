@@ -18,6 +18,7 @@ _Part = TypeVar("_Part", HeadConfig, MixtureOfExperts)
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_tanh": "gelu_pytorch_tanh",
+    "gelu_sigmoid": "quick_gelu",
     "relu": "relu",
     "silu": "silu",
 }
@@ -43,6 +44,21 @@ class Part(NamedTuple):
         return size // self.count * self.pieces
 
 
+class Every(NamedTuple):
+    """Says that ours is each so many-th output of theirs, from `first` on (gpt-oss: gate and up in turns)."""
+
+    first: int
+    pieces: int
+
+    def of(self, size: int) -> slice:
+        """Returns where ours are among `size` outputs of theirs."""
+        return slice(self.first, size, self.pieces)
+
+    def whole(self, size: int) -> int:
+        """Returns how many outputs theirs has, where ours has `size`."""
+        return size * self.pieces
+
+
 WHOLE = Part()
 
 
@@ -52,7 +68,7 @@ class Row(NamedTuple):
     path: str  # ours
     name: str  # theirs; "{layer}" where ours stacks all layers on its first axis, "{expert}" the same of the next
     transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
-    part: Part = WHOLE  # which of their outputs are ours (GPT-2's query | key | value); else all
+    part: Part | Every = WHOLE  # which of their outputs are ours (GPT-2's query | key | value); else all
     first: Optional[str] = None  # the name in layer 0, where it is another
     start: int = 0  # the number of theirs that is layer 0 of ours
 

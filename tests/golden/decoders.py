@@ -11,12 +11,13 @@ from pretrainax.config import (
     RotaryPositions,
     YarnScaling,
 )
-from pretrainax.zoo import deepseek, gemma, gpt, llama, mistral, mixtral, olmo, phi, qwen, smollm
+from pretrainax.zoo import deepseek, gemma, gpt, gpt_oss, llama, mistral, mixtral, olmo, phi, qwen, smollm
 from tests.golden.case import VOCABULARY, Case
 
 GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
 (LLAMA,), (MISTRAL,), (MIXTRAL,), (SMOLLM,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES, smollm.FAMILIES
 PHI, PHI3 = phi.FAMILIES
+(GPT_OSS,) = gpt_oss.FAMILIES
 QWEN2, QWEN3, QWEN3_MOE = qwen.FAMILIES
 OLMO2, OLMOE = olmo.FAMILIES
 _, DEEPSEEK2, DEEPSEEK3 = deepseek.FAMILIES
@@ -50,7 +51,8 @@ LATENT = GROUPED | {
 
 def mixture(family, variant, **changes):
     """The experts of a preset at a size for tests."""
-    return dataclasses.replace(family.preset(variant).experts, d_ff=24, balance_weight=0.0, **changes)
+    settings = family.preset(variant).experts
+    return dataclasses.replace(settings, d_ff=settings.d_ff and 24, balance_weight=0.0, **changes)
 
 
 CASES = {
@@ -108,6 +110,16 @@ CASES = {
     "phi4": case(PHI3, "4_14b", GROUPED, head_dim=8, position=RotaryPositions(20, theta=40.0, fraction=0.75)),
     "smollm3": case(
         SMOLLM, "3_3b", GROUPED, num_layers=5, position=RotaryPositions(20, theta=40.0, no_rotation_every=2)
+    ),
+    "gpt_oss": case(
+        GPT_OSS,
+        "20b",
+        GROUPED,
+        head_dim=8,
+        **ALTERNATING,
+        position=RotaryPositions(20, theta=40.0, scaling=YarnScaling(4.0, 4.0, 0.5, original_length=30, rounded=False)),
+        experts=mixture(GPT_OSS, "20b", num_experts=6, top_k=3),
+        gate_limit=1.5,
     ),
     "gemma1": case(GEMMA1, "1_2b", GROUPED, num_kv_heads=1, head_dim=8),
     "gemma2": case(GEMMA2, "2_2b", GROUPED, head_dim=8, **ALTERNATING),

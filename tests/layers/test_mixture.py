@@ -19,26 +19,36 @@ from tests.golden.case import needs_transformers
 X = jax.random.normal(jax.random.key(0), (4, 70, 16))
 
 
-def config(gated=True, **experts):
+def config(gated=True, use_bias=False, **experts):
     settings = MixtureOfExperts(**{"num_experts": 8, "top_k": 2} | experts)
-    return ModelConfig(d_model=16, d_ff=24, activation="silu", gated=gated, experts=settings, init_stddev=0.5)
+    own = {"activation": "silu", "gated": gated, "use_bias": use_bias, "init_stddev": 0.5}
+    return ModelConfig(d_model=16, d_ff=24, experts=settings, **own)
 
 
 def params_of(config):
-    return Mixture(config).init(jax.random.key(1), X)
+    params = Mixture(config).init(jax.random.key(1), X)
+    return jax.tree.map(lambda p: p if p.ndim == 3 else p + 0.3 * jax.random.normal(jax.random.key(2), p.shape), params)
 
 
 def all_experts(config, params, x):
     """Every expert's result for every token, of which the chosen ones are taken."""
-    kernels, settings = {name: p["kernel"] for name, p in params["params"].items()}, config.experts
-    routing = route(settings, x @ kernels["router"])
-    up = jnp.einsum("BTD,EDF->BTEF", x, kernels["experts_up"])
+    own, settings = params["params"], config.experts
+    routing = route(
+        settings, x @ own["router"]["kernel"] + own["router"].get("bias", jnp.zeros(settings.num_experts))[None, None]
+    )
+
+    def mapped(name, y):
+        # [B, T, D] or [B, T, E, D] -> [B, T, E, F]
+        product = jnp.einsum(f"BT{'E' * (y.ndim - 3)}D,EDF->BTEF", y, own[name]["kernel"])
+        return product + own[name]["bias"][None, None] if config.use_bias else product
+
+    up = mapped("experts_up", x)
     activation = ACTIVATIONS[config.activation]
     if config.gated:
-        hidden = activation(jnp.einsum("BTD,EDF->BTEF", x, kernels["experts_gate"])) * up
+        hidden = activation(mapped("experts_gate", x)) * up
     else:
         hidden = activation(up)
-    y = jnp.einsum("BTEF,EFD->BTED", hidden, kernels["experts_down"])
+    y = mapped("experts_down", hidden)
     return jnp.einsum("BTKD,BTK->BTD", jnp.take_along_axis(y, routing.experts[..., None], axis=2), routing.weights)
 
 
@@ -48,7 +58,9 @@ def value_and_gradients(function, params, x=X):
 
 @pytest.mark.parametrize("capacity", [None, 8.0], ids=("dropless", "room for all"))
 @pytest.mark.parametrize("gated", [True, False], ids=("gated", "plain"))
-@pytest.mark.parametrize("experts", [{"normalized": False}, {"top_k": 1}, {"num_experts": 3, "top_k": 3}], ids=str)
+@pytest.mark.parametrize(
+    "experts", [{"normalized": False}, {"top_k": 1}, {"num_experts": 3, "top_k": 3}, {"use_bias": True}], ids=str
+)
 def test_is_the_sum_over_the_chosen_of_all_experts(gated, capacity, experts):
     settings = config(gated, capacity=capacity, **experts)
     params = params_of(settings)
@@ -72,6 +84,7 @@ def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():
     np.testing.assert_allclose(y.astype(np.float32), want, atol=0.5)
 
 
+@pytest.mark.parametrize("use_bias", [False, True], ids=("", "biases"))
 @pytest.mark.parametrize("capacity", [None, 1.0], ids=("dropless", "room for as many"))
 @pytest.mark.parametrize(
     "mesh",
@@ -81,8 +94,8 @@ def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():
     ],
     ids=str,
 )
-def test_on_eight_devices_as_on_one(mesh, capacity):
-    settings = config(capacity=capacity)
+def test_on_eight_devices_as_on_one(mesh, capacity, use_bias):
+    settings = config(capacity=capacity, use_bias=use_bias)
     rows = jnp.concatenate([X, X])[:, :64]
     params = params_of(settings)
 

@@ -12,7 +12,7 @@ SUMS = {"layers/decoder/1/expert_tokens": (TOKENS, jnp.ones(2)), "loss": (jnp.on
 
 
 def tree(first=1):
-    blocks = {"mlp": {"router": {"kernel": jnp.ones((2, 4, 3)), "bias": jnp.full((2, 3), 0.5)}}}
+    blocks = {"mlp": {"router": {"kernel": jnp.ones((2, 4, 3)), "balance": jnp.full((2, 3), 0.5)}}}
     return {"decoder": {"dense": {"blocks": {"mlp": {"up": {"kernel": jnp.ones((first, 4, 8))}}}}, "blocks": blocks}}
 
 
@@ -21,7 +21,7 @@ def moved(frozen=0, **settings):
     after = steered(settings, LayersConfig(frozen=frozen), tree(), SUMS)
     router = after["decoder"]["blocks"]["mlp"]["router"]
     np.testing.assert_array_equal(router["kernel"], 1.0)
-    return np.asarray(router["bias"]) - 0.5
+    return np.asarray(router["balance"]) - 0.5
 
 
 def test_busy_experts_go_down_and_others_up():

@@ -335,6 +335,7 @@ RELEASED = {
     "gemma": adamw,
     "gpt2": adamw,
     "gpt3": adamw,
+    "gpt_oss": adamw,
     "grok": adamw,
     "llama": adamw,
     "mistral": adamw,

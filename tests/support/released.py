@@ -409,6 +409,17 @@ RELEASED = {
         | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1},
         LLAMA,
     ),
+    "gpt-oss": Release(  # openai/gpt-oss-20b as others have it in bfloat16, without quantization_config
+        "gpt_oss_20b",
+        LLAMA_SIZES
+        | {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 5, "num_hidden_layers": 3}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {"pad_token_id": 0, "eos_token_id": 1},
+        "model.embed_tokens.weight model.layers.#.{input,post_attention}_layernorm.weight "
+        f"model.layers.#.self_attn.{{q,k,v,o}}_proj.{WB} model.layers.#.self_attn.sinks model.layers.#.mlp.router.{WB} "
+        "model.layers.#.mlp.experts.{gate_up_proj,gate_up_proj_bias,down_proj,down_proj_bias} "
+        "model.norm.weight lm_head.weight",
+    ),
     "gemma": Release("gemma1_2b", LLAMA_SIZES | {"head_dim": 8}, LLAMA),  # google/gemma-2b
     "gemma-2": Release(  # google/gemma-2-2b
         "gemma2_2b",

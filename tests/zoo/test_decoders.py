@@ -11,7 +11,21 @@ from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import needs_transformers, weights
 
-MODULES = ("gpt", "llama", "mistral", "mixtral", "qwen", "gemma", "olmo", "palm", "grok", "deepseek", "phi", "smollm")
+MODULES = (
+    "gpt",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen",
+    "gemma",
+    "olmo",
+    "palm",
+    "grok",
+    "deepseek",
+    "gpt_oss",
+    "phi",
+    "smollm",
+)
 FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
 
@@ -85,6 +99,8 @@ PUBLISHED = {
     "deepseek_v2": 235_741_434_880,
     "deepseek_v3": 671_026_419_200,  # with the biases of routers, which torch does not count
     "deepseek_r1": 671_026_419_200,
+    "gpt_oss_20b": 20_914_757_184,
+    "gpt_oss_120b": 116_829_156_672,
     "phi1": 1_418_270_720,
     "phi1_5": 1_418_270_720,
     "phi2": 2_779_683_840,

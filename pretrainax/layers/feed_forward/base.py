@@ -2,21 +2,34 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import ClassVar, Optional
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.made_again import made_again
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.rules import add_partition_rules
 
 ACTIVATIONS = {
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
     "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_sigmoid": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks and Gimpel 2016, section 2
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,
 }
+
+
+def gating(config: ModelConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Returns what a gated feed-forward makes of (gate, up), each [..., F]: activation(gate) · up (Shazeer 2020), or
+    with a `gate_limit` what the released code of gpt-oss does, activation(min(gate, limit)) · (clip(up) + 1)."""
+    activation, limit = ACTIVATIONS[config.activation], config.gate_limit
+    if limit is None:
+        return made_again(lambda gate, up: activation(gate) * up)
+    return made_again(lambda gate, up: activation(jnp.minimum(gate, limit)) * (jnp.clip(up, -limit, limit) + 1))
 
 
 class FeedForward(nn.Module):

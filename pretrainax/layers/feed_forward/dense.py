@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, register_feed_forward
+from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gating, register_feed_forward
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.made_again import made_again
 from pretrainax.layers.sums import Sums
@@ -49,11 +49,10 @@ def everywhere(config: ModelConfig, x: jax.Array, width: int, prefix: str = "") 
         init = normal_init(config, config.d_model)
         return Linear((width,), ("d_model", "d_ff"), init, config.use_bias, name=f"{prefix}{name}")(x)
 
-    activation = ACTIVATIONS[config.activation]
     if config.gated:
-        hidden = made_again(lambda gate, up: activation(gate) * up)(widened("gate"), widened("up"))
+        hidden = gating(config)(widened("gate"), widened("up"))
     else:
-        hidden = made_again(activation)(widened("up"))
+        hidden = made_again(ACTIVATIONS[config.activation])(widened("up"))
     # [B, T, F] -> [B, T, D]
     init = normal_init(config, width, residual=True)
     return Linear((config.d_model,), ("d_ff", "d_model"), init, config.use_bias, name=f"{prefix}down")(hidden)

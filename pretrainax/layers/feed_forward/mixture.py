@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import ModelConfig
 from pretrainax.layers.by_layer import BY_LAYER, DROPPED
-from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, register_feed_forward
+from pretrainax.layers.feed_forward.base import ACTIVATIONS, FeedForward, gating, register_feed_forward
 from pretrainax.layers.feed_forward.dense import everywhere
 from pretrainax.layers.feed_forward.exchange import Exchange
 from pretrainax.layers.feed_forward.products import Layout, expert_product
@@ -30,12 +30,19 @@ from pretrainax.sharding.axes import EXPERT_AXIS, TENSOR_AXIS, TOKEN_AXES, logic
 from pretrainax.sharding.mesh import axis_size, platform
 
 
-class Kernels(NamedTuple):
-    """The matrices of all experts."""
+class Maps(NamedTuple):
+    """Holds one of the linear maps of all experts."""
 
-    up: jax.Array  # [E, D, F]
-    down: jax.Array  # [E, F, D]
-    gate: Optional[jax.Array] = None  # [E, D, F]; None: the feed-forward has none
+    kernel: jax.Array  # [E, D, F]
+    bias: Optional[jax.Array]  # [E, F]; None: there is none
+
+
+class Kernels(NamedTuple):
+    """Holds the linear maps of all experts."""
+
+    up: Maps
+    down: Maps
+    gate: Optional[Maps] = None  # None: the feed-forward has none
 
 
 @register_feed_forward
@@ -45,9 +52,11 @@ class Mixture(FeedForward):
 
     partition_rules = (
         (r"blocks/mlp/router/kernel", "layers d_model features"),
-        (r"blocks/mlp/router/bias", "layers features"),
+        (r"blocks/mlp/router/(bias|balance)", "layers features"),
         (r"blocks/mlp/experts_(up|gate)/kernel", "layers experts d_model d_ff"),
+        (r"blocks/mlp/experts_(up|gate)/bias", "layers experts d_ff"),
         (r"blocks/mlp/experts_down/kernel", "layers experts d_ff d_model"),
+        (r"blocks/mlp/experts_down/bias", "layers experts features"),
     )
 
     @staticmethod
@@ -76,8 +85,9 @@ class Mixture(FeedForward):
         assert settings is not None
         experts, outer, inner = settings.num_experts, config.d_model, _width(config)
         routing, sums = Router(config, name="router")(x, real)
-        wide = functools.partial(ExpertKernel, (experts, outer, inner), normal_init(config, outer))
-        down = ExpertKernel((experts, inner, outer), normal_init(config, inner, residual=True), name="experts_down")
+        wide = functools.partial(ExpertMaps, (experts, outer, inner), normal_init(config, outer), config.use_bias)
+        init = normal_init(config, inner, residual=True)
+        down = ExpertMaps((experts, inner, outer), init, config.use_bias, name="experts_down")
         gate = wide(name="experts_gate")() if config.gated else None
         kernels = Kernels(wide(name="experts_up")(), down(), gate)
         y, dropped, assigned = _on_each_device(config, x.shape)(x, routing, kernels)
@@ -88,15 +98,20 @@ class Mixture(FeedForward):
         return y, sums
 
 
-class ExpertKernel(nn.Module):
-    """One matrix of each expert, in float32."""
+class ExpertMaps(nn.Module):
+    """One linear map of each expert, in float32."""
 
     shape: tuple[int, int, int]  # [E, D, F]
-    init: jax.nn.initializers.Initializer
+    kernel_init: jax.nn.initializers.Initializer
+    use_bias: bool
 
     @nn.compact
-    def __call__(self) -> jax.Array:
-        return self.param("kernel", self.init, self.shape, jnp.float32)
+    def __call__(self) -> Maps:
+        experts, _, outputs = self.shape
+        kernel, bias = self.param("kernel", self.kernel_init, self.shape, jnp.float32), None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, (experts, outputs), jnp.float32)
+        return Maps(kernel, bias)
 
 
 def announced(config: ModelConfig) -> str:
@@ -119,7 +134,9 @@ def _on_each_device(config: ModelConfig, shape: tuple[int, ...]):
     run = functools.partial(_mixed, config)
     if jax.sharding.get_abstract_mesh().size in (0, 1):  # no mesh, or a single device
         return run
-    wide, down = logical_spec("experts", "d_model", "d_ff"), logical_spec("experts", "d_ff", "d_model")
+    of_bias = [logical_spec("experts", name) if config.use_bias else None for name in ("d_ff", "features")]
+    wide = Maps(logical_spec("experts", "d_model", "d_ff"), of_bias[0])
+    down = Maps(logical_spec("experts", "d_ff", "d_model"), of_bias[1])
     tokens = batch_spec(shape) or P()
 
     def on_device(x, routing, kernels):
@@ -165,10 +182,25 @@ def _feed_forward(
 ) -> jax.Array:
     """Returns [S, D] of rows [S, D], each by its expert; room: rows of each, None: as `sizes` says."""
     wide, narrow = Layout(room, split=1), Layout(room, split=2)
-    activation, up = ACTIVATIONS[config.activation], expert_product(wide, rows, kernels.up, sizes)
+    up = _mapped(wide, rows, kernels.up, sizes)
     if kernels.gate is None:
-        hidden = made_again(activation)(up)
+        hidden = made_again(ACTIVATIONS[config.activation])(up)
     else:
-        gated = made_again(lambda gate, up: activation(gate) * up)
-        hidden = gated(expert_product(wide, rows, kernels.gate, sizes), up)
-    return expert_product(narrow, hidden, kernels.down, sizes)
+        hidden = gating(config)(_mapped(wide, rows, kernels.gate, sizes), up)
+    return _mapped(narrow, hidden, kernels.down, sizes)
+
+
+def _mapped(layout: Layout, rows: jax.Array, maps: Maps, sizes: jax.Array) -> jax.Array:
+    """Returns rows [S, F] of rows [S, D], each by the map of its expert."""
+    y = expert_product(layout, rows, maps.kernel, sizes)
+    if maps.bias is None:
+        return y
+    bias = maps.bias.astype(y.dtype)
+    if layout.split == 2:  # devices along `tensor` add their parts up
+        bias /= axis_size(TENSOR_AXIS)
+    if layout.room is not None:
+        # [S, F] -> [E, S/E, F] -> [S, F]
+        return (y.reshape(len(bias), -1, y.shape[1]) + bias[:, None]).reshape(y.shape)
+    expert = jnp.searchsorted(jnp.cumsum(sizes), jnp.arange(len(y)), side="right")
+    # a product, whose gradient is no scatter; of rows that are of no expert it is zero
+    return y + jax.nn.one_hot(expert, len(bias), dtype=y.dtype) @ bias

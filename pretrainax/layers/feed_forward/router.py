@@ -34,10 +34,12 @@ class Router(nn.Module):
         kernel = self.param("kernel", normal_init(self.config, self.config.d_model), shape, jnp.float32)
         # [B, T, D] -> [B, T, E]; a TPU would round both to bfloat16
         logits = jnp.matmul(x.astype(jnp.float32), kernel, precision=jax.lax.Precision.HIGHEST)
-        bias = None
-        if settings.bias_rate is not None:  # which no gradient moves: see training.balancing
-            bias = self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)
-        routing = route(settings, logits, bias)
+        if self.config.use_bias:
+            logits += self.param("bias", nn.initializers.zeros, shape[1:], jnp.float32)[None, None]
+        balance_bias = None
+        if settings.bias_rate is not None:  # which no gradient moves: see optim.balancing
+            balance_bias = self.param("balance", nn.initializers.zeros, shape[1:], jnp.float32)
+        routing = route(settings, logits, balance_bias)
         counted = jnp.ones(x.shape[:2]) if real is None else real.astype(jnp.float32)
         return routing, balance(settings, logits, routing, counted)
 

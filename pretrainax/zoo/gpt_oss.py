@@ -1,0 +1,111 @@
+"""gpt-oss (OpenAI 2025, arXiv 2508.10925): experts with biases, windows in turns, and a sink in each head's softmax."""
+
+from pretrainax.config import MixtureOfExperts, ModelConfig, RotaryPositions, YarnScaling
+from pretrainax.zoo import experts, llama, patterns
+from pretrainax.zoo.family import (
+    LAST,
+    Classifier,
+    ConfigJson,
+    Every,
+    Family,
+    HuggingFace,
+    Row,
+    linear,
+    token_classifier,
+    trained_by,
+)
+from pretrainax.zoo.variants import pick
+
+SIZES = {"20b": (24, 32), "120b": (36, 128)}  # variant -> (layers, experts)
+
+
+def gpt_oss(variant: str = "20b") -> ModelConfig:
+    """Returns gpt-oss; UserError for an unknown variant."""
+    layers, count = pick("gpt_oss", variant, SIZES)
+    return llama.decoder(
+        layers,
+        *(2880, 2880, 64, 8),
+        vocab_size=201_088,
+        head_dim=64,
+        position=RotaryPositions(131_072, theta=150_000.0, scaling=YarnScaling(32.0, rounded=False)),
+        layer_pattern=("local", "global"),
+        window=128,
+        norm_epsilon=1e-5,
+        use_bias=True,
+        attention_sinks=True,
+        activation="gelu_sigmoid",
+        gate_limit=7.0,
+        tie_embeddings=False,
+        experts=MixtureOfExperts(num_experts=count, top_k=4, balance_weight=4 * 0.9),
+    )
+
+
+def _expert_rows(config: ModelConfig) -> list[Row]:
+    ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
+    rows = linear(f"{ours}/router", f"{theirs}.router", bias=True)
+    for name, tensor, part in (("gate", "gate_up_proj", Every(0, 2)), ("up", "gate_up_proj", Every(1, 2))):
+        rows.append(Row(f"{ours}/experts_{name}/kernel", f"{theirs}.experts.{tensor}", part=part))
+        rows.append(Row(f"{ours}/experts_{name}/bias", f"{theirs}.experts.{tensor}_bias", part=part))
+    rows.append(Row(f"{ours}/experts_down/kernel", f"{theirs}.experts.down_proj"))
+    rows.append(Row(f"{ours}/experts_down/bias", f"{theirs}.experts.down_proj_bias"))
+    return rows
+
+
+def _attention_rows(config: ModelConfig) -> list[Row]:
+    ours, theirs = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn"
+    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
+    rows = [row for name, tensor in names.items() for row in linear(f"{ours}/{name}", f"{theirs}.{tensor}", bias=True)]
+    return [*rows, Row(f"{ours}/sinks", f"{theirs}.sinks")]
+
+
+def _names(config: ModelConfig) -> list[Row]:
+    return llama.around_rows(config) + llama.block_rows(config, _attention_rows, _expert_rows)
+
+
+def _base() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = gpt_oss("120b")
+    assert config.experts is not None
+    config.experts.balance_weight = 4 * 0.001
+    return config
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    llama.read_rotary(json, config)
+    experts.read(json, config)
+    patterns.read(json, config, json.get("sliding_window", 128), otherwise=patterns.kinds(config))
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    return llama.write_heads(config) | llama.write_rotary(config) | experts.write(config) | patterns.write(config)
+
+
+FAMILIES = (
+    Family(
+        name="gpt-oss",
+        prefix="gpt_oss_",
+        preset=gpt_oss,
+        sizes=SIZES,
+        paper="OpenAI 2025, arXiv 2508.10925",
+        objective="causal language modelling",
+        configs=trained_by("gpt_oss", SIZES),
+        huggingface=HuggingFace(
+            model_type="gpt_oss",
+            architecture="GptOssForCausalLM",
+            base=_base,
+            fields={key: path for key, path in llama.FIELDS.items() if key != "hidden_act"}
+            | {
+                "num_local_experts": "experts.num_experts",
+                "num_experts_per_tok": "experts.top_k",
+                "swiglu_limit": "gate_limit",
+            },
+            table=_names,
+            classifier=Classifier("GptOssForSequenceClassification", LAST),
+            token_classifier=token_classifier("GptOssForCausalLM", "score"),
+            constants={"attention_bias": True, "hidden_act": "silu", "swiglu_alpha": 1.702},
+            read=_read,
+            write=_write,
+            tied=llama.tied,
+        ),
+    ),
+)
