@@ -12,7 +12,12 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Making, Way
 
 # What has an entry for each token of the vocabulary, and along which axis.
-_OF_TOKENS = {"token_embedding/embedding": 0, "unembedding/kernel": 1, "unembedding/bias": 0}
+_OF_TOKENS = {
+    "token_embedding/embedding": 0,
+    "decoder_token_embedding/embedding": 0,
+    "unembedding/kernel": 1,
+    "unembedding/bias": 0,
+}
 _OF_POSITIONS = ("position_embedding/embedding", "decoder_position_embedding/embedding")
 _LONGER = ("max_length", "theta", "scaling")  # fields of positions in which a longer context may differ
 
