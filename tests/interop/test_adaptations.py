@@ -198,8 +198,17 @@ def test_layers_that_were_local_and_are_global_are_said(tmp_path):
     start = write_run(tmp_path / "start", source)
     for layers, other, same in ((Layers(silent=True), "1, 2", False), (Layers("stacked", silent=True), "", True)):
         (effect,) = planned(start, dataclasses.replace(source, num_layers=4), layers).effects
-        assert (f"of another kind, local or global, than there: {other} of these 4" in effect) != same
+        said = f"with another attention than there (local, global, not turned): {other} of these 4"
+        assert (said in effect) != same
         assert effect.endswith("the same is computed at first") == same
+
+
+def test_layers_that_positions_turned_and_do_not_here_are_said(tmp_path):
+    position = RotaryPositions(20, theta=40.0, no_rotation_every=4)
+    source = dataclasses.replace(CASES["llama3"].config, num_layers=8, position=position)
+    start = write_run(tmp_path / "start", source)
+    (effect,) = planned(start, dataclasses.replace(source, num_layers=4), Layers()).effects
+    assert "with another attention than there (local, global, not turned): 3 of these 4" in effect
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

@@ -98,6 +98,15 @@ def test_adaptations_follow_one_another_and_every_parameter_is_copied_or_made_by
     )
 
 
+def test_each_side_has_the_decoder_s_table_of_tokens_where_they_have_one_each(tmp_path):
+    source = CASES["gemma2"].config
+    model = changed(source, family="encoder_decoder", separate_embeddings=True, encoder_window=8, vocab_size=128)
+    params = flat(taken(write_run(tmp_path / "start", source), model, DecoderToEncoderDecoder(), WiderVocabulary()))
+    table = weights(source)["token_embedding"]["embedding"]
+    for side in ("", "decoder_"):
+        np.testing.assert_array_equal(params[f"{side}token_embedding/embedding"][:99], table)
+
+
 def test_on_a_mesh_that_does_not_divide_the_start_each_device_has_its_part_of_the_model(starts):
     """99 rows are not divided by two devices, 128 are."""
     mesh = make_mesh(MeshConfig(data=1, fsdp=2, expert=2, tensor=2))

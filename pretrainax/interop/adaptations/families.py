@@ -16,7 +16,9 @@ class _FromDecoder(Adaptation):
     fields = ("family",)
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
-        return dataclasses.replace(ours, family="decoder", num_decoder_layers=None)
+        # what two stacks may have apart, a decoder has once
+        of_two = {"num_decoder_layers": None, "separate_embeddings": False, "encoder_window": None}
+        return dataclasses.replace(ours, family="decoder", **of_two)
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         if theirs.family != "decoder":
@@ -67,7 +69,7 @@ class DecoderToEncoderDecoder(_FromDecoder):
             )
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
-        # what the decoder has of its own beside the stack: positions, an embedding norm
+        # what the decoder has of its own beside the stack: positions, an embedding norm, perhaps a table of tokens
         source = _in_decoder(path.removeprefix("decoder_"))
         if "/cross_attention" not in path:
             return Way(source)

@@ -102,16 +102,24 @@ class Layers(Adaptation):
         return Way(path, (taken, zero))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
-        said, pattern, same = [], ours.layer_pattern, self.silent
+        said, same = [], self.silent
         for stack, count in ours.stacks.items():
             numbers = self._numbers(stack, before, ours)
             said.append(f"layers {_listed(numbers)} of the {before.stacks[stack]} of the {stack}")
-            other = [i for i, n in enumerate(numbers) if pattern[i % len(pattern)] != pattern[n % len(pattern)]]
-            said += [f"of another kind, local or global, than there: {_listed(other)} of these {count}"] * bool(other)
+            other = [i for i, n in enumerate(numbers) if _attention_of(i, ours) != _attention_of(n, ours)]
+            said += [
+                f"with another attention than there (local, global, not turned): {_listed(other)} of these {count}"
+            ] * bool(other)
             first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # the others add nothing
             in_order = sorted(first, key=first.__getitem__) == list(range(before.stacks[stack]))
             same = same and in_order and not set(other) & set(first.values())
         return "; ".join([*said, *["the same is computed at first"] * same])
+
+
+def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:
+    """Returns whether a layer is local or global, and whether positions turn it."""
+    every, pattern = getattr(model.position, "no_rotation_every", None), model.layer_pattern
+    return pattern[number % len(pattern)], every is None or (number + 1) % every != 0
 
 
 def _zeroing(layers: list[bool]) -> Callable[[jax.Array], jax.Array]:
