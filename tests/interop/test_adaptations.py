@@ -131,12 +131,12 @@ def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_
     assert "of a fresh router to about 2.5: each feed-forward adds so many times what it did" in effect
 
 
-def test_biases_that_experts_do_not_have_are_left_out_and_said(tmp_path):
+def test_biases_are_copied_too_and_what_is_dropped_is_said(tmp_path):
     model = dataclasses.replace(CASES["gpt2"].config, experts=MixtureOfExperts(capacity=1.25))
     start = planned(write_run(tmp_path / "start", CASES["gpt2"].config), model, DenseToExperts())
-    assert start.left_out == ("decoder/blocks/mlp/down/bias", "decoder/blocks/mlp/up/bias")
-    assert "experts have no biases, which are left out; for a token that is dropped" in start.effects[0]
-    assert start.made["decoder/blocks/mlp/router/kernel"] == "drawn anew"
+    assert not start.left_out and "for a token that is dropped" in start.effects[0]
+    assert {start.made[f"decoder/blocks/mlp/router/{name}"] for name in ("kernel", "bias")} == {"drawn anew"}
+    assert start.made["decoder/blocks/mlp/experts_up/bias"] == "8 copies (decoder/blocks/mlp/up/bias)"
     assert start.made["decoder/blocks/mlp/experts_up/kernel"] == "8 copies (decoder/blocks/mlp/up/kernel)"
 
 

@@ -25,7 +25,7 @@ from tests.support.attending import (
 # --- the reference -------------------------------------------------------------------------------------------------
 
 
-def by_loops(q, k, v, bias, allowed, scale, logit_cap=None):
+def by_loops(q, k, v, bias, allowed, scale, logit_cap=None, sinks=None):
     """Attention as its definition says, one query at a time in float64."""
     out = np.zeros(q.shape)
     for b, t, h in np.ndindex(*q.shape[:3]):
@@ -33,8 +33,10 @@ def by_loops(q, k, v, bias, allowed, scale, logit_cap=None):
         logits = scale * np.asarray(k, np.float64)[b, :, g] @ np.asarray(q, np.float64)[b, t, h]
         logits = logits if logit_cap is None else logit_cap * np.tanh(logits / logit_cap)
         logits = logits + (0 if bias is None else np.asarray(bias)[0, h, t])
-        weights = np.where(np.asarray(allowed)[b, 0, t], np.exp(logits), 0)
-        out[b, t, h] = weights @ np.asarray(v, np.float64)[b, :, g] / weights.sum()
+        largest = logits.max() if sinks is None else max(logits.max(), sinks[h])
+        weights = np.where(np.asarray(allowed)[b, 0, t], np.exp(logits - largest), 0)
+        whole = weights.sum() + (0 if sinks is None else np.exp(float(sinks[h]) - largest))
+        out[b, t, h] = weights @ np.asarray(v, np.float64)[b, :, g] / whole
     return out.astype(np.float32)
 
 
@@ -74,6 +76,18 @@ def test_reference_with_a_window_and_a_cap_is_the_definition(causal, compiled):
     assert_close(
         compiled(lambda *args: run(*args, mask, logit_cap=0.5))(*args), expected, 2e-6
     )  # float32 sums of 8 and 5 terms
+
+
+@with_and_without_jit
+@pytest.mark.parametrize("size", (1.0, 200.0))
+def test_a_sink_takes_its_part_of_the_weights(size, compiled):
+    args, sinks = arrays(2, 5, 5, 4, 2, 8), size * jnp.array([-1.0, 0.0, 0.5, 1.0])
+    mask = Mask(True, window=3)
+    expected = by_loops(*args, np.broadcast_to(mask.materialize(5, 5), (2, 1, 5, 5)), 0.3, sinks=sinks)
+    got = compiled(lambda *args: run(*args, mask, sinks=sinks))(*args)
+    assert_close(got, expected, 2e-6)  # float32 sums of 8 and 3 terms; exp(200) is more than float32 holds
+    gradient = jax.grad(lambda sinks: jnp.sum(jnp.sin(run(*args, mask, sinks=sinks))))(sinks)
+    assert np.isfinite(gradient).all() and gradient[1] != 0
 
 
 @with_and_without_jit
@@ -317,6 +331,8 @@ def test_xla_can_be_requested_anywhere(platform):
         ("cudnn", "gpu", {"dtype": "float32"}, "config.train.dtype"),
         ("tpu_flash", "gpu", {}, "needs a TPU, and this is a GPU"),
         ("cudnn", "gpu", {"window": 8, "causal": False}, "has causal windows only"),
+        ("cudnn", "gpu", {"has_sinks": True}, "has no attention sinks, and config.model.attention_sinks is set"),
+        ("tpu_splash", "tpu", {"has_sinks": True}, "has no attention sinks"),
         ("cudnn", "gpu", {"logit_cap": 50.0}, "has no cap of attention logits"),
         ("tpu_flash", "tpu", {"window": 8}, "has neither windows nor a cap"),
         ("tpu_splash", "tpu", {"bias": "shared"}, "takes no bias"),

@@ -33,9 +33,8 @@ def params_of(config):
 def all_experts(config, params, x):
     """Every expert's result for every token, of which the chosen ones are taken."""
     own, settings = params["params"], config.experts
-    routing = route(
-        settings, x @ own["router"]["kernel"] + own["router"].get("bias", jnp.zeros(settings.num_experts))[None, None]
-    )
+    logits = x @ own["router"]["kernel"]
+    routing = route(settings, logits + own["router"]["bias"][None, None] if config.use_bias else logits)
 
     def mapped(name, y):
         # [B, T, D] or [B, T, E, D] -> [B, T, E, F]

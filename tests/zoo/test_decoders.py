@@ -11,21 +11,7 @@ from pretrainax.zoo.convert import to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import needs_transformers, weights
 
-MODULES = (
-    "gpt",
-    "llama",
-    "mistral",
-    "mixtral",
-    "qwen",
-    "gemma",
-    "olmo",
-    "palm",
-    "grok",
-    "deepseek",
-    "gpt_oss",
-    "phi",
-    "smollm",
-)
+MODULES = "gpt llama mistral mixtral qwen gemma olmo palm grok deepseek gpt_oss phi smollm".split()
 FAMILIES = {family.name: family for module in MODULES for family in getattr(zoo, module).FAMILIES}
 ROWS = [(name, variant) for name, family in FAMILIES.items() for variant in family.sizes]
 

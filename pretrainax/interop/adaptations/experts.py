@@ -73,7 +73,7 @@ class DenseToExperts(Adaptation):
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         settings = ours.experts
         assert settings is not None
-        lost = ["experts have no biases, which are left out"] * ours.use_bias
+        lost = []
         scale = settings.scale or 1.0
         if not settings.normalized or scale != 1.0:
             # of a router without an opinion, all of whose logits are 0
