@@ -21,6 +21,7 @@ HUB = {
     "HuggingFaceFW/fineweb": (("default", "sample-350BT"), ("train",), ("text", "id", "dump", "url")),
     "HuggingFaceFW/fineweb-edu": (("default",), ("train",), ("text", "id", "dump", "url", "score")),
     "Skylion007/openwebtext": (("plain_text",), ("train",), ("text",)),
+    "allenai/olmo-mix-1124": (("default",), ("train",), ("id", "text", "added", "created")),
     "allenai/c4": (("en", "realnewslike"), ("train", "validation"), ("text", "timestamp", "url")),
     "manu/project_gutenberg": (("default",), ("en", "de"), ("id", "text")),
     "wikimedia/wikipedia": (("20231101.en", "20231101.de"), ("train",), ("id", "url", "title", "text")),

@@ -27,6 +27,7 @@ from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.directories import describe_export, evaluation_of
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
 from pretrainax.interop.safetensors_files import Reader, Writer
@@ -36,7 +37,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.convert import places, rows_of
-from pretrainax.zoo.family import Part, Row
+from pretrainax.zoo.family import HuggingFace, Part, Row
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of the names of all tensors
@@ -262,12 +263,12 @@ def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> s
             "peft's format: leave out --adapter, to export the whole model"
         )
     tokenizer = load_tokenizer(os.path.join(workdir, "tokenizer"))
-    family, _, _ = describe_export(experiment, tokenizer.vocabulary)
+    start = find_known_start(workdir)
+    family = _family_of(start, experiment, tokenizer)
     if isinstance(tuning, LoRA):
         described, tensors = lora_to_peft(tuning, trained, family.names(model), model)
     else:
         described, tensors = prefix_to_peft(tuning, trained, model)
-    start = find_known_start(workdir)
     described |= {"task_type": _TASKS[model.family], "inference_mode": True}
     described["base_model_name_or_path"] = None if start.steps else start.directory
     staging = f"{os.path.abspath(to)}.exporting"
@@ -293,6 +294,13 @@ def _read(step: str, folder: str) -> dict[str, np.ndarray]:
     for path, _, block in read_params(step, folder=folder):
         blocks.setdefault(path, []).append(block)
     return {path: np.concatenate(found) for path, found in blocks.items() if path in arrays}
+
+
+def _family_of(base: Origin, experiment: Experiment, tokenizer: Tokenizer) -> HuggingFace:
+    """Returns the family whose names the maps of a base have: its own, where others compute the same (Phi-3, LLaMA)."""
+    if base.steps:
+        return describe_export(experiment, tokenizer.vocabulary)[0]
+    return described_model(read_config_json(base.directory))[0]
 
 
 def is_adapter(directory: str) -> bool:
@@ -324,8 +332,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
         state = {name: tensors[name] for name in tensors.shapes}
         kind = described.get("peft_type")
         if kind == "LORA":
-            family, _, _ = describe_export(experiment, tokenizer.vocabulary)
-            table = family.names(experiment.model)
+            table = _family_of(origin, experiment, tokenizer).names(experiment.model)
             experiment.tuning, trained = lora_from_peft(described, state, table, experiment.model)
         elif kind == "PREFIX_TUNING":
             experiment.tuning, trained = prefix_from_peft(described, state, experiment.model)

@@ -27,6 +27,7 @@ needs_peft = pytest.mark.skipif(
 TARGETS = {
     "bert_masked_lm": ["query", "value", "attention.output.dense"],
     "gpt2": ["c_attn", "mlp.c_proj"],
+    "phi3": ["qkv_proj", "down_proj"],
 }
 
 
@@ -60,7 +61,7 @@ def export(workdir, to):
 
 
 @needs_peft
-@pytest.mark.parametrize(("name", "dora"), (("bert_masked_lm", True), ("gpt2", False)))
+@pytest.mark.parametrize(("name", "dora"), (("bert_masked_lm", True), ("gpt2", False), ("phi3", True)))
 def test_low_rank_updates_of_peft_give_its_logits_there_and_back(name, dora, tmp_path):
     import peft
 
