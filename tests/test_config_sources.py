@@ -21,6 +21,7 @@ HUB = {
     "HuggingFaceFW/fineweb": (("default", "sample-350BT"), ("train",), ("text", "id", "dump", "url")),
     "HuggingFaceFW/fineweb-edu": (("default",), ("train",), ("text", "id", "dump", "url", "score")),
     "Skylion007/openwebtext": (("plain_text",), ("train",), ("text",)),
+    "allenai/OLMoE-mix-0924": (("default",), ("train",), ("id", "text", "added", "created")),
     "allenai/olmo-mix-1124": (("default",), ("train",), ("id", "text", "added", "created")),
     "allenai/c4": (("en", "realnewslike"), ("train", "validation"), ("text", "timestamp", "url")),
     "manu/project_gutenberg": (("default",), ("en", "de"), ("id", "text")),
