@@ -27,6 +27,18 @@ hypothesis.settings.load_profile("untimed")
 flags.FLAGS.mark_as_parsed()  # Grain and TFDS read flags; outside of a command nobody has parsed them
 
 
+def pytest_make_parametrize_id(val):
+    """Names a compressed parameter by its length: it may hold the time at which it was made, and workers that collect
+    other names than each other run nothing at all."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) and not val.isascii() else None
+
+
+def pytest_collection_modifyitems(items):
+    """Refuses the other names that differ from process to process: those with an address."""
+    wrong = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    assert not wrong, f"give these parameters ids: {wrong}"
+
+
 @pytest.fixture(autouse=True)
 def strict_promotion_of_dtypes(request):
     """Bricks and models name every change of dtype. The optimizer cannot: Optax adds integers to floats."""

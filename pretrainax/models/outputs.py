@@ -30,7 +30,7 @@ class Outputs:
 def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
     """Returns `Outputs.hidden` of what a model has sown: `apply(…, mutable=["intermediates"])` gives that beside."""
     found = {}
-    for side in {"encoder", "decoder"} & intermediates.keys():
+    for side in (name for name in ("encoder", "decoder") if name in intermediates):
         parts = [part["blocks"]["hidden"][0] for part in parts_of_stack(intermediates[side])]
         # shared layers: [L, 1, …] -> [L, …]
         found[side] = jnp.concatenate([x.reshape(-1, *x.shape[-3:]) for x in parts])

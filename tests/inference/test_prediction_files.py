@@ -29,7 +29,7 @@ def read(given, skip_bad=False):
         ("a.jsonl", LINES),
         ("a.json", LINES),
         ("a.txt", LINES),
-        ("a.jsonl.gz", gzip.compress(LINES.encode())),
+        ("a.jsonl.gz", gzip.compress(LINES.encode(), mtime=0)),
         ("a.tsv", 'id\ttext\n1\tone, two\n2\tsays "no"\n'),
         ("a.csv", 'id,text\n1,"one, two"\n2,"says ""no"""\n'),
     ],

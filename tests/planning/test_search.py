@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pretrainax.config import UserError
+from pretrainax.config import MixtureOfExperts, UserError
 from pretrainax.planning.search import assess, best, enough, remedies
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
@@ -87,3 +87,9 @@ def test_a_mesh_of_another_number_of_devices_is_one_clear_line():
     experiment.mesh.fsdp = 3
     with pytest.raises(UserError, match="the product must be the number of devices, which is 4"):
         assess(experiment, FOUR)
+
+
+def test_experts_are_split_as_they_divide():
+    experiment = large()
+    experiment.model.experts = MixtureOfExperts(num_experts=6, top_k=2)
+    assert {candidate.experiment.mesh.expert for candidate in best(experiment, FOUR)} == {1, 2}
