@@ -37,6 +37,11 @@ class LatentAttention(Choice):
                 f"{path}.rotary_dim is {self.rotary_dim}: it must be below config.model.head_dim, "
                 f"{model.dim_per_head}, which has the numbers that are not turned too"
             )
+        if self.value_dim > model.dim_per_head:
+            yield (
+                f"{path}.value_dim is {self.value_dim}: it must be at most config.model.head_dim, "
+                f"{model.dim_per_head}, as kernels want values no wider than keys"
+            )
         if not isinstance(model.position, RotaryPositions):
             yield f"{path} needs RotaryPositions, config.model.position is {type(model.position).__name__}"
         if model.kv_heads != model.num_heads:

@@ -23,5 +23,8 @@ def describe_experts(config: ModelConfig) -> str:
     """Says how many experts there are, and how many parameters a token uses; "": there are none."""
     if config.experts is None:
         return ""
-    count, each = config.experts.num_experts, config.experts.top_k
-    return f"{count} in each block, {each} for a token, which uses {active_parameters(config) / 1e6:,.1f} M parameters"
+    settings = config.experts
+    count, each, shared, first = settings.num_experts, settings.top_k, settings.shared_experts, settings.first_dense
+    where = f"each block but the first {first}" if first else "each block"
+    for_token = f"{each} for a token" + (f" and {shared} for all" if shared else "")
+    return f"{count} in {where}, {for_token}, which uses {active_parameters(config) / 1e6:,.1f} M parameters"
