@@ -5,6 +5,7 @@
 NOTE Phi-3.5-mini, Phi-4-mini and the files of Phi-3 for 128 k are stretched by LongRoPE, which is not known here.
 """
 
+import itertools
 from typing import Optional
 
 from pretrainax.config import ModelConfig, RotaryPositions
@@ -103,28 +104,29 @@ def huggingface_names(config: ModelConfig) -> list[Row]:
 
 
 def fused_names(config: ModelConfig) -> list[Row]:
-    """Returns the name table of transformers' Phi3ForCausalLM."""
-    block, layer = llama.BLOCK, llama.LAYER
+    """Returns the name table of transformers' Phi3ForCausalLM: LLaMA's, but for two matrices of several."""
+    return llama.around_rows(config) + llama.block_rows(config, _attention_rows, _feed_forward_rows)
+
+
+def _attention_rows(config: ModelConfig) -> list[Row]:
     heads, key_heads = config.num_heads, config.kv_heads
-    ours, pieces = f"{block}/self_attention", heads + 2 * key_heads
+    ours, theirs, pieces = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn", heads + 2 * key_heads
+    parts = {
+        "query": Part(0, heads, pieces),
+        "key": Part(heads, key_heads, pieces),
+        "value": Part(heads + key_heads, key_heads, pieces),
+    }
+    rows = [linear(f"{ours}/{name}", f"{theirs}.qkv_proj", bias=False, part=part) for name, part in parts.items()]
+    return [*itertools.chain(*rows), *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False)]
 
-    def attention(name: str, *part: int) -> list[Row]:
-        return linear(f"{ours}/{name}", f"{layer}.self_attn.qkv_proj", bias=False, part=Part(*part, pieces))
 
-    rows = [
-        Row("token_embedding/embedding", "model.embed_tokens.weight"),
-        Row(f"{ours}_norm/scale", f"{layer}.input_layernorm.weight"),
-        *attention("query", 0, heads),
-        *attention("key", heads, key_heads),
-        *attention("value", heads + key_heads, key_heads),
-        *linear(f"{ours}/out", f"{layer}.self_attn.o_proj", bias=False),
-        Row(f"{block}/mlp_norm/scale", f"{layer}.post_attention_layernorm.weight"),
-        *linear(f"{block}/mlp/gate", f"{layer}.mlp.gate_up_proj", bias=False, part=Part(0, 1, 2)),
-        *linear(f"{block}/mlp/up", f"{layer}.mlp.gate_up_proj", bias=False, part=Part(1, 1, 2)),
-        *linear(f"{block}/mlp/down", f"{layer}.mlp.down_proj", bias=False),
-        Row("decoder/final_norm/scale", "model.norm.weight"),
+def _feed_forward_rows(config: ModelConfig) -> list[Row]:
+    ours, theirs = f"{llama.BLOCK}/mlp", f"{llama.LAYER}.mlp"
+    return [
+        *linear(f"{ours}/gate", f"{theirs}.gate_up_proj", bias=False, part=Part(0, 1, 2)),
+        *linear(f"{ours}/up", f"{theirs}.gate_up_proj", bias=False, part=Part(1, 1, 2)),
+        *linear(f"{ours}/down", f"{theirs}.down_proj", bias=False),
     ]
-    return rows if config.tie_embeddings else [*rows, *linear("unembedding", "lm_head", bias=False)]
 
 
 def _base_3() -> ModelConfig:
