@@ -11,6 +11,7 @@ import pytest
 
 from pretrainax.config import MixtureOfExperts, UserError
 from pretrainax.data.sources import TextFiles
+from pretrainax.inference.load import load
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
@@ -59,7 +60,7 @@ def experiment(text, cache):
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
     experiment.mesh.data, experiment.mesh.fsdp, experiment.mesh.expert = 2, 2, 2
-    experiment.model.experts = MixtureOfExperts(num_experts=4, top_k=2, d_ff=32, capacity=2.0)
+    experiment.model.experts = MixtureOfExperts(num_experts=4, top_k=2, d_ff=32, capacity=2.0, bias_rate=0.01)
     experiment.train.steps, experiment.train.log_every, experiment.train.remat = 6, 4, "block"
     experiment.evaluate.every, experiment.evaluate.batches = 3, 1
     experiment.checkpoint.every, experiment.checkpoint.keep = 1, 6
@@ -84,6 +85,12 @@ def test_lines_have_the_load_of_each_expert(finished):
         assert 0 < line["balance_loss"] < 0.04 and 0 <= line["dropped_fraction"] < 1
     assert all("expert_imbalance" in line and "experts" not in line for line in lines if line["split"] == "valid")
     assert (finished / "experts.png").stat().st_size > 10_000
+
+
+def test_the_bias_has_moved_by_its_rate_in_each_step(finished):
+    bias = np.asarray(load(finished).parameters["decoder/blocks/mlp/router/balance"])  # [L, E], of 6 steps
+    assert bias.any() and np.abs(bias).max() <= 0.06 + 1e-6
+    np.testing.assert_allclose(bias / 0.01, np.round(bias / 0.01), atol=1e-4)  # float32
 
 
 def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_path):
