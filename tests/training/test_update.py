@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from pretrainax import models
-from pretrainax.config import MeshConfig, TrainConfig, UserError
+from pretrainax.config import MeshConfig, ModelConfig, TrainConfig, UserError
 from pretrainax.layers.compute import for_this_machine
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim import AdamW, ScheduleFreeAdamW, Sophia
@@ -19,6 +19,8 @@ from pretrainax.training import train_step
 
 class Toy:
     """Features a + sqrt(b): at b = 0 the loss is finite and the gradient of b is not. Records its dropout keys."""
+
+    config = ModelConfig()
 
     def __init__(self, a=1.0, b=1.0):
         self.start, self.keys = (a, b), []
