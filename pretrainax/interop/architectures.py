@@ -105,5 +105,7 @@ def describe_model(model: ModelConfig, imported: Optional[str]) -> tuple[Hugging
             return family, config_json, theirs
         except ValueError as e:  # tensors that its class always has
             reasons.append(f"{config_json['architectures'][0]} of transformers has no way to say this: {e}")
-    closest = min((reason for reason in reasons if "no way to say" in reason), key=len, default="none")
+    # a family that has experts where the model has none, or the other way round, is asked for nothing else
+    distance = lambda reason: ("config.model.experts=" in reason, len(reason))  # noqa: E731
+    closest = min((reason for reason in reasons if "no way to say" in reason), key=distance, default="none")
     raise UserError(f"no architecture of transformers computes this config.model; the nearest: {closest}")

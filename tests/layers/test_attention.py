@@ -181,7 +181,7 @@ IDS = jnp.ones((2, 6), jnp.int32)
     [
         ({"q": Q[0]}, r"q is \[B, T, H, K\]"),
         ({"k": K[:1]}, "with B and K of q"),
-        ({"v": K[:, :1]}, r"k and v are \[B, S, G, K\]"),
+        ({"v": K[:, :1]}, r"v is \[B, S, G, V\] with B, S and G of k"),
         ({"k": jnp.zeros((2, 6, 3, 8)), "v": jnp.zeros((2, 6, 3, 8))}, "H / G heads of q each"),
         ({"bias": jnp.zeros((1, 1, 6, 6))}, r"bias is \[1 or B, H, T, S\]"),
         ({"bias": jnp.zeros((1, 4, 1, 6))}, r"bias is \[1 or B, H, T, S\]"),

@@ -198,7 +198,7 @@ def test_rms_scaling_takes_an_unstacked_matrix_whole():
 @pytest.mark.parametrize("optimizer", [adamw(scale_by_parameter_rms=True), Lamb()], ids=["AdamW", "Lamb"])
 @pytest.mark.parametrize("path", ["encoder/blocks/mlp/up/kernel", "token_embedding/embedding"])
 def test_an_update_keeps_shapes_and_dtypes_and_is_finite(optimizer, path):
-    params = jax.random.normal(jax.random.key(0), (3, 4, 2))
+    params = jax.random.normal(jax.random.key(0), (3, 4, 2) if "blocks" in path else (4, 2))
     for name in reversed(path.split("/")):
         params = {name: params}
     new, state = trained(optimizer, params, [jax.tree.map(jnp.ones_like, params)] * 2)
@@ -227,8 +227,10 @@ def lamb(**fields):
 def test_a_step_of_lamb_by_hand():
     # g = (3, -4): m̂ / (sqrt(v̂) + 1) = (3/4, -4/5), + 0.5 w = (2.25, 1.2), norm 2.55; |w| = 5; w - 0.1 · 5 / 2.55 · that
     optimizer = lamb(learning_rate=0.1, epsilon=1.0, weight_decay=0.5)
-    params, _ = trained(optimizer, {"kernel": jnp.array([3.0, 4.0])}, [{"kernel": jnp.array([3.0, -4.0])}])
-    np.testing.assert_allclose(params["kernel"], [3 - 0.5 / 2.55 * 2.25, 4 - 0.5 / 2.55 * 1.2], rtol=1e-6)
+    start, gradient = ({"embedding_projection": {"kernel": jnp.array([[3.0, x]])}} for x in (4.0, -4.0))
+    params, _ = trained(optimizer, start, [gradient])
+    expected = [[3 - 0.5 / 2.55 * 2.25, 4 - 0.5 / 2.55 * 1.2]]
+    np.testing.assert_allclose(params["embedding_projection"]["kernel"], expected, rtol=1e-6)
 
 
 def test_lamb_takes_each_stacked_layer_for_itself():

@@ -404,8 +404,8 @@ def test_a_mistral_without_a_window_sees_everything():
         (LLAMA_3_1 | {"attention_bias": True}, "attention_bias True; only False"),
         (LLAMA_3_1 | {"mlp_bias": True}, "mlp_bias True; only False"),
         (
-            LLAMA_3_1 | {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
-            "rope_type 'yarn'; allowed: linear",
+            LLAMA_3_1 | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+            "rope_type 'dynamic'; allowed: linear",
         ),
         (LLAMA_3_1 | {"rope_scaling": {"type": "linear"}}, r"'linear' without \['factor'\]"),
         (LLAMA_3_1 | {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
