@@ -55,17 +55,17 @@ def count(program: str, kind: str) -> int:
     return len(re.findall(rf" {kind}(?:-start)?\(", program))
 
 
-SLICES = (
-    ("v5e:4x4", {"expert": 16}),
-    ("v6e:4x4", {"fsdp": 4, "expert": 4}),
-    ("v5e:16x16", {"fsdp": 16, "expert": 16}),
-    ("v5p:8x8x4", {"fsdp": 32, "expert": 8}),
-)
+SMALL = (("v5e:4x4", {"expert": 16}), ("v6e:4x4", {"fsdp": 4, "expert": 4}))
+# libtpu 0.0.42 compiles no ragged all-to-all for these: of the first it says that its routing is limited, of the second
+# nothing that could be acted upon. Experts need a capacity there.
+LARGE = (("v5e:16x16", {"fsdp": 16, "expert": 16}), ("v5p:8x8x4", {"fsdp": 32, "expert": 8}))
+ROOM, DROPLESS = (1.25, "all-to-all"), (None, "ragged-all-to-all")
 
 
-@pytest.mark.parametrize("topology, mesh", SLICES, ids=str)
 @pytest.mark.parametrize(
-    "capacity, kind", [(1.25, "all-to-all"), (None, "ragged-all-to-all")], ids=("room", "dropless")
+    "topology, mesh, capacity, kind",
+    [(*of_slice, *way) for way in (ROOM, DROPLESS) for of_slice in SMALL] + [(*of_slice, *ROOM) for of_slice in LARGE],
+    ids=str,
 )
 def test_tokens_go_there_and_back_by_two_all_to_alls_each_way_and_experts_stay(topology, mesh, capacity, kind):
     program = compiled(topology, mesh, capacity)
