@@ -7,7 +7,7 @@ mesh splits the length, `xla` is ring attention and the kernels of TPUs gather k
 
 import functools
 from collections.abc import Callable
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import chex
 import jax
@@ -41,7 +41,6 @@ def attention(
     bias: Optional[jax.Array] = None,
     scale: float,
     logit_cap: Optional[float] = None,
-    sinks: Optional[jax.Array] = None,
     implementation: str = "xla",
 ) -> jax.Array:
     """Computes softmax(scale · q kᵀ + bias) v (Vaswani et al. 2017, section 3.2.1), the softmax in float32.
@@ -53,7 +52,6 @@ def attention(
       bias: [1 or B, H, T, S], added to the scaled logits; gradients flow to it.
       scale: 1/sqrt(K) for most models, 1 for T5.
       logit_cap: scaled logits x become cap · tanh(x / cap) (Gemma 2, arXiv 2408.00118, section 2).
-      sinks: [H], logits of a key more for each head, whose value is zero (gpt-oss); of `xla` alone.
       implementation: a name that `choose_implementation` returned.
 
     Returns:
@@ -63,9 +61,6 @@ def attention(
       AssertionError: an axis that does not fit, by its name.
     """
     _check_shapes(q, k, v, mask, bias)
-    if sinks is not None:
-        assert implementation == "xla"  # attention_spec.kernel_obstacle
-        return _xla(q, k, v, mask, bias, scale, logit_cap, sinks=sinks)
     if (width := v.shape[3]) < k.shape[3] and (implementation != "xla" or axis_size(LENGTH_AXIS) > 1):
         # kernels, and a ring, want values as wide as keys
         wide = functools.partial(attention, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap)
@@ -78,25 +73,31 @@ def attention(
     return jax.lax.cond(mask.windowed, lambda *x: run(*x, near), lambda *x: run(*x, everywhere), q, k, v)
 
 
-def attention_with_dropout(
+class Weights(NamedTuple):
+    """Says what becomes of the weights of attention, in what `xla` alone computes."""
+
+    drop: Optional[Callable[[jax.Array], jax.Array]] = None  # gives those [B, G, R, T, S], R = H / G, that are left
+    sinks: Optional[jax.Array] = None  # [H], the logit of a key more of each head, whose value is zero (gpt-oss)
+
+
+_UNCHANGED = Weights()
+
+
+def attention_of_weights(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     *,
-    drop: Callable[[jax.Array], jax.Array],
+    weights: Weights,
     mask: Mask,
     bias: Optional[jax.Array] = None,
     scale: float,
     logit_cap: Optional[float] = None,
-    sinks: Optional[jax.Array] = None,
 ) -> jax.Array:
-    """Computes `attention` as `xla` does, with weights that are dropped after the softmax (as in BERT's code).
-
-    Args:
-      drop: gives the weights [B, G, R, T, S], R = H / G, that are left; their sum may be another.
-    """
+    """Computes `attention` as `xla` does, with weights that are dropped after the softmax (as in BERT's code), so that
+    their sum may be another, or of which a sink takes a part."""
     _check_shapes(q, k, v, mask, bias)
-    return _xla(q, k, v, mask, bias, scale, logit_cap, drop, sinks)
+    return _xla(q, k, v, mask, bias, scale, logit_cap, weights)
 
 
 def _check_shapes(q, k, v, mask: Mask, bias) -> None:
@@ -153,7 +154,8 @@ def _fastest(platform: str, spec: AttentionSpec) -> tuple[str, Optional[str]]:
 # --- xla -----------------------------------------------------------------------------------------------------------
 
 
-def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, drop=None, sinks=None):
+def _xla(q, k, v, mask: Mask, bias, scale, logit_cap, changed=_UNCHANGED):
+    drop, sinks = changed
     if axis_size(LENGTH_AXIS) > 1:
         assert drop is None and sinks is None  # sharding.arrays.check_mesh
         return ring_attention(q, k, v, mask, bias, scale, logit_cap)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.layers.attention import Mask, attention, attention_with_dropout, choose_implementation
+from pretrainax.layers.attention import Mask, Weights, attention, attention_of_weights, choose_implementation
 from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.cache import KeysAndValues
 from pretrainax.layers.compute import Compute
@@ -68,10 +68,10 @@ class Attention(nn.Module):
         spec = dataclasses.replace(spec, dropout_rate=0.0) if self.deterministic else spec
         # The warning is for the run's header, which chooses by the same spec.
         implementation, _ = choose_implementation(self.compute.attention if fused else "xla", platform(), spec)
-        if spec.dropout_rate:
-            drop = nn.Dropout(spec.dropout_rate, deterministic=False)
-            return attention_with_dropout(q, k, v, drop=drop, scale=scale, sinks=sinks, **logits)
-        return attention(q, k, v, scale=scale, sinks=sinks, implementation=implementation, **logits)
+        if spec.dropout_rate or spec.has_sinks:
+            drop = nn.Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
+            return attention_of_weights(q, k, v, weights=Weights(drop, sinks), scale=scale, **logits)
+        return attention(q, k, v, scale=scale, implementation=implementation, **logits)
 
     @nn.nowrap
     def out(self, y: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, RotaryPositions, UserError
-from pretrainax.layers.attention import Mask
+from pretrainax.layers.attention import Mask, Weights, attention_of_weights
 from pretrainax.layers.compute import Compute
 from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import (
@@ -84,9 +84,14 @@ def test_a_sink_takes_its_part_of_the_weights(size, compiled):
     args, sinks = arrays(2, 5, 5, 4, 2, 8), size * jnp.array([-1.0, 0.0, 0.5, 1.0])
     mask = Mask(True, window=3)
     expected = by_loops(*args, np.broadcast_to(mask.materialize(5, 5), (2, 1, 5, 5)), 0.3, sinks=sinks)
-    got = compiled(lambda *args: run(*args, mask, sinks=sinks))(*args)
+
+    def with_sinks(sinks):
+        q, k, v, _ = args
+        return attention_of_weights(q, k, v, weights=Weights(sinks=sinks), mask=mask, scale=0.3)
+
+    got = compiled(with_sinks)(sinks)
     assert_close(got, expected, 2e-6)  # float32 sums of 8 and 3 terms; exp(200) is more than float32 holds
-    gradient = jax.grad(lambda sinks: jnp.sum(jnp.sin(run(*args, mask, sinks=sinks))))(sinks)
+    gradient = jax.grad(lambda sinks: jnp.sum(jnp.sin(with_sinks(sinks))))(sinks)
     assert np.isfinite(gradient).all() and gradient[1] != 0
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import MeshConfig, ModelConfig
 from pretrainax.layers import multi_head
-from pretrainax.layers.attention import Mask, attention, attention_with_dropout
+from pretrainax.layers.attention import Mask, Weights, attention, attention_of_weights
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import PositionTerms
@@ -72,7 +72,7 @@ def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
     v = jnp.broadcast_to(jnp.eye(64)[:, None], (8, 64, 2, 64))
     drop = lambda w: nn.Dropout(RATE, deterministic=False).apply({}, w, rngs={"dropout": jax.random.key(2)})  # noqa: E731
     terms = {"mask": Mask(causal=True), "scale": 0.1}
-    weights, left = attention(q, k, v, **terms), attention_with_dropout(q, k, v, drop=drop, **terms)
+    weights, left = attention(q, k, v, **terms), attention_of_weights(q, k, v, weights=Weights(drop), **terms)
     seen = np.asarray(weights) > 0
     kept = np.asarray(left) > 0
     np.testing.assert_allclose(left[kept], weights[kept] / (1 - RATE), rtol=1e-5)  # float32: divided after the sum

@@ -27,9 +27,8 @@ def arrays(batch, t, s, heads, key_heads, width, has_bias=False, dtype=jnp.float
     return q, k, v, jnp.asarray(rng.normal(size=(1, heads, t, s)), jnp.float32) if has_bias else None
 
 
-def run(q, k, v, bias, mask, implementation="xla", scale=0.3, logit_cap=None, sinks=None):
-    own = {"scale": scale, "logit_cap": logit_cap, "sinks": sinks, "implementation": implementation}
-    return attention(q, k, v, mask=mask, bias=bias, **own)
+def run(q, k, v, bias, mask, implementation="xla", scale=0.3, logit_cap=None):
+    return attention(q, k, v, mask=mask, bias=bias, scale=scale, logit_cap=logit_cap, implementation=implementation)
 
 
 def output_and_gradients(args, mask, implementation="xla", **options):

@@ -97,12 +97,9 @@ ENCODER_SIZES = {
     "vocab_size": 99,
 }
 LLAMA_SIZES = ENCODER_SIZES | {"num_key_value_heads": 2}
-DEEPSEEK_SIZES = LLAMA_SIZES | {
-    "num_key_value_heads": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 8,
-}
+EXPERT_SIZES = {"n_routed_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 8}
+DEEPSEEK_SIZES = LLAMA_SIZES | EXPERT_SIZES | {"num_key_value_heads": 4}
+LATENT_SIZES = DEEPSEEK_SIZES | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
 T5_SIZES = {"d_ff": 48, "d_kv": 8, "d_model": 16, "num_heads": 4, "num_layers": 3, "vocab_size": 99}
 BART_SIZES = {
     "d_model": 16,
@@ -362,19 +359,15 @@ RELEASED = {
         "deepseek_moe_16b",
         DEEPSEEK_SIZES,
         f"{DEEPSEEK} model.layers.#.self_attn.{{q,k,v}}_proj.weight",
-        changes={"init_stddev": 0.02},
     ),
     "deepseek-v2-lite": Release(  # deepseek-ai/DeepSeek-V2-Lite
         "deepseek_v2_lite",
-        DEEPSEEK_SIZES
-        | {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6, "num_hidden_layers": 3},
+        LATENT_SIZES,
         f"{DEEPSEEK} model.layers.#.self_attn.{{q_proj,kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}}.weight",
     ),
     "deepseek-v3": Release(  # deepseek-ai/DeepSeek-V3-Base as others have it in bfloat16, without quantization_config
         "deepseek_v3",
-        DEEPSEEK_SIZES
-        | {"q_lora_rank": 14, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6}
-        | {"num_hidden_layers": 3, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 1},
+        LATENT_SIZES | {"q_lora_rank": 14, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 1},
         f"{DEEPSEEK} model.layers.#.self_attn.{{q_a_proj,q_a_layernorm,q_b_proj}}.weight "
         "model.layers.#.self_attn.{kv_a_proj_with_mqa,kv_a_layernorm,kv_b_proj}.weight "
         "model.layers.#.mlp.gate.e_score_correction_bias !model.layers.0.mlp.gate.e_score_correction_bias "
