@@ -51,15 +51,8 @@ def _expert_rows(config: ModelConfig) -> list[Row]:
     return rows
 
 
-def _attention_rows(config: ModelConfig) -> list[Row]:
-    ours, theirs = f"{llama.BLOCK}/self_attention", f"{llama.LAYER}.self_attn"
-    names = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "o_proj"}
-    rows = [row for name, tensor in names.items() for row in linear(f"{ours}/{name}", f"{theirs}.{tensor}", bias=True)]
-    return [*rows, Row(f"{ours}/sinks", f"{theirs}.sinks")]
-
-
 def _names(config: ModelConfig) -> list[Row]:
-    return llama.around_rows(config) + llama.block_rows(config, _attention_rows, _expert_rows)
+    return llama.huggingface_names(config, _expert_rows)
 
 
 def _base() -> ModelConfig:

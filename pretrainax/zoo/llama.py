@@ -23,6 +23,7 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    biases,
     extractor,
     linear,
     token_classifier,
@@ -109,12 +110,15 @@ def feed_forward_rows(config: ModelConfig) -> list[Row]:
 
 def attention_rows(config: ModelConfig) -> list[Row]:
     ours, theirs = f"{BLOCK}/self_attention", f"{LAYER}.self_attn"
+    use_bias, qkv_bias = biases(config)
     rows = [
-        *linear(f"{ours}/query", f"{theirs}.q_proj", bias=bool(config.qkv_bias)),
-        *linear(f"{ours}/key", f"{theirs}.k_proj", bias=bool(config.qkv_bias)),
-        *linear(f"{ours}/value", f"{theirs}.v_proj", bias=bool(config.qkv_bias)),
-        *linear(f"{ours}/out", f"{theirs}.o_proj", bias=False),
+        *linear(f"{ours}/query", f"{theirs}.q_proj", bias=qkv_bias),
+        *linear(f"{ours}/key", f"{theirs}.k_proj", bias=qkv_bias),
+        *linear(f"{ours}/value", f"{theirs}.v_proj", bias=qkv_bias),
+        *linear(f"{ours}/out", f"{theirs}.o_proj", bias=use_bias),
     ]
+    if config.attention_sinks:
+        rows.append(Row(f"{ours}/sinks", f"{theirs}.sinks"))
     if config.qk_norm:
         rows.append(Row(f"{ours}/query_norm/scale", f"{theirs}.q_norm.weight"))
         rows.append(Row(f"{ours}/key_norm/scale", f"{theirs}.k_norm.weight"))
