@@ -5,9 +5,9 @@
 
 Dai et al. 2024, arXiv 2401.06066; DeepSeek-AI 2024, arXiv 2405.04434 and 2412.19437. Rows have the 4,096 tokens of the
 pretraining; a longer context, by YaRN, came after it, and is in the models of the zoo (`deepseek_v3`, `deepseek_r1`).
-Batches have the size that the authors' grow to; of V3 the second token that each position predicts is left out. Each
-number: `pretrainax recipe --config=deepseek:v3`. The text is not public, half of it Chinese; FineWeb (Penedo et al.
-2024) stands in for it, English web text.
+Batches have the size that the authors' grow to; V3 predicts the token after the next one too, whose loss keeps its
+first weight. Each number: `pretrainax recipe --config=deepseek:v3`. The text is not public, half of it Chinese; FineWeb
+(Penedo et al. 2024) stands in for it, English web text.
 
 | variant | parameters | tokens | MMLU, 5-shot, of the released model |
 | --- | --- | --- | --- |
@@ -17,7 +17,15 @@ number: `pretrainax recipe --config=deepseek:v3`. The text is not public, half o
 | v3 | 671.0 B, 37.6 B | 14.8 T | 87.1 |
 """
 
-from pretrainax.config import CheckpointConfig, DataConfig, EvaluateConfig, Experiment, RotaryPositions, TrainConfig
+from pretrainax.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluateConfig,
+    Experiment,
+    MultiTokenPrediction,
+    RotaryPositions,
+    TrainConfig,
+)
 from pretrainax.data.objectives import CausalLM
 from pretrainax.data.sources import PythonDocs
 from pretrainax.optim import AdamW, Schedule, WarmupStableDecay, WarmupSteps
@@ -41,6 +49,8 @@ def get_config(variant: str = "v3") -> Experiment:
     model.init_stddev = 0.006
     if variant == "v2_lite":
         model.experts.balance_weight = 0.001
+    if variant == "v3":
+        model.multi_token = MultiTokenPrediction(weight=0.3)
     tokens, rows, rate = RUNS[variant]
     steps = round(tokens / (rows * CONTEXT))
     return Experiment(

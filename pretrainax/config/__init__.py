@@ -24,6 +24,7 @@ from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
 from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.model import Generator, ModelConfig
+from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
     DisentangledPositions,
@@ -60,6 +61,7 @@ __all__ = [
     "MeshConfig",
     "MixtureOfExperts",
     "ModelConfig",
+    "MultiTokenPrediction",
     "Phase",
     "Position",
     "RelativePositionBuckets",

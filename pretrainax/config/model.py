@@ -9,6 +9,7 @@ from pretrainax.config.choice import Choice
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import HeadConfig
 from pretrainax.config.latent_attention import LatentAttention
+from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
 
 if TYPE_CHECKING:
@@ -97,6 +98,8 @@ class ModelConfig:
     pair_head: bool = False  # how two segments belong together, from the first token (BERT: NSP, ALBERT: SOP)
     replaced_token_head: bool = False  # for each token, whether it was replaced (ELECTRA's discriminator)
     replaced_token_context: bool = False  # that head sees norm(x + x of the first token) instead of x (DeBERTa v3)
+    # the tokens after the next one are told too, in training (DeepSeek-V3); None: they are not
+    multi_token: Optional[MultiTokenPrediction] = None
     generator: Optional[Generator] = None  # of the replacements, trained along with the discriminator (ELECTRA)
     head: Optional[HeadConfig] = None  # of a task, in the place of all other heads; None: the model is pretrained
     dropout_rate: float = 0.0  # set to zero in training, of what each half of a block adds

@@ -1,5 +1,6 @@
 """Hugging Face directories become workdirs and workdirs Hugging Face directories, a block of a parameter at a time."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -130,11 +131,10 @@ def export_workdir(
         raise UserError(f"--to={to} is not empty: take another directory")
     tokenizer, steps = load_tokenizer(os.path.join(workdir, "tokenizer")), steps or (find_checkpoint(workdir),)
     experiment = _read_run(run, steps)
-    model = experiment.model
     for step in steps:
         check_tokenizer(step, tokenizer.fingerprint, os.path.join(workdir, "tokenizer"))
-    check_rows(workdir, tokenizer.vocabulary, model)
-    exported_part = None if model.generator is None else part
+    check_rows(workdir, tokenizer.vocabulary, experiment.model)
+    exported_part = None if experiment.model.generator is None else part
     imported = _imported(workdir, "config.json")
     family, config_json, model = describe_export(experiment, tokenizer.vocabulary, part, imported)
     rows = rows_of(family.names(model), models.abstract_params(model))
@@ -162,8 +162,9 @@ def export_workdir(
         raise RunFailed(f"could not write --to={to}: {e.strerror or e}") from e
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-    seconds = time.perf_counter() - started
-    return f"{len(tensors):,} tensors exported to {to} as {config_json['architectures'][0]} in {seconds:.1f} s"
+    left_out = "" if experiment.model.multi_token is None else ", without config.model.multi_token"
+    what = f"{to} as {config_json['architectures'][0]}{left_out} in {time.perf_counter() - started:.1f} s"
+    return f"{len(tensors):,} tensors exported to {what}"
 
 
 def _read_run(path: str, steps: Sequence[str]) -> Experiment:
@@ -188,6 +189,7 @@ def describe_export(
     model, imported = experiment.model, imported or {}
     if model.generator is not None:
         model = {"discriminator": electra.discriminator_config, "generator": electra.generator_config}[part](model)
+    model = dataclasses.replace(model, multi_token=None)  # of training
     family, config_json, model = describe_model(model, imported.get("model_type"))
     start = experiment.objective.components()[0][1].decoder_start(vocabulary)
     config_json |= _token_ids(config_json, vocabulary, start) | _ids_of(imported)

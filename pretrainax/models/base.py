@@ -1,5 +1,6 @@
 """The base of the three families: embeddings in, the answers of the heads out."""
 
+import functools
 import math
 from typing import Optional, Protocol
 
@@ -16,6 +17,7 @@ from pretrainax.layers.embedding import Embedding
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import positions_of
+from pretrainax.layers.sums import added
 from pretrainax.models.heads import heads_of
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
@@ -109,4 +111,5 @@ class Model(nn.Module):
     def answer(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
         """Returns what each head says of the last hidden state [B, T, D], with what its stack gave beside it."""
         heads = {head.name: head.answer(self, x, batch, deterministic=deterministic) for head in heads_of(self.config)}
-        return Outputs(heads, side.sums, side.state)
+        of_heads = (head.of_blocks(heads[head.name]) for head in heads_of(self.config))
+        return Outputs(heads, functools.reduce(added, of_heads, side.sums), side.state)

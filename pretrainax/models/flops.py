@@ -127,6 +127,8 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
     if config.family == "encoder_decoder":
         stacks.append((config.decoder_layers, targets, True))
         yield Attention(config.decoder_layers, targets, inputs, *size, causal=False, window=None)
+    if config.multi_token is not None:
+        stacks += [(1, inputs, True)] * config.multi_token.depth
     for layers, length, causal in stacks:
         kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(layers)]
         kinds += kinds[-1:] if config.enhanced_mask_decoder else []

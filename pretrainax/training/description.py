@@ -30,6 +30,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
     return [
         ("model", f"{model.family.replace('_', '-')}, {run.parameters / 1e6:,.1f} M parameters, {shape}"),
         *([("experts", f"{describe_experts(model)}; {announced(model)}")] if model.experts else []),
+        *([("more tokens", f"{model.multi_token} after the next one, in training")] if model.multi_token else []),
         *_tuning(run),
         *_teacher(run),
         ("data", run.prepared.summary),

@@ -61,6 +61,8 @@ MEANINGS = {
     "replaced_precision": "tokens that were replaced, of those that the discriminator says were",
     "replaced_recall": "tokens that the discriminator says were replaced, of those that were",
     "replaced_fraction": "tokens that were replaced, of all",
+    "multi_token_loss": "nats a token, of those after the next one",
+    "multi_token_accuracy": "tokens after the next one that are guessed right",
     "pair_loss": "nats a pair of segments: how do they belong together?",
     "pair_accuracy": "pairs of segments of which the right label is said",
     "total_loss": "loss and pair_loss together, as they are trained",

@@ -132,7 +132,7 @@ def without_heads(config: ModelConfig) -> ModelConfig:
     plain = copy.deepcopy(config)
     plain.masked_lm_head = plain.pair_head = plain.replaced_token_head = plain.replaced_token_context = False
     plain.enhanced_mask_decoder = False
-    return dataclasses.replace(plain, generator=None)
+    return dataclasses.replace(plain, generator=None, multi_token=None)
 
 
 def _nothing_to_read(json: ConfigJson, config: ModelConfig) -> None:

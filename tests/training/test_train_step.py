@@ -15,6 +15,7 @@ from pretrainax.config import (
     MeshConfig,
     MixtureOfExperts,
     ModelConfig,
+    MultiTokenPrediction,
     RelativePositionBuckets,
     RotaryPositions,
     TrainConfig,
@@ -60,6 +61,9 @@ BRICKS = {
         output_bias=True,
         tie_embeddings=False,
     ),
+    "tokens_after_the_next": dict(
+        family="decoder", position=RotaryPositions(16), norm="rms", multi_token=MultiTokenPrediction(depth=2)
+    ),
     "two_tables": dict(
         family="encoder_decoder",
         position=RotaryPositions(16),
@@ -85,6 +89,7 @@ LATENT = {  # as DeepSeek-V3
     "latent_attention": LatentAttention(rank=16, query_rank=16, rotary_dim=4, value_dim=8),
     "head_dim": 12,
     "position": RotaryPositions(16, neighbours=True),
+    "multi_token": MultiTokenPrediction(),
     "experts": dataclasses.replace(
         EXPERTS, shared_experts=1, scores="sigmoid", first_dense=1, bias_rate=0.01, balance_over="row", scale=2.5
     ),

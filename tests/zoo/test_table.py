@@ -67,6 +67,7 @@ def test_a_row_names_a_config_that_builds_it_or_says_none(name):
     # Shorter rows come first, at another base of the rotation or unstretched: no parameter is another one for it.
     shorter = ("modernbert", "eurobert", "phi4", "smollm3", "gpt_oss")
     is_first = name.startswith(shorter) or built.latent_attention is not None
+    built.multi_token = None  # is of training, and of no row
     assert differences(built, published) == (["position"] if is_first else [])
     assert type(built.position) is type(published.position)
 

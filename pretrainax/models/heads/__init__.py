@@ -3,7 +3,7 @@
 A new head is a file here with one class (`base.Head`), and its name in the line below.
 """
 
-from pretrainax.models.heads import classify, embed, extract, language_model, pairs, replaced_tokens, tag
+from pretrainax.models.heads import classify, embed, extract, language_model, multi_token, pairs, replaced_tokens, tag
 from pretrainax.models.heads.base import HEADS, Head, heads_of, register_head
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "extract",
     "heads_of",
     "language_model",
+    "multi_token",
     "pairs",
     "register_head",
     "replaced_tokens",

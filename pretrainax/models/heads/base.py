@@ -42,6 +42,10 @@ class Head:
         """Returns what a task's figures are made of, arrays [B, …], of the output: they are gathered on the host."""
         return output
 
+    def of_blocks(self, output: PyTree) -> Sums:
+        """Returns the sums of blocks that are the head's own."""
+        return {}
+
     def count(self, batch: Batch) -> Optional[jax.Array]:
         """Returns how many predictions a batch asks for; None where it has no labels for this head."""
         raise NotImplementedError

@@ -1,0 +1,142 @@
+"""The head that says which tokens come after the next one, in training: DeepSeek-V3's multi-token prediction."""
+
+import dataclasses
+from typing import Optional, Unpack
+
+import flax.linen as nn
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig
+from pretrainax.data.batch import has_loss
+from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.norm import Norm
+from pretrainax.layers.positions import positions_of
+from pretrainax.layers.self_attention import self_attention_of
+from pretrainax.layers.stack import Stack
+from pretrainax.layers.sums import Sums, added
+from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
+
+
+class Asked(flax.struct.PyTreeNode):
+    """Holds what is asked of each place, some tokens further on than the next; each [B, T]."""
+
+    targets: jax.Array
+    weights: jax.Array  # float32; 0 where the text has ended, or a token on the way is not asked for
+
+
+class MultiTokenOutput(flax.struct.PyTreeNode):
+    """Holds what is said of the tokens 2, 3, … further on, and what was asked."""
+
+    answers: tuple[LanguageModelOutput, ...]
+    asked: tuple[Asked, ...]
+    blocks: Sums  # of the blocks that say it
+    weight: float = flax.struct.field(pytree_node=False, default=1.0)  # config.model.multi_token.weight
+
+
+def further(asked: Asked, first: Asked, segment_ids: jax.Array, depth: int) -> Asked:
+    """Returns what is asked `depth` tokens further on than `first`, the next token, where one less was `asked`.
+
+    A token is asked for if it is of the same text, and all between are asked for too: none of a prefix, which sees
+    tokens after it, is asked for what it sees.
+    """
+
+    def ahead(x: jax.Array) -> jax.Array:
+        return jnp.pad(x[:, depth:], ((0, 0), (0, depth)))  # 0 past the end of a row
+
+    same = (ahead(segment_ids) == segment_ids) & (segment_ids > 0)
+    return Asked(ahead(first.targets), asked.weights * jnp.where(same, ahead(first.weights), 0.0))
+
+
+@register_head
+class MultiToken(Head):
+    """h_k = block_k(join_k[norm(embedding of token i + k) | norm(h_(k-1))]), of which the model's own output matrix
+    tells token i + k + 1 (section 2.2, equations 21 to 23); h_0 is the model's last hidden state."""
+
+    name, loss_name = "multi_token", "multi_token_loss"
+    partition_rules = (
+        (r"multi_token/(token|hidden)_norm_\d+/(scale|bias)", "features"),
+        (r"multi_token/join_\d+/kernel", "features d_model"),
+        (r"multi_token/join_\d+/bias", "d_model"),
+    )
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return config.multi_token is not None
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {"multi_token": Ahead(config)}
+
+    def answer(
+        self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool
+    ) -> Optional[MultiTokenOutput]:
+        """Returns None where the batch asks for no tokens, as where a text is written."""
+        if not has_loss(batch) and not model.is_initializing():
+            return None
+        tokens = batch["tokens"]
+        first = Asked(batch.get("targets", tokens), batch.get("loss_weights", jnp.ones(tokens.shape, jnp.float32)))
+        settings, asked, answers, sums = model.config.multi_token, [], [], {}
+        found = first
+        for depth in range(1, settings.depth + 1):
+            # what was told one token before is what is read now
+            read = model.embed(found.targets, batch["positions"], deterministic=deterministic)
+            found = further(found, first, batch["segment_ids"], depth)
+            x, of_block = model.multi_token(x, read, batch, model.compute, depth=depth, deterministic=deterministic)
+            answers.append(model.unembedding(x, model.written_embedding.embedding))
+            asked.append(found)
+            sums = added(sums, of_block)
+        return MultiTokenOutput(tuple(answers), tuple(asked), sums, settings.weight)
+
+    def of_blocks(self, output: Optional[MultiTokenOutput]) -> Sums:
+        return {} if output is None else output.blocks
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        """Returns how many next tokens are asked for: each depth divides by as many (section 2.2, equation 24)."""
+        return batch["loss_weights"].sum() if has_loss(batch) else None
+
+    def sums(self, output: MultiTokenOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
+        total, reported = jnp.zeros((), jnp.float32), {}
+        plain = LossOptions(**(options | {"sequences": False}))
+        for answer, asked in zip(output.answers, output.asked, strict=True):
+            found = loss_sums(answer, asked.targets, asked.weights, **plain)
+            total += found["objective"][0]
+            reported = added(reported, {f"{self.name}_{name}": found[name] for name in ("loss", "accuracy")})
+        return output.weight / len(output.answers) * total, reported
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        assert config.multi_token is not None
+        own = block_of(config)
+        block = feed_forward_of(own).flops(own, inputs) + positions_of(own).flops(inputs, inputs)
+        block += self_attention_of(own).flops(own, inputs, inputs)
+        around = 2 * inputs * config.d_model * (2 * config.d_model + config.vocab_size)
+        return config.multi_token.depth * (block + around)
+
+
+def block_of(config: ModelConfig) -> ModelConfig:
+    """Returns the architecture of the blocks that tell further tokens: that of the model's last ones."""
+    experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None)
+    return dataclasses.replace(config, experts=experts)
+
+
+class Ahead(nn.Module):
+    """Makes of what tells one token what tells the next one, [B, T, D] -> [B, T, D]."""
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, read: jax.Array, batch: Batch, compute, *, depth: int, deterministic: bool
+    ) -> tuple[jax.Array, Sums]:
+        config = self.config
+        token, hidden = (Norm(config, name=f"{name}_norm_{depth}") for name in ("token", "hidden"))
+        # [B, T, D], [B, T, D] -> [B, T, 2 D] -> [B, T, D]
+        both = jnp.concatenate([token(read), hidden(x)], axis=-1)
+        init = normal_init(config, 2 * config.d_model)
+        x = Linear((config.d_model,), ("features", "d_model"), init, use_bias=False, name=f"join_{depth}")(both)
+        stack = Stack(block_of(config), compute, causal=True, num_layers=1, name=f"ahead_{depth}")
+        segments, prefix = batch["segment_ids"], batch.get("prefix_mask")
+        x, side = stack(x, batch["positions"], segments, prefix_mask=prefix, deterministic=deterministic)
+        return x, side.sums
