@@ -3,8 +3,8 @@
 
 P stages, the devices along the axis `pipeline`, have L/P layers each. The rows that they share are cut into M parts. At
 tick t stage s computes part t - s, of what the stage before it has sent at the tick before; so the last part is done
-after M + P - 1 ticks, in P - 1 of which a stage computes what nobody reads. That is the bubble, (P - 1) / (M + P - 1) of
-the time. The backward is that of the scan over ticks: the same way back.
+after M + P - 1 ticks, in P - 1 of which a stage computes what nobody reads. That is the bubble, (P - 1) / (M + P - 1)
+of the time. The backward is that of the scan over ticks: the same way back.
 
 Around the stack the axis splits rows like `data`: embeddings and the loss are computed once, not once a stage. The
 stack gathers the rows of its stages, and scatters what the last stage makes of them.
@@ -19,7 +19,6 @@ turn each part round at the last stage keep P of them (PipeDream-flush; Narayana
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -32,6 +31,7 @@ from pretrainax.sharding.axes import BATCH_AXES, FSDP_AXIS, PIPELINE_AXIS
 from pretrainax.sharding.mesh import axis_size
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import param_specs
+from pretrainax.sharding.stages import count_parts
 
 Keys: TypeAlias = dict[str, jax.Array]  # a random key for each use
 # (parameters [L/P, …], stream [b, T, D], layers, context of b rows, keys) -> stream [b, T, D]
@@ -79,14 +79,12 @@ def _gathered(x: jax.Array, spec: P) -> jax.Array:
 
 
 def _cut(x: jax.Array, parts: int) -> jax.Array:
-    """Returns the rows of all stages in parts, [n, …] -> [M, P · n / M, …]; M is the largest divisor that both have."""
+    """Returns the rows of all stages in parts, [n, …] -> [M, P · n / M, …]."""
     x = jax.lax.all_gather(x, PIPELINE_AXIS, tiled=True)  # [n, …] -> [P · n, …]
-    return x.reshape(math.gcd(parts, len(x)) or len(x), -1, *x.shape[1:])
+    return x.reshape(count_parts(parts, len(x)), -1, *x.shape[1:])
 
 
-def _ticks(
-    stage: Callable, layers: Layer, keys: Keys, of_rows: PyTree, x: jax.Array, context: Context
-) -> jax.Array:
+def _ticks(stage: Callable, layers: Layer, keys: Keys, of_rows: PyTree, x: jax.Array, context: Context) -> jax.Array:
     """Returns the rows [n, T, D] of this device after all stages, of parts [M, b, T, D]."""
     stages, place, parts = axis_size(PIPELINE_AXIS), jax.lax.axis_index(PIPELINE_AXIS), len(x)
     device = jax.lax.axis_index(BATCH_AXES)

@@ -26,10 +26,10 @@ from pretrainax.layers.norm import Norm
 from pretrainax.layers.pipeline import pipelined
 from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.sums import Sums, added, over_layers
-from pretrainax.sharding.arrays import pipeline_obstacle
 from pretrainax.sharding.axes import BATCH_AXES, PIPELINE_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.stages import stages_obstacle
 
 _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpoint saves for the backward
     "none": products_saveable,
@@ -111,7 +111,7 @@ class Blocks(nn.Module):
         """Returns whether a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
         is between the layers."""
         asked = self.is_initializing() or self.is_mutable_collection("intermediates")
-        piped = axis_size(PIPELINE_AXIS) > 1 and pipeline_obstacle(self.config) is None
+        piped = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
         return piped and not asked and rows % axis_size(BATCH_AXES) == 0
 
     @nn.nowrap

@@ -9,17 +9,17 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.config import Experiment, UserError
 from pretrainax.sharding.axes import (
     BATCH_AXES,
     DATA_AXIS,
     EXPERT_AXIS,
     FSDP_AXIS,
     LENGTH_AXIS,
-    PIPELINE_AXIS,
     logical_spec,
 )
 from pretrainax.sharding.mesh import axis_size, free_axes
+from pretrainax.sharding.stages import check_stages
 
 ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
 
@@ -35,7 +35,7 @@ def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> Nam
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
     """Raises UserError unless each device gets the same number of rows of each micro-batch, and can attend to its part
     of the length."""
-    _check_pipeline(experiment, mesh)
+    check_stages(experiment, mesh.shape)
     if mesh.shape[EXPERT_AXIS] > 1 and experiment.model.experts is None:
         raise UserError(
             f"config.mesh.{EXPERT_AXIS} is {mesh.shape[EXPERT_AXIS]}, and the model has no experts "
@@ -61,40 +61,6 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
             f"config.model.attention_dropout_rate is {rate}, and no weights of attention are dropped where the mesh "
             f"splits the length: set it to 0, or config.mesh.{LENGTH_AXIS}={length_parts} to 1"
         )
-
-
-def _check_pipeline(experiment: Experiment, mesh: Mesh) -> None:
-    """Raises UserError for layers that do not lie on the stages of a pipeline, or rows that are not so many parts."""
-    stages, train = mesh.shape[PIPELINE_AXIS], experiment.train
-    if stages == 1:
-        return
-    by = f"config.mesh.{PIPELINE_AXIS} is {stages}"
-    set_to_1 = f"set it to 1, and config.mesh.{FSDP_AXIS} or {DATA_AXIS} to more"
-    beside = next((name for name in ("tuning", "distill") if getattr(experiment, name) is not None), None)
-    if obstacle := pipeline_obstacle(experiment.model):
-        raise UserError(f"{by}, and {obstacle}; a pipeline takes decoders of equal, dense layers: {set_to_1}")
-    if beside is not None:
-        raise UserError(f"{by}, and config.{beside} is set, which reaches into layers on no other stage: {set_to_1}")
-    if (layers := experiment.model.num_layers) % stages:
-        raise UserError(f"{by}, which does not divide config.model.num_layers {layers}: set it to a divisor of that")
-    others = math.prod(mesh.shape[axis] for axis in BATCH_AXES if axis != PIPELINE_AXIS)
-    rows, parts = train.global_batch_size // (train.accumulate * others), train.pipeline_parts
-    if parts and rows % parts:
-        raise UserError(
-            f"config.train.pipeline_parts is {parts}, and the stages of a pipeline share {rows} rows of a micro-batch: "
-            "set it to a divisor of that, or to 0 for as many"
-        )
-
-
-def pipeline_obstacle(model: ModelConfig) -> Optional[str]:
-    """Says why the layers of a model cannot be the stages of a pipeline; None if they can."""
-    if model.family != "decoder":
-        return f"config.model.family is {model.family!r}"
-    if model.experts is not None:
-        return "config.model.experts is set, whose sums are of whole micro-batches"
-    if model.share_layers:
-        return "config.model.share_layers is set: there is one layer"
-    return None
 
 
 def put_batch(batch: Mapping[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
