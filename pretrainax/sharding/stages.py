@@ -40,12 +40,12 @@ def stages_of(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
 
 def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
     """Returns what a pipeline is, for people; "": there is none."""
-    stages = stages_of(experiment, sizes)
+    stages, layers = stages_of(experiment, sizes), experiment.model.num_layers
     if stages.count == 1:
         return ""
     return (
-        f"{stages.count} stages of {experiment.model.num_layers // stages.count} layers, {stages.parts} parts of "
-        f"{stages.rows} rows a device; {stages.bubble:.0%} of the time of the layers is the bubble"
+        f"{stages.count} stages of {layers // stages.count} of {layers} layers, {stages.parts} parts of {stages.rows} "
+        f"rows a device; {stages.bubble:.0%} of the time of the layers is the bubble"
     )
 
 
