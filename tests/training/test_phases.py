@@ -114,11 +114,7 @@ def test_run_json_names_the_phase_and_spikes_are_judged_by_the_losses_of_one(who
     assert found == {2: (1, 2), 4: (2, 1), 6: (2, 3)}
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [{"data": 8}, {"data": 1, "fsdp": 8}, {"data": 2, "pipeline": 2, "fsdp": 2}],
-    ids=["the same mesh", "another mesh", "a pipeline"],
-)
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 1, "fsdp": 8}], ids=["the same mesh", "another mesh"])
 def test_a_resumption_across_the_boundary_is_bit_exact(experiment, whole, quick, mesh, tmp_path):
     """On another mesh it has the same batches bit for bit; sums over devices are taken in another order there."""
     (workdir, batches), kept = whole, 2  # steps, of 3 until the boundary
