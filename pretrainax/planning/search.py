@@ -15,7 +15,6 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import (
     AXES,
-    BATCH_AXES,
     DATA_AXIS,
     EXPERT_AXIS,
     FSDP_AXIS,
@@ -127,13 +126,13 @@ def _counts(experiment: Experiment) -> list[int]:
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
     """Finds what makes a run fit, the cheapest kind of change first; each later one is faster than those before it.
 
-    Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor and
-    sequence, tried only where nothing before them fits.
+    Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor,
+    sequence and pipeline, tried only where nothing before them fits.
     """
     own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
     meshes = list(_meshes(experiment, topology))
-    within_rows = [axis for axis in AXES if axis not in BATCH_AXES]
-    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in within_rows)]
+    of_layers = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
+    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in of_layers)]
     found: list[Candidate] = []
     for choices, accumulations in (([own], [least]), ([own], counts), (flat, counts), (meshes, counts)):
         if choices is meshes and found:

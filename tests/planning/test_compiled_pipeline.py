@@ -17,8 +17,7 @@ LAYERS, WIDTH, INSIDE, LENGTH = 8, 512, 1024, 256
     "topology, mesh",
     [
         ("v5e:16x16", {"data": 8, "pipeline": 4, "fsdp": 8}),
-        ("v5e:16x16", {"data": 16, "pipeline": 8, "tensor": 2}),
-        ("v5p:8x8x4", {"data": 8, "pipeline": 4, "fsdp": 4, "tensor": 2}),
+        ("v5p:8x8x4", {"data": 4, "pipeline": 8, "fsdp": 4, "tensor": 2}),
     ],
     ids=str,
 )
