@@ -56,6 +56,7 @@ class MeshConfig:
     """Devices along each axis; one axis may be -1: all that are left."""
 
     data: int = free(-1)  # batch split, parameters copied
+    pipeline: int = free(1)  # layers split: a stage has some, and hands the stream on; around them the batch is split
     fsdp: int = free(1)  # batch split, parameters split too
     expert: int = free(1)  # batch split, experts split: each device has some, and sends the others their tokens
     sequence: int = free(1)  # length split
@@ -93,6 +94,8 @@ class TrainConfig:
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     remat: Remat = free("none")  # kept: none: products, kernels' results | dots: products | block: inputs
+    # parts of the rows that pass through the stages of mesh.pipeline one after the other; 0: as many as there are rows
+    pipeline_parts: int = free(0)
     scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: a GPU all of 24, a CPU 4, a TPU 1
     loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
 

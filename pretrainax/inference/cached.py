@@ -18,7 +18,7 @@ from pretrainax.inference.loaded import LoadedModel
 from pretrainax.layers.cache import BlockMemory, Memory
 from pretrainax.layers.stack import Encoded, layer_by_layer
 from pretrainax.sharding.arrays import constrain
-from pretrainax.sharding.axes import LENGTH_AXIS, logical_spec
+from pretrainax.sharding.axes import LENGTH_AXIS, PIPELINE_AXIS, logical_spec
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import named_sharding, tree_shardings
 
@@ -63,11 +63,12 @@ class CachedModel:
                     f"{self.loaded.origin} has config.model.{field} {getattr(config, field)}, which generation does "
                     "not know: a token of it needs more of those before than keys and values"
                 )
-        if mesh.shape[LENGTH_AXIS] > 1:
-            raise UserError(
-                f"config.mesh.{LENGTH_AXIS} is {mesh.shape[LENGTH_AXIS]}, generation needs 1: it reads one token at a "
-                "time; set config.mesh.tensor instead"
-            )
+        for axis, why in ((LENGTH_AXIS, "it reads one token at a time"), (PIPELINE_AXIS, "a token needs all layers")):
+            if mesh.shape[axis] > 1:
+                raise UserError(
+                    f"config.mesh.{axis} is {mesh.shape[axis]}, generation needs 1: {why}; set config.mesh.tensor "
+                    "instead"
+                )
 
     @functools.cached_property
     def params(self) -> PyTree:

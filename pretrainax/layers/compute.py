@@ -15,6 +15,7 @@ class Compute:
     # residuals of a block saved for the backward: none: what layers.made_again says, on a CPU all | block: its inputs |
     # dots: products of linear maps
     remat: str = "none"
+    pipeline_parts: int = 0  # micro-batches of a pipeline; 0: one of each row
     scan_unroll: int = 1  # blocks unrolled in each turn of the scan over layers; 0: what suits the devices
 
 

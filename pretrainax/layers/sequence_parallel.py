@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.layers.attention_mask import Mask, heads_last, masked_logits, pad, padded_segments, weighted_sum
 from pretrainax.layers.made_again import kept
 from pretrainax.sharding.axes import BATCH_AXES, LENGTH_AXIS, TENSOR_AXIS
-from pretrainax.sharding.mesh import axis_size
+from pretrainax.sharding.mesh import axis_size, free_axes
 
 
 class _Settings(NamedTuple):
@@ -60,7 +60,8 @@ def ring_attention(
 
 def _rows(q: jax.Array) -> Optional[tuple[str, ...]]:
     """Returns the axes that split the rows; None for a batch that they do not divide, which each device has whole."""
-    return BATCH_AXES if q.shape[0] % axis_size(BATCH_AXES) == 0 else None
+    axes = free_axes(BATCH_AXES)
+    return axes if axes and q.shape[0] % axis_size(axes) == 0 else None
 
 
 def _heads(k: jax.Array) -> Optional[str]:

@@ -23,10 +23,13 @@ from pretrainax.layers.feed_forward import first_dense, kinds_of_layers
 from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.pipeline import pipelined
 from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.sums import Sums, added, over_layers
-from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.axes import BATCH_AXES, PIPELINE_AXIS
+from pretrainax.sharding.mesh import axis_size, platform
 from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.stages import stages_obstacle
 
 _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpoint saves for the backward
     "none": products_saveable,
@@ -75,6 +78,8 @@ class Blocks(nn.Module):
         """Returns the stream after the last layer, and what they give beside it; arguments as of `Stack`."""
         if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
             return self._one_by_one(x, context, state, branch)
+        if state is None and self._lies_on_stages(len(x)):
+            return self._piped(x, context), SideOutputs()
         return self._scanned(x, context, state, branch, absolute)
 
     @nn.nowrap
@@ -83,10 +88,12 @@ class Blocks(nn.Module):
     ) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
         config, compute, layers = self.config, self.compute, layers_of(self.config, self.numbers)
+        count = len(self.numbers)
         if absolute is None:
-            x, side = self._scan(self.block)(config, compute, name="blocks")(x, layers, context, state, branch)
+            blocks = self._scan(count, self.block)(config, compute, name="blocks")
+            x, side = blocks(x, layers, context, state, branch)
         else:
-            blocks = self._scan(MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
+            blocks = self._scan(count, MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
             carry, side = blocks((x, x), layers, context, state, branch, absolute)
             rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
             x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
@@ -98,6 +105,26 @@ class Blocks(nn.Module):
             once = jax.tree.map(lambda s: s[None], again.sums)
             sums = added(sums, over_layers(once, f"{name}_again", self.numbers[0]))
         return x, SideOutputs(side.state, sums)
+
+    @nn.nowrap
+    def _lies_on_stages(self, rows: int) -> bool:
+        """Returns whether a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
+        is between the layers."""
+        asked = self.is_initializing() or self.is_mutable_collection("intermediates")
+        piped = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
+        return piped and not asked and rows % axis_size(BATCH_AXES) == 0
+
+    @nn.nowrap
+    def _piped(self, x: jax.Array, context: Context) -> jax.Array:
+        """Returns the stream after the last block, of parameters that the mesh splits by layers."""
+
+        def stage(params, x, layers, context, keys):
+            blocks = self._scan(len(layers.number), self.block)(self.config, self.compute, parent=None, name="blocks")
+            return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
+
+        keys = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
+        params, layers = self.get_variable("params", "blocks"), layers_of(self.config, self.numbers)
+        return pipelined(stage, params, x, layers, context, keys, self.compute.pipeline_parts)
 
     @nn.nowrap
     def _one_by_one(
@@ -118,28 +145,28 @@ class Blocks(nn.Module):
         stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
         return x, SideOutputs(memory, over_layers(stacked, str(self.name), self.numbers[0]))
 
-    def _scan(self, block: type[Block], *own_axes: object) -> type[nn.Module]:
-        """Returns the class of all blocks, called with (carry, layers, context, state, branch) and arguments of a
+    def _scan(self, count: int, block: type[Block], *own_axes: object) -> type[nn.Module]:
+        """Returns the class of so many blocks, called with (carry, layers, context, state, branch) and arguments of a
         block's own, which lie along `own_axes`.
 
         Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
         """
         compute = self.compute
-        unroll = blocks_in_a_turn(compute, len(self.numbers))
+        unroll = blocks_in_a_turn(compute, count)
         if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
             # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
             block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
         own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
         in_axes = (0, nn.broadcast, 0, nn.broadcast, *own_axes)
         if not self.config.share_layers:
-            return nn.scan(block, **own, in_axes=in_axes, length=len(self.numbers), unroll=unroll)
+            return nn.scan(block, **own, in_axes=in_axes, length=count, unroll=unroll)
         return nn.scan(
             nn.scan(block, **own, in_axes=nn.broadcast, length=1),
             variable_broadcast="params",
             variable_axes={"intermediates": 0},
             split_rngs={"params": False, "dropout": True},
             in_axes=in_axes,
-            length=len(self.numbers),
+            length=count,
             unroll=unroll,
         )
 

@@ -30,6 +30,7 @@ from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.axes import FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
 from pretrainax.sharding.mesh import abstract_mesh
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
+from pretrainax.sharding.stages import Stages, stages_of
 
 # Of a chip's memory, what an estimate may fill: the compiler's plan of buffers has gaps, and rows of a TPU's arrays are
 # filled up to 128.
@@ -92,22 +93,25 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     parameters = sum(items.values())
     stacked = sum(sum(_stacked(tree).values()) for tree in (state.params, *frozen.values()))
     copies = stacked // 2 if width == 2 else 0
-    fsdp = mesh.shape[FSDP_AXIS]
+    fsdp, stages = mesh.shape[FSDP_AXIS], stages_of(experiment, mesh_sizes)
+    # of one layer; a stage of a pipeline has all of its layers whole, with their gradients, from the first tick on
+    whole = copies * fsdp / experiment.model.num_layers if fsdp > 1 and stages.count == 1 else 0
+    gathered = stacked * fsdp if fsdp > 1 and stages.count > 1 else 0
+    rows = stages.rows / micro_rows(experiment, mesh_sizes)  # of a part, to those that are a device's
     optimizer = experiment.optimizer
     # A gradient of gradients: signs and a product beside them, and tangents of what is kept, measured on a CPU.
     twice = optimizer.asks_for_gradients
-    whole = copies * fsdp / experiment.model.num_layers if fsdp > 1 else 0  # of one layer
     return Memory(
         parameters=parameters,
         optimizer=sum(map(_bytes, jax.tree.leaves(state.opt_state))),
         ema=sum(map(_bytes, jax.tree.leaves(state.ema))),
         frozen=sum(map(_bytes, jax.tree.leaves(frozen))),
         batch=sum(part_bytes(x, batch_sharding(mesh, x.shape)) for x in shapes.values()),
-        gradients=parameters * ((2 if train.accumulate > 1 else 1) + 2 * twice),
-        activations=round(sum(x.bytes for x in arrays)) * (3 if twice else 1),
+        gradients=parameters * ((2 if train.accumulate > 1 else 1) + 2 * twice) + gathered,
+        activations=round(_kept(experiment, mesh_sizes, arrays, stages, width)) * (3 if twice else 1),
         logits=_logits(experiment, shapes, mesh_sizes, train.loss_chunk, width, platform),
-        workspace=round(_layer(experiment, mesh_sizes, platform) + whole),
-        copies=copies + parameters * optimizer.moves_the_gradient,
+        workspace=round(rows * _layer(experiment, mesh_sizes, platform) + whole),
+        copies=copies + gathered + parameters * optimizer.moves_the_gradient,
         largest=sorted(_named(items, state.opt_state, arrays), key=lambda item: -item[1]),
     )
 
@@ -119,6 +123,17 @@ def _bytes(x: jax.ShapeDtypeStruct) -> int:
 def part_bytes(x: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding) -> int:
     """Counts the bytes of a device's part of an array."""
     return math.prod(sharding.shard_shape(x.shape)) * x.dtype.itemsize
+
+
+def _kept(
+    experiment: Experiment, mesh_sizes: dict[str, int], arrays: list[SavedResidual], stages: Stages, width: int
+) -> float:
+    """Counts what the backward needs of the forward: in a pipeline of all ticks, with the stream at its two ends."""
+    kept = sum(x.bytes * (stages.stretch if is_stacked(x.module) else 1) for x in arrays)
+    if stages.count == 1:
+        return kept
+    tokens = stages.rows * lengths_of(shapes_of(experiment)).inputs / mesh_sizes[LENGTH_AXIS]
+    return kept + (stages.parts + stages.ticks) * tokens * experiment.model.d_model * width
 
 
 def _logits(

@@ -15,6 +15,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import byte_size, short_time
 from pretrainax.runtime.chips import Chip
+from pretrainax.sharding.stages import describe_stages
 
 _MOST = 10  # meshes and large arrays that are listed
 
@@ -45,6 +46,8 @@ def _summary(
     if experts := describe_experts(experiment.model):
         yield "experts", experts
     yield "mesh", _mesh(candidate)
+    if pipeline := describe_stages(candidate.largest.experiment, candidate.sizes):
+        yield "pipeline", pipeline
     yield (
         "memory",
         f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "

@@ -9,6 +9,8 @@ The assumptions, all in one place:
   so often as in steps that were compiled (PASSES). Of a step that was compiled itself it is what its kernels move that
   multiply nothing (`hlo.memory_traffic`), at the chip's full rate; and products take the time of what theirs move,
   where that is longer than that of their FLOPs.
+- Stages of a pipeline wait in the bubble: layers take longer by (P - 1) / M. What they gather along `fsdp` is waited
+  for.
 - What is gathered and scattered along `fsdp` is hidden behind all that, as far as it lasts: parameters are asked for
   before they are needed, and nothing waits for their gradients. All other collectives are waited for. Of a step that
   was compiled those are hidden that begin before a product and end behind it.
@@ -44,6 +46,7 @@ from pretrainax.planning.memory import Memory
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.stages import stages_of
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
 
@@ -105,8 +108,9 @@ def expect(
     work = work_of(attention_specs(experiment, mesh_sizes, platform), train.attention, platform)
     step = experiment.model, experiment.rows_per_update, lengths.inputs, lengths.targets
     teacher = teacher_of(experiment)
+    stretch = stages_of(experiment, mesh_sizes).stretch
     flops, done = flops_per_step(*step, teacher), flops_done(*step, work, teacher)
-    compute = _made(experiment, teacher, work) / (devices * chip.peak_flops * ATTAINABLE)
+    compute = _made(experiment, teacher, work, stretch) / (devices * chip.peak_flops * ATTAINABLE)
     if moved is None:
         between = between_products(experiment, mesh_sizes, platform, memory) / chip.memory_rate
     else:
@@ -141,8 +145,8 @@ def hidden_share(one: Collective) -> float:
     return one.beside / one.count
 
 
-def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf) -> float:
-    """Counts the FLOPs of a step's products, with those that are made again.
+def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf, stretch: float) -> float:
+    """Counts the FLOPs of a step's products, with those that are made again; stretch: of the layers, by a pipeline.
 
     "block" makes each layer's forward twice, "dots" of it the products of attention alone. Where the mesh splits the
     length, all wait for the device whose queries have the most keys.
@@ -158,7 +162,8 @@ def _made(experiment: Experiment, teacher: Optional[ModelConfig], work: WorkOf) 
     blocks, around = other_flops(*model)
     again = blocks if train.remat == "block" else 0.0
     taught = 0.0 if teacher is None else flops_done(teacher, 1, lengths.inputs, lengths.targets, work) / 3
-    return experiment.rows_per_update * (3 * (blocks + around) + again + attention_flops(*model, products) + taught)
+    layers = 3 * blocks + again + attention_flops(*model, products)
+    return experiment.rows_per_update * (stretch * layers + 3 * around + taught)
 
 
 def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, memory: Memory) -> float:
@@ -177,7 +182,8 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     forward = 4 / 3 if train.remat == "block" else 1.0  # once more, beside a backward of twice as much
-    each = forward * (kept + passes.pairs * pairs + passes.turned * turned) + passes.logits * width * logits
+    layers = forward * stages_of(experiment, mesh_sizes).stretch
+    each = layers * (kept + passes.pairs * pairs + passes.turned * turned) + passes.logits * width * logits
     state = memory.parameters + memory.optimizer + memory.ema + memory.gradients
     return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
 

@@ -13,8 +13,17 @@ from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
-from pretrainax.sharding.axes import AXES, BATCH_AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import (
+    AXES,
+    DATA_AXIS,
+    EXPERT_AXIS,
+    FSDP_AXIS,
+    LENGTH_AXIS,
+    PIPELINE_AXIS,
+    TENSOR_AXIS,
+)
 from pretrainax.sharding.mesh import mesh_sizes
+from pretrainax.sharding.stages import stages_obstacle
 
 _POLICIES = get_args(Remat)  # the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried
@@ -117,13 +126,13 @@ def _counts(experiment: Experiment) -> list[int]:
 def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
     """Finds what makes a run fit, the cheapest kind of change first; each later one is faster than those before it.
 
-    Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor and
-    sequence, tried only where nothing before them fits.
+    Kinds, each with what the kinds before it may change: the rematerialisation policy; accumulation; fsdp; tensor,
+    sequence and pipeline, tried only where nothing before them fits.
     """
     own, least, counts = experiment.mesh, experiment.train.accumulate, _counts(experiment)
     meshes = list(_meshes(experiment, topology))
-    within_rows = [axis for axis in AXES if axis not in BATCH_AXES]
-    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in within_rows)]
+    of_layers = (PIPELINE_AXIS, LENGTH_AXIS, TENSOR_AXIS)
+    flat = [mesh for mesh in meshes if all(getattr(mesh, axis) == getattr(own, axis) for axis in of_layers)]
     found: list[Candidate] = []
     for choices, accumulations in (([own], [least]), ([own], counts), (flat, counts), (meshes, counts)):
         if choices is meshes and found:
@@ -174,17 +183,20 @@ def attempt(experiment: Experiment, topology: Topology) -> Optional[Candidate]:
 
 def _meshes(experiment: Experiment, topology: Topology) -> Iterator[MeshConfig]:
     """Yields meshes of all devices: along `tensor` no more than a host has, along `sequence` only of long rows, along
-    `expert` as many as divide the experts."""
+    `expert` as many as divide the experts, along `pipeline` as many as divide the layers of a dense decoder."""
     devices, most = topology.num_devices, 8 if topology.chip.is_tpu else topology.chip.devices_per_host
     longest = max(phase.experiment.data.sequence_length for phase in phases_of(experiment))
     lengths = (1, 2, 4, 8) if longest >= _LONG else (1,)
     settings = experiment.model.experts
     experts = [n for n in (1, 2, 4, 8, 16, 32, 64) if n == 1 or settings and settings.num_experts % n == 0]
-    for tensor, sequence, expert in itertools.product((1, 2, 4, 8), lengths, experts):
-        left = devices // (tensor * sequence * expert)
-        if tensor > most or left * tensor * sequence * expert != devices or left % topology.slices:
+    layers = experiment.model.num_layers if stages_obstacle(experiment.model) is None else 1
+    stages = [n for n in (1, 2, 4, 8, 16) if layers % n == 0]
+    for tensor, sequence, expert, pipeline in itertools.product((1, 2, 4, 8), lengths, experts, stages):
+        inner = tensor * sequence * expert * pipeline
+        left = devices // inner
+        if tensor > most or left * inner != devices or left % topology.slices:
             continue
         for fsdp in (n for n in range(1, left // topology.slices + 1) if left % n == 0):
             if (left // fsdp) % topology.slices == 0 and math.prod((tensor, sequence)) <= left * most:
-                sizes = {DATA_AXIS: left // fsdp, FSDP_AXIS: fsdp, EXPERT_AXIS: expert}
+                sizes = {DATA_AXIS: left // fsdp, PIPELINE_AXIS: pipeline, FSDP_AXIS: fsdp, EXPERT_AXIS: expert}
                 yield MeshConfig(**sizes, **{LENGTH_AXIS: sequence, TENSOR_AXIS: tensor}, slices=topology.slices)

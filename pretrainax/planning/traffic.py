@@ -19,8 +19,9 @@ from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import first_dense
 from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
 from pretrainax.planning.topologies import Topology
-from pretrainax.sharding.axes import AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.axes import AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS, TENSOR_AXIS
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names, stack_of
+from pretrainax.sharding.stages import stages_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +50,9 @@ def collectives(
 
     Counted: parameters gathered along `fsdp` for the forward, for the backward, and once more where the backward makes
     the forward again; their gradients, reduced in float32 in each micro-batch; along `tensor` the sum after each
-    sublayer, forward and backward; along `sequence` keys and values; along `expert` tokens sent there and back. Not
-    counted: scalars, norms of gradients, and the softmax's sums over a split vocabulary.
+    sublayer, forward and backward; along `sequence` keys and values; along `expert` tokens sent there and back; along
+    `pipeline` the stream, and before the stages a gather of it, behind them a scatter. Not counted: scalars, norms of
+    gradients, and the softmax's sums over a split vocabulary.
     """
     width = width_on(experiment, "tpu")
     frozen = _parameters(experiment, mesh_sizes, abstract_frozen(experiment, mesh_sizes), width)
@@ -60,6 +62,7 @@ def collectives(
         *_tensor(experiment, mesh_sizes, width),
         *_sequence(experiment, mesh_sizes, width),
         *_experts(experiment, mesh_sizes, width),
+        *_pipeline(experiment, mesh_sizes, width),
     ]
     wraps = topology is not None and topology.wraps_in_three
     return [_around_the_torus(c, mesh_sizes, topology) if wraps else c for c in found if c.bytes]
@@ -90,19 +93,23 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
         stack = stack_of(name)
         split_by = jax.tree.leaves(tuple(x.sharding.spec))
         is_split = FSDP_AXIS in split_by or fsdp == 1
-        place, layers = (stack, x.shape[0]) if stack else (name.split("/")[0], 1)
+        part = x.sharding.shard_shape(x.shape)
+        place, layers = (stack, part[0]) if stack else (name.split("/")[0], 1)
         entry = stacks.setdefault((place, is_split, EXPERT_AXIS in split_by), [layers, 0])
-        entry[1] += math.prod(x.sharding.shard_shape(x.shape)) * (fsdp if is_split else 1) // layers
+        entry[1] += math.prod(part) * (fsdp if is_split else 1) // layers
     for (place, is_split, of_experts), (layers, numbers) in stacks.items():
         runs = layers * accumulate
         if is_split and fsdp > 1:
-            passes = _passes(experiment) if is_stacked(place) else 2
-            yield Collective(FSDP_AXIS, "all-gather", _sent(numbers * width, fsdp), runs * passes, place)
-            yield Collective(FSDP_AXIS, "reduce-scatter", _sent(numbers * 4, fsdp), runs, place)
+            passes, wide, beside = _passes(experiment) if is_stacked(place) else 2, width, None
+            if is_stacked(place) and sizes[PIPELINE_AXIS] > 1:
+                passes, wide, beside = 1, 4, 0  # before the first tick, in float32, and scattered behind the last
+            yield Collective(FSDP_AXIS, "all-gather", _sent(numbers * wide, fsdp), runs * passes, place, beside)
+            yield Collective(FSDP_AXIS, "reduce-scatter", _sent(numbers * 4, fsdp), runs, place, beside)
         part = 4 * numbers / (fsdp if is_split else 1)
         axes = {DATA_AXIS: sizes[DATA_AXIS] // slices, LENGTH_AXIS: sizes[LENGTH_AXIS]}
         axes |= {} if is_split else {FSDP_AXIS: fsdp}
         axes |= {} if of_experts else {EXPERT_AXIS: sizes[EXPERT_AXIS]}
+        axes |= {} if is_stacked(place) else {PIPELINE_AXIS: sizes[PIPELINE_AXIS]}
         group = math.prod(axes.values())
         named = "+".join(axis for axis in AXES if axes.get(axis, 1) > 1)
         yield Collective(named, "all-reduce", _sent(part, group, 2), runs, place)
@@ -121,9 +128,14 @@ def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
     return [(model.family, model.num_layers, lengths.inputs, 2)]
 
 
+def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
+    """Counts the rows that all layers see on a device, in a pipeline with those that nobody reads."""
+    return micro_rows(experiment, sizes) * stages_of(experiment, sizes).stretch
+
+
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
     """Yields sums of the stream after each sublayer, and of its gradient before it (Shoeybi et al. 2019, section 3)."""
-    rows, accumulate = micro_rows(experiment, sizes), experiment.train.accumulate
+    rows, accumulate = _rows_of_layers(experiment, sizes), experiment.train.accumulate
     for name, layers, length, sublayers in _stacks(experiment):
         stream = rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
         times = sublayers * _passes(experiment) * layers * accumulate
@@ -132,7 +144,7 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
 
 def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
     """Yields keys and values of a layer, sent to all devices of the row, and their gradients sent back."""
-    model, rows = experiment.model, micro_rows(experiment, sizes)
+    model, rows = experiment.model, _rows_of_layers(experiment, sizes)
     for name, layers, length, sublayers in _stacks(experiment):
         both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes[TENSOR_AXIS] * width
         times = (sublayers - 1) * layers * experiment.train.accumulate
@@ -152,3 +164,17 @@ def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Itera
         sent = _sent(tokens * experiment.model.d_model * width, sizes[EXPERT_AXIS])
         times = 2 * _passes(experiment) * (layers - first_dense(experiment.model)) * accumulate
         yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{name}/blocks/mlp")
+
+
+def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
+    """Yields the stream of a part, sent to the next stage at each tick, and what goes in and comes out; their gradients
+    go the same ways."""
+    stages, accumulate = stages_of(experiment, sizes), experiment.train.accumulate
+    if stages.count == 1:
+        return
+    for name, _, length, _ in _stacks(experiment):
+        part = stages.rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
+        yield Collective(PIPELINE_AXIS, "collective-permute", round(part), 2 * stages.ticks * accumulate, name)
+        ends = _sent(stages.parts * part, stages.count)
+        yield Collective(PIPELINE_AXIS, "all-gather", ends, 2 * accumulate, name)
+        yield Collective(PIPELINE_AXIS, "reduce-scatter", ends, 2 * accumulate, name)

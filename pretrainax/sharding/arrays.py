@@ -10,8 +10,16 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import Experiment, UserError
-from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, logical_spec
-from pretrainax.sharding.mesh import axis_size
+from pretrainax.sharding.axes import (
+    BATCH_AXES,
+    DATA_AXIS,
+    EXPERT_AXIS,
+    FSDP_AXIS,
+    LENGTH_AXIS,
+    logical_spec,
+)
+from pretrainax.sharding.mesh import axis_size, free_axes
+from pretrainax.sharding.stages import check_stages
 
 ACTIVATION_SPEC = logical_spec("batch", "length")  # of an activation [B, T, …]
 
@@ -27,6 +35,7 @@ def batch_sharding(mesh: Union[Mesh, AbstractMesh], shape: Sequence[int]) -> Nam
 def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
     """Raises UserError unless each device gets the same number of rows of each micro-batch, and can attend to its part
     of the length."""
+    check_stages(experiment, mesh.shape)
     if mesh.shape[EXPERT_AXIS] > 1 and experiment.model.experts is None:
         raise UserError(
             f"config.mesh.{EXPERT_AXIS} is {mesh.shape[EXPERT_AXIS]}, and the model has no experts "
@@ -35,7 +44,7 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
     rows, accumulate = experiment.train.global_batch_size, experiment.train.accumulate
     parts = accumulate * math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if rows % parts:
-        splits = [axis for axis in BATCH_AXES if axis != EXPERT_AXIS or experiment.model.experts is not None]
+        splits = [axis for axis in BATCH_AXES if axis in (DATA_AXIS, FSDP_AXIS) or mesh.shape[axis] > 1]
         sizes = " × ".join(f"config.mesh.{axis} {mesh.shape[axis]}" for axis in splits)
         raise UserError(
             f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
@@ -92,6 +101,7 @@ def constrain(x: jax.Array, spec: P = ACTIVATION_SPEC) -> jax.Array:
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
+    spec = P(*(free_axes((names,) if isinstance(names, str) else names or ()) or None for names in spec))
     if spec and spec[0] is not None and x.shape[0] % axis_size(spec[0]):
         spec = P(None, *spec[1:])
     return jax.lax.with_sharding_constraint(x, spec)

@@ -1,8 +1,9 @@
 """The axes of the mesh, and which of them splits which axis of an array.
 
 `data` splits the batch; `fsdp` splits the batch, and parameters and moments with it; `expert` splits the batch, and the
-experts of a mixture; `sequence` splits the length; `tensor` splits heads, feed-forward and vocabulary. Where slices of
-a TPU, or clusters, are joined by a slow network, only `data` crosses it.
+experts of a mixture; `pipeline` splits the batch around a stack, and the layers of the stack (`layers/pipeline.py`);
+`sequence` splits the length; `tensor` splits heads, feed-forward and vocabulary. Where slices of a TPU, or clusters,
+are joined by a slow network, only `data` crosses it.
 
 Arrays name their axes by what they count ("batch", "d_model"), and AXIS_RULES alone says which axis of the mesh splits
 each. So another name for an axis of the mesh, or a new one, is a change of this file and a field of `config.mesh`.
@@ -12,9 +13,9 @@ from typing import Optional, Union
 
 from jax.sharding import PartitionSpec as P
 
-AXES = ("data", "fsdp", "expert", "sequence", "tensor")  # outermost first
-DATA_AXIS, FSDP_AXIS, EXPERT_AXIS, LENGTH_AXIS, TENSOR_AXIS = AXES
-BATCH_AXES = (DATA_AXIS, FSDP_AXIS, EXPERT_AXIS)  # the axes that split the rows of a batch
+AXES = ("data", "pipeline", "fsdp", "expert", "sequence", "tensor")  # outermost first
+DATA_AXIS, PIPELINE_AXIS, FSDP_AXIS, EXPERT_AXIS, LENGTH_AXIS, TENSOR_AXIS = AXES
+BATCH_AXES = (DATA_AXIS, PIPELINE_AXIS, FSDP_AXIS, EXPERT_AXIS)  # the axes that split the rows of a batch
 TOKEN_AXES = (*BATCH_AXES, LENGTH_AXIS)  # the axes that split its tokens
 
 AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
@@ -27,6 +28,7 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "d_model": FSDP_AXIS,
     "embedding_dim": TENSOR_AXIS,
     "experts": EXPERT_AXIS,
+    "layers": PIPELINE_AXIS,  # the blocks of a stack, in one array
     "latent": FSDP_AXIS,  # of latent attention, the side of a matrix that is not heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
@@ -35,7 +37,6 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "features": None,  # a width in a vector, which is small, or in a matrix whose other axis is split
     "head_dim": None,
     "labels": None,
-    "layers": None,  # the blocks of a stack, in one array
     "rank": None,  # of an update of a matrix, which is small
     "offsets": None,  # the tokens around each that a convolution sees
     "rows": None,  # of a small table: positions, token types

@@ -97,6 +97,12 @@ def axis_size(axes: Union[str, tuple[str, ...]]) -> int:
     return math.prod(sizes.get(axis, 1) for axis in ((axes,) if isinstance(axes, str) else axes))
 
 
+def free_axes(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns those of the axes by which no `jax.shard_map` around has split its arrays already."""
+    taken = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in axes if axis not in taken)
+
+
 def platform() -> str:
     """Returns "cpu", "gpu" or "tpu": the platform of the devices of `jax.set_mesh`, which may be absent ones to compile
     for; without it, that of this machine."""

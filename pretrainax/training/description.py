@@ -11,6 +11,7 @@ from pretrainax.layers.feed_forward import announced
 from pretrainax.models.active import describe_experts
 from pretrainax.optim.layers import count_trained
 from pretrainax.sharding.mesh import platform
+from pretrainax.sharding.stages import describe_stages
 from pretrainax.training.setup import Run
 
 
@@ -36,6 +37,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
         ("data", run.prepared.summary),
         *(_phases(run) if run.phases else [("batch", _batch(run))]),
         ("mesh", f"{run.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
+        *_pipeline(run),
         ("compute", f"{run.model.compute.dtype}, attention {', '.join(attention)}"),
         *_layers(run),
         *_ema(run),
@@ -43,6 +45,12 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
         *(("WARNING", warning) for warning in warnings),
     ]
+
+
+def _pipeline(run: Run) -> Iterator[tuple[str, str]]:
+    for part in run.parts:
+        if said := describe_stages(part.trained, run.mesh.shape):
+            yield "pipeline", said
 
 
 def _batch(run: Run) -> str:

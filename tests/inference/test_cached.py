@@ -38,7 +38,7 @@ ENCODER_DECODER = dataclasses.replace(
 
 def loaded(config, **mesh):
     sizes = MeshConfig(**{"data": 1, **mesh})
-    devices = int(np.prod([sizes.data, sizes.fsdp, sizes.sequence, sizes.tensor]))
+    devices = int(np.prod([sizes.data, sizes.pipeline, sizes.fsdp, sizes.sequence, sizes.tensor]))
     on = make_mesh(sizes, jax.devices()[:devices])
     experiment = dataclasses.replace(get_config("gpt"), model=config)
     return LoadedModel(experiment, models.build(config, Compute()), weights(config), None, on, "a test's model")
@@ -186,6 +186,7 @@ def test_a_step_copies_no_ring_and_turns_no_matrix():
         ({"position": DisentangledPositions()}, {}, "config.model.position DisentangledPositions"),
         ({"input_convolution": 3}, {}, "config.model.input_convolution 3"),
         ({}, {"sequence": 2}, "config.mesh.sequence is 2, generation needs 1"),
+        ({}, {"pipeline": 2}, "config.mesh.pipeline is 2, generation needs 1"),
     ],
 )
 def test_what_cannot_be_stepped_through_is_refused(changes, mesh, said):

@@ -34,7 +34,7 @@ def installed(module: str) -> bool:
 def mesh_of(topology):
     """4 devices: the batch over 2, heads and vocabulary over 2."""
     try:
-        devices = np.array(Topology.parse(topology).devices()).reshape(2, 1, 1, 1, 2)
+        devices = np.array(Topology.parse(topology).devices()).reshape(2, 1, 1, 1, 1, 2)
     except UserError as e:
         pytest.skip(str(e))
     return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))

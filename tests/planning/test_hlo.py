@@ -17,7 +17,7 @@ from pretrainax.planning.hlo.modules import module_of
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.mesh import AXES, make_mesh
 
-MESH = AbstractMesh((2, 2, 1, 1, 2), AXES)
+MESH = AbstractMesh((2, 1, 2, 1, 1, 2), AXES)
 
 # --- groups --------------------------------------------------------------------------------------------------------
 
@@ -68,7 +68,7 @@ def scanned(turns: int = 5) -> str:
 
 
 def scanned_collectives(turns: int = 5) -> list[Collective]:
-    return collectives_of(Program(scanned(turns)), AbstractMesh((2, 4, 1, 1, 1), AXES))
+    return collectives_of(Program(scanned(turns)), AbstractMesh((2, 1, 4, 1, 1, 1), AXES))
 
 
 @pytest.mark.parametrize("turns", [5, 7])

@@ -16,6 +16,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.runtime.chips import CHIPS
 from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.mesh import AXES, make_mesh
+from pretrainax.sharding.param_paths import is_stacked
 from pretrainax.training.setup import build_steps
 from tests.support import tiny
 
@@ -183,3 +184,12 @@ def test_a_mesh_that_does_not_divide_says_which_field_does_not():
         memory.estimate(tiny.get_config("gpt"), ONE | {"tensor": 8})
     with pytest.raises(UserError, match="config.train.global_batch_size 8 is not a multiple of 16"):
         memory.estimate(tiny.get_config("gpt"), ONE | {"data": 16})
+
+
+def test_a_pipeline_keeps_what_all_ticks_need_and_has_its_layers_whole_with_their_gradients():
+    experiment, sizes = tiny.get_config("gpt"), {"pipeline": 2, "fsdp": 2}
+    plain, staged = (memory.estimate(experiment, ONE | mesh) for mesh in ({"fsdp": 4}, sizes))
+    kept = sum(x.bytes for x in saved_residuals(experiment, ONE | sizes, "cpu") if is_stacked(x.module))
+    ends = (4 + 5) * 32 * 32 * 4  # 4 parts go in, each a row, and 5 ticks come out, [T, D] in float32
+    assert staged.activations == pytest.approx(plain.activations + kept / 4 + ends, abs=1)
+    assert staged.copies == staged.gradients - staged.parameters > 4 * (4 * 32 * 32 + 2 * 32 * 64)  # one layer of two

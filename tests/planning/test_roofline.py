@@ -97,6 +97,23 @@ def test_a_layer_made_again_takes_a_third_more_and_is_no_useful_flop():
     assert again.compute / plain.compute == pytest.approx(4 / 3, rel=0.01)
 
 
+def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone():
+    experiment = tiny.get_config("gpt")
+    experiment.model.vocab_size = 8  # hardly a head
+    times = {}
+    for parts in (0, 2):
+        staged = dataclasses.replace(
+            experiment,
+            mesh=dataclasses.replace(experiment.mesh, data=2, pipeline=2),
+            train=dataclasses.replace(experiment.train, pipeline_parts=parts),
+        )
+        times[parts] = assess(staged, Topology.parse("v5e:2x2")).roofline
+    plain = assess(experiment, Topology.parse("v5e:2x2")).roofline
+    assert times[0].compute / plain.compute == pytest.approx(5 / 4, rel=0.01)  # 4 rows of a pipeline: 5 ticks
+    assert times[2].compute / plain.compute == pytest.approx(3 / 2, rel=0.01)
+    assert times[0].flops == plain.flops
+
+
 def _block(experiment):
     return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, remat="block"))
 

@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_tried_on_more_devices():
 
 def test_meshes_that_fit_come_first_and_the_fastest_of_them_first():
     found = best(large(), FOUR)
-    assert len(found) == 6  # data x fsdp x tensor of 4 devices
+    assert len(found) == 6 + 3  # data x fsdp x tensor of 4 devices, and of 2 beside 2 stages of a layer each
     assert [c.roofline.seconds for c in found if c.fits] == sorted(c.roofline.seconds for c in found if c.fits)
 
 
@@ -87,6 +87,14 @@ def test_a_mesh_of_another_number_of_devices_is_one_clear_line():
     experiment.mesh.fsdp = 3
     with pytest.raises(UserError, match="the product must be the number of devices, which is 4"):
         assess(experiment, FOUR)
+
+
+def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
+    experiment = large()
+    found = best(experiment, FOUR)
+    assert {candidate.sizes["pipeline"] for candidate in found} == {1, 2}  # of 2 layers
+    assert any("--config.mesh.pipeline=2" in candidate.flags(experiment) for candidate in found)
+    assert {candidate.sizes["pipeline"] for candidate in best(large("bert"), FOUR)} == {1}
 
 
 def test_experts_are_split_as_they_divide():

@@ -70,6 +70,34 @@ def test_sequence_gathers_keys_and_values():
     assert total(found, "sequence", "reduce-scatter") == LAYERS * both // 2
 
 
+def test_a_pipeline_permutes_the_stream_of_a_part_at_each_tick_and_back():
+    found = collectives(tiny.get_config("gpt"), ONE | {"pipeline": 2, "data": 2})
+    part = LENGTH * D * 2  # of one row, of which 4 pass through a pipeline
+    assert total(found, "pipeline", "collective-permute") == 2 * (4 + 2 - 1) * part
+    assert total(found, "pipeline", "all-gather") == total(found, "pipeline", "reduce-scatter") == 2 * 4 * part // 2
+
+
+def test_a_stage_has_gradients_of_its_layers_alone_and_all_stages_those_of_what_is_around():
+    found = collectives(tiny.get_config("gpt"), ONE | {"pipeline": 2, "data": 2})
+    of_stage = LAYERS // 2 * (MATRICES + 4 * D + F + D + 4 * D)
+    assert total(found, "data", "all-reduce") == pytest.approx(4 * of_stage, rel=1e-3)  # 2 (n - 1) / n = 1
+    around = (VOCABULARY + 64) * D + 2 * D
+    assert total(found, "data+pipeline", "all-reduce") == pytest.approx(2 * 4 * around * 3 / 4, rel=1e-3)
+
+
+def test_a_stage_gathers_its_layers_once_in_float32():
+    found = [c for c in collectives(tiny.get_config("gpt"), ONE | {"pipeline": 2, "fsdp": 2}) if "blocks" in c.where]
+    assert total(found, "fsdp", "all-gather") == LAYERS // 2 * 4 * MATRICES // 2
+    assert total(found, "fsdp", "reduce-scatter") == LAYERS // 2 * 4 * MATRICES // 2
+    assert {c.beside for c in found if c.kind in ("all-gather", "reduce-scatter")} == {0}  # nothing hides them
+
+
+def test_in_a_pipeline_tensor_sums_what_nobody_reads_too():
+    found = collectives(tiny.get_config("gpt"), ONE | {"pipeline": 2, "tensor": 2})
+    stream = 4 * LENGTH * D * 2  # bytes of the rows of a device in bfloat16
+    assert total(found, "tensor", "all-reduce", "blocks") == 4 * LAYERS * stream * 9 // 8  # 8 parts in 9 ticks
+
+
 def test_each_micro_batch_sends_again():
     experiment = tiny.get_config("gpt")
     once = total(collectives(experiment, ONE | {"fsdp": 4}), "fsdp", "all-gather")

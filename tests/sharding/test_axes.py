@@ -57,8 +57,8 @@ def test_the_rows_name_axes_that_the_rules_know():
 
 
 def test_a_spec_follows_the_rules():
-    assert logical_spec("batch", "length") == P(("data", "fsdp", "expert"), "sequence")
-    assert logical_spec("layers", "d_model", "num_heads", "head_dim") == P(None, "fsdp", "tensor", None)
+    assert logical_spec("batch", "length") == P(("data", "pipeline", "fsdp", "expert"), "sequence")
+    assert logical_spec("layers", "d_model", "num_heads", "head_dim") == P("pipeline", "fsdp", "tensor", None)
     assert logical_spec(None, "vocab_size") == P(None, "tensor")
 
 

@@ -16,7 +16,7 @@ def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
-UP = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}  # layers, d_model: fsdp, d_ff: tensor
+UP = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
 
 
 def keeping(*sizes):
@@ -37,10 +37,10 @@ def test_specs_of_a_state_are_the_golden_ones(name, preset):
 @pytest.mark.parametrize(
     "sizes, spec",
     [
-        ((2, 8, 16), P(None, "fsdp", "tensor")),  # a moment
-        ((2, 8), P(None, "fsdp")),  # a mean over d_ff
-        ((2, 16), P(None, "tensor")),  # a mean over d_model
-        ((2,), P(None)),  # a number of each layer
+        ((2, 8, 16), P("pipeline", "fsdp", "tensor")),  # a moment
+        ((2, 8), P("pipeline", "fsdp")),  # a mean over d_ff
+        ((2, 16), P("pipeline", "tensor")),  # a mean over d_model
+        ((2,), P("pipeline")),  # a number of each layer
         ((), P()),
         ((1,), P()),
     ],
@@ -50,17 +50,17 @@ def test_an_array_is_split_like_the_axes_that_are_left(sizes, spec):
 
 
 def test_of_axes_of_one_size_the_first_are_left():
-    bias = {"blocks": {"self_attention": {"query": {"bias": shape(8, 8, 16)}}}}  # layers, num_heads: tensor, head_dim
-    assert jax.tree.leaves(opt_state_specs(keeping(8, 16), bias)) == [P(None, None)]
+    bias = {"blocks": {"self_attention": {"query": {"bias": shape(8, 8, 16)}}}}
+    assert jax.tree.leaves(opt_state_specs(keeping(8, 16), bias)) == [P("pipeline", None)]
 
 
 @pytest.mark.parametrize(
     "path, sizes, kept, spec",
     [
-        ("query", (2, 8, 4, 16), (2, 64), P(None, "tensor")),  # heads side by side: a mean over d_model
-        ("query", (2, 8, 4, 16), (2, 8, 64), P(None, "fsdp", "tensor")),
-        ("out", (2, 4, 16, 8), (2, 64), P(None, "tensor")),
-        ("out", (2, 4, 16, 8), (2, 1), P(None, None)),  # a placeholder of each layer
+        ("query", (2, 8, 4, 16), (2, 64), P("pipeline", "tensor")),  # heads side by side: a mean over d_model
+        ("query", (2, 8, 4, 16), (2, 8, 64), P("pipeline", "fsdp", "tensor")),
+        ("out", (2, 4, 16, 8), (2, 64), P("pipeline", "tensor")),
+        ("out", (2, 4, 16, 8), (2, 1), P("pipeline", None)),  # a placeholder of each layer
     ],
 )
 def test_heads_side_by_side_are_split_like_the_heads(path, sizes, kept, spec):
@@ -79,7 +79,7 @@ def test_an_array_that_is_no_part_of_its_parameter_is_an_error():
 def test_a_masked_parameter_has_no_part():
     params = {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16), "bias": shape(2, 16)}}}}
     masked = optax.masked(optax.scale_by_adam(), {"blocks": {"mlp": {"up": {"kernel": True, "bias": False}}}})
-    assert jax.tree.leaves(opt_state_specs(masked, params)) == [P(), *2 * [P(None, "fsdp", "tensor")]]
+    assert jax.tree.leaves(opt_state_specs(masked, params)) == [P(), *2 * [P("pipeline", "fsdp", "tensor")]]
 
 
 def test_axes_of_the_mesh_of_size_one_are_left_out():

@@ -36,12 +36,13 @@ def experiment(**train):
 @pytest.mark.parametrize(
     "sizes, expected",
     [
-        ({}, (8, 1, 1, 1, 1)),
-        ({"fsdp": 4}, (2, 4, 1, 1, 1)),
-        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 4, 1, 1, 2)),
-        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 2, 1, 1, 2)),
-        ({"expert": 4, "tensor": 2}, (1, 1, 4, 1, 2)),
-        ({"sequence": 4}, (2, 1, 1, 4, 1)),
+        ({}, (8, 1, 1, 1, 1, 1)),
+        ({"fsdp": 4}, (2, 1, 4, 1, 1, 1)),
+        ({"data": 1, "fsdp": -1, "tensor": 2}, (1, 1, 4, 1, 1, 2)),
+        ({"data": 2, "fsdp": 2, "tensor": 2}, (2, 1, 2, 1, 1, 2)),
+        ({"expert": 4, "tensor": 2}, (1, 1, 1, 4, 1, 2)),
+        ({"sequence": 4}, (2, 1, 1, 1, 4, 1)),
+        ({"pipeline": 4}, (2, 4, 1, 1, 1, 1)),
     ],
 )
 def test_minus_one_takes_the_devices_that_are_left(sizes, expected):
@@ -54,7 +55,10 @@ def test_minus_one_takes_the_devices_that_are_left(sizes, expected):
         ({"data": 3}, "config.mesh.data=3, .* the product must be the number of devices, which is 8"),
         ({"tensor": 3}, "config.mesh.tensor=3: the product must be the number of devices, which is 8"),
         ({"tensor": 16}, "config.mesh.tensor=16: the product must be the number of devices, which is 8"),
-        ({"fsdp": -1}, "config.mesh.data=-1, config.mesh.fsdp=-1, .* at most one of them is -1"),
+        (
+            {"fsdp": -1},
+            "config.mesh.data=-1, .* config.mesh.fsdp=-1, .* at most one of them is -1",
+        ),
         ({"fsdp": 0}, "config.mesh.fsdp=0, .* sizes are at least 1"),
     ],
 )
@@ -85,7 +89,7 @@ def test_data_alone_crosses_slices():
     devices = chips(16, in_a_process=4, in_a_slice=8)
     devices = devices[1::2] + devices[::2]  # whatever their order
     array = make_mesh(MeshConfig(fsdp=2, tensor=2, slices=2), devices).devices
-    assert array.shape == (4, 2, 1, 1, 2)
+    assert array.shape == (4, 1, 2, 1, 1, 2)
     assert [{chip.slice_index for chip in part.flat} for part in array] == [{0}, {0}, {1}, {1}]
 
 
@@ -126,7 +130,7 @@ def test_moments_lie_where_their_parameter_lies_and_counters_are_copied():
     params = {"decoder": {"blocks": {"mlp": {"up": {"kernel": shape(2, 8, 16)}}}}}
     optimizer = AdamW().build(WarmupConstant().build(1.0, 10), params)
     specs = jax.tree.leaves(opt_state_specs(optimizer, params))
-    assert specs == [P(), P(None, "fsdp", "tensor"), P(None, "fsdp", "tensor")]  # count, mu, nu
+    assert specs == [P(), P("pipeline", "fsdp", "tensor"), P("pipeline", "fsdp", "tensor")]  # count, mu, nu
 
 
 def test_a_parameter_the_table_does_not_know_is_an_error():

@@ -94,23 +94,31 @@ LATENT = {  # as DeepSeek-V3
         EXPERTS, shared_experts=1, scores="sigmoid", first_dense=1, bias_rate=0.01, balance_over="row", scale=2.5
     ),
 }
+# Layers that differ by their number: over stages of one or two the pattern must go on.
+STAGED = {"num_layers": 4, "position": RotaryPositions(16, no_rotation_every=2)}
 EXPERT_MESHES = {
     "8 fsdp": MESHES["8 fsdp"],
     "2 data 4 expert": dict(data=2, expert=4),
     "2 fsdp 2 expert 2 tensor": dict(data=1, fsdp=2, expert=2, tensor=2),
+}
+PIPELINES = {
+    "4 pipeline 2 data": dict(pipeline=4, data=2),
+    "2 pipeline 4 fsdp": dict(pipeline=2, data=1, fsdp=4),
+    "2 pipeline 2 fsdp 2 tensor": dict(pipeline=2, data=1, fsdp=2, tensor=2),
+    "2 pipeline 2 data 2 sequence": dict(pipeline=2, data=2, sequence=2),
 }
 ROWS = 32
 
 
 def model_config(family, **fields):
     small = dict(vocab_size=64, num_layers=2, d_model=32, d_ff=64, num_heads=4)
-    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT}.get(family, {})
-    family = "decoder" if family in ("experts", "latent") else family
+    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT, "staged": STAGED}.get(family, {})
+    family = "decoder" if family in ("experts", "latent", "staged") else family
     return ModelConfig(**{"family": family} | small | (MODELS | BRICKS)[family] | fields)
 
 
 def mesh_named(name):
-    sizes = (MESHES | EXPERT_MESHES)[name]
+    sizes = (MESHES | EXPERT_MESHES | PIPELINES)[name]
     return make_mesh(MeshConfig(**sizes), jax.devices()[: int(np.prod(list(sizes.values())))])
 
 
@@ -222,6 +230,14 @@ def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     other_losses, other_params = five_steps(family, mesh, 1)
     np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-7)  # as above; gradients of few tokens
+
+
+@pytest.mark.parametrize("mesh", PIPELINES)
+def test_a_pipeline_changes_neither_losses_nor_parameters(mesh):
+    losses, params = five_steps("staged", "1 device", 1)
+    other_losses, other_params = five_steps("staged", mesh, 2)
+    np.testing.assert_allclose(other_losses, losses, rtol=2e-5)  # float32 sums in another order, over five steps
+    chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)  # as above
 
 
 def test_rows_of_the_test_batches_have_unequal_loss_counts():

@@ -1,0 +1,93 @@
+"""The stages of a pipeline: which models have them, how many parts pass through them, and how long stages wait."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple, Optional
+
+from pretrainax.config import Experiment, ModelConfig, UserError
+from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, PIPELINE_AXIS
+
+
+class Stages(NamedTuple):
+    """Says how the rows of a micro-batch pass through a pipeline (`layers/pipeline.py`)."""
+
+    count: int  # P; 1: there is no pipeline, and one part
+    parts: int  # M
+    rows: int  # of a part, on one device
+
+    @property
+    def ticks(self) -> int:
+        """Counts how often a stage computes a part, or something in its place."""
+        return self.parts + self.count - 1
+
+    @property
+    def bubble(self) -> float:
+        """Returns the share of these in which nobody reads what is computed (Huang et al. 2018, section 2.3)."""
+        return (self.count - 1) / self.ticks
+
+    @property
+    def stretch(self) -> float:
+        """Returns how many times as long the layers take as without a bubble, and how much more they keep."""
+        return self.ticks / self.parts
+
+
+def stages_of(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
+    """Returns the stages of a run on a mesh {axis: size}."""
+    rows, count = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS]
+    parts = count_parts(experiment.train.pipeline_parts, rows) if count > 1 else 1
+    return Stages(count, parts, rows // parts)
+
+
+def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
+    """Returns what a pipeline is, for people; "": there is none."""
+    stages, layers = stages_of(experiment, sizes), experiment.model.num_layers
+    if stages.count == 1:
+        return ""
+    return (
+        f"{stages.count} stages of {layers // stages.count} of {layers} layers, {stages.parts} parts of {stages.rows} "
+        f"rows a device; {stages.bubble:.0%} of the time of the layers is the bubble"
+    )
+
+
+def count_parts(wanted: int, rows: int) -> int:
+    """Returns the number of parts that rows are cut into: of as many rows each, so that it may be less than wanted; 0
+    wants one of each row."""
+    return math.gcd(wanted, rows) or rows
+
+
+def _shared_rows(experiment: Experiment, sizes: Mapping[str, int]) -> int:
+    """Counts the rows of a micro-batch that pass through the stages of one pipeline."""
+    pipelines = math.prod(sizes[axis] for axis in BATCH_AXES if axis != PIPELINE_AXIS)
+    return experiment.train.global_batch_size // (experiment.train.accumulate * pipelines)
+
+
+def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
+    """Raises UserError for layers that do not lie on the stages of a pipeline, or rows that are not so many parts."""
+    if (count := sizes[PIPELINE_AXIS]) == 1:
+        return
+    asked = f"config.mesh.{PIPELINE_AXIS} is {count}"
+    without = f"set it to 1, and config.mesh.{FSDP_AXIS} or {DATA_AXIS} to more"
+    if obstacle := stages_obstacle(experiment.model):
+        raise UserError(f"{asked}, and {obstacle}; the stages of a pipeline are equal layers of a decoder: {without}")
+    for name in ("tuning", "distill"):
+        if getattr(experiment, name) is not None:
+            raise UserError(f"{asked}, and config.{name} is set, which a pipeline does not know: {without}")
+    if (layers := experiment.model.num_layers) % count:
+        raise UserError(f"{asked}, and does not divide config.model.num_layers {layers}: set it to a divisor of that")
+    rows, parts = _shared_rows(experiment, sizes), experiment.train.pipeline_parts
+    if parts and rows % parts:
+        raise UserError(
+            f"config.train.pipeline_parts is {parts}, and {rows} rows of a micro-batch pass through a pipeline: set it "
+            "to a divisor of that, or to 0 for one part of each row"
+        )
+
+
+def stages_obstacle(model: ModelConfig) -> Optional[str]:
+    """Says why the layers of a model cannot be on stages; None if they can."""
+    if model.family != "decoder":
+        return f"config.model.family is {model.family!r}"
+    if model.experts is not None:
+        return "config.model.experts is set"
+    if model.share_layers:
+        return "config.model.share_layers is set"
+    return None

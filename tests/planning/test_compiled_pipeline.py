@@ -1,0 +1,54 @@
+"""Pipelines compiled for slices of 256 TPUs that are not there: what goes between devices, and which kernel runs."""
+
+import pytest
+
+from pretrainax.config import LearnedPositions, UserError
+from pretrainax.planning.compiled import compile_step
+from pretrainax.planning.topologies import Topology
+from pretrainax.sharding.stages import stages_of
+from tests.support import tiny
+
+pytestmark = pytest.mark.aot
+
+LAYERS, WIDTH, INSIDE, LENGTH = 8, 512, 1024, 256
+
+
+@pytest.mark.parametrize(
+    "topology, mesh",
+    [
+        ("v5e:16x16", {"data": 8, "pipeline": 4, "fsdp": 8}),
+        ("v5p:8x8x4", {"data": 4, "pipeline": 8, "fsdp": 4, "tensor": 2}),
+    ],
+    ids=str,
+)
+def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another(topology, mesh):
+    absent = Topology.parse(topology)
+    try:
+        absent.devices()
+    except UserError as e:
+        pytest.skip(str(e))
+    experiment = tiny.get_config("gpt")
+    model, train = experiment.model, experiment.train
+    model.num_layers, model.d_model, model.d_ff, model.num_heads = LAYERS, WIDTH, INSIDE, WIDTH // 128
+    model.position, experiment.data.sequence_length = LearnedPositions(LENGTH), LENGTH
+    train.global_batch_size, train.attention, train.remat = 512, "tpu_splash", "block"
+    for axis, size in mesh.items():
+        setattr(experiment.mesh, axis, size)
+    step = compile_step(experiment, absent)
+    stages = stages_of(experiment, {"expert": 1, "fsdp": 1, **mesh})
+    permutes = [c for c in step.collectives if c.kind == "collective-permute" and c.axis == "pipeline"]
+    # forward, and its gradient backward
+    assert sum(c.count for c in permutes) == 2 * stages.ticks
+    assert {c.bytes for c in permutes} == {2 * stages.rows * LENGTH * WIDTH}  # in bfloat16
+    # along `fsdp` what a stage has is gathered once, not at each tick
+    gathered = sum(
+        c.total for c in step.collectives if (c.axis, c.kind) == ("fsdp", "all-gather") and "loss" not in c.where
+    )
+    fsdp, tensor = mesh.get("fsdp", 1), mesh.get("tensor", 1)
+    of_stage = 4 * LAYERS // mesh["pipeline"] * (4 * WIDTH**2 + 2 * WIDTH * INSIDE) // tensor * (fsdp - 1) // fsdp
+    around = 2 * (model.vocab_size + LENGTH) * WIDTH
+    assert gathered <= of_stage + 4 * around
+    # what several stages exchange are rows, and gradients of what is around the layers
+    most = max(stages.parts * stages.rows * LENGTH * WIDTH * 2, 8 * model.vocab_size * WIDTH)
+    assert all(c.bytes <= most for c in step.collectives if "pipeline" in c.axis)
+    assert not [b for b in step.buffers if b.shape.partition("[")[2].startswith(f"{LAYERS},{WIDTH},")]

@@ -1,0 +1,67 @@
+"""The stages of a pipeline, by hand; and what cannot be on them is one clear line."""
+
+import pytest
+
+from pretrainax.adapt import LoRA
+from pretrainax.config import MixtureOfExperts, UserError
+from pretrainax.sharding.arrays import check_mesh
+from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.mesh import abstract_mesh
+from pretrainax.sharding.stages import Stages, describe_stages, stages_of
+from tests.support import tiny
+
+ONE = dict.fromkeys(AXES, 1)
+
+
+def config(rows=32, accumulate=1, parts=0, **model):
+    """A decoder of 4 layers."""
+    experiment = tiny.get_config("gpt")
+    for name, value in ({"num_layers": 4} | model).items():
+        setattr(experiment.model, name, value)
+    train = experiment.train
+    train.global_batch_size, train.accumulate, train.pipeline_parts = rows, accumulate, parts
+    return experiment
+
+
+def test_without_a_pipeline_there_is_one_part_of_all_rows_of_a_device():
+    stages = stages_of(config(accumulate=2), ONE | {"data": 2, "fsdp": 2})
+    assert stages == Stages(1, 1, 4) and stages.stretch == 1 and stages.bubble == 0
+    assert describe_stages(config(), ONE) == ""
+
+
+def test_parts_are_of_the_rows_that_the_stages_share():
+    sizes = ONE | {"data": 2, "pipeline": 4}
+    assert stages_of(config(), sizes) == Stages(4, 16, 1)
+    stages = stages_of(config(parts=8), sizes)
+    assert stages == Stages(4, 8, 2) and stages.ticks == 11
+    assert stages.bubble == pytest.approx(3 / 11) and stages.stretch == pytest.approx(11 / 8)
+    assert describe_stages(config(parts=8), sizes) == (
+        "4 stages of 1 of 4 layers, 8 parts of 2 rows a device; 27% of the time of the layers is the bubble"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes, sizes, said",
+    [
+        (
+            {"num_layers": 6},
+            {"pipeline": 4},
+            "config.mesh.pipeline is 4, and does not divide .*num_layers 6: set it to",
+        ),
+        ({"family": "encoder"}, {"pipeline": 2}, "is 2, and config.model.family is 'encoder'; .* set it to 1, and con"),
+        ({"share_layers": True}, {"pipeline": 2}, "config.model.share_layers is set; the stages of a pipeline are"),
+        ({"experts": MixtureOfExperts(num_experts=4, top_k=2)}, {"pipeline": 2}, "config.model.experts is set; the"),
+        ({"parts": 5}, {"pipeline": 2, "data": 2}, "config.train.pipeline_parts is 5, and 16 rows .* set it to a div"),
+        ({"rows": 6}, {"pipeline": 4}, "config.train.global_batch_size 6 is not a multiple of 4: .*config.mesh.pipeli"),
+    ],
+)
+def test_what_cannot_be_on_stages_is_named(changes, sizes, said):
+    with pytest.raises(UserError, match=said):
+        check_mesh(config(**changes), abstract_mesh(ONE | sizes, "cpu"))
+
+
+def test_a_tuning_is_named():
+    experiment = config()
+    experiment.tuning = LoRA()
+    with pytest.raises(UserError, match="config.mesh.pipeline is 2, and config.tuning is set"):
+        check_mesh(experiment, abstract_mesh(ONE | {"pipeline": 2}, "cpu"))

@@ -1,0 +1,52 @@
+"""Runs on the stages of a pipeline: a checkpoint is read on any mesh, and what follows is the same."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+
+from pretrainax.config import MeshConfig
+from pretrainax.data.sources import TextFiles
+from pretrainax.training import loop
+from pretrainax.training.resume_check import LOSSES_AGREE
+from tests.support import tiny
+from tests.support.runs import lines
+
+
+@pytest.fixture(scope="module")
+def experiment(text, cache):
+    """Of 4 steps of 16 rows, validated and saved after each second one."""
+    experiment = tiny.get_config("gpt")
+    experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)
+    experiment.train.steps, experiment.train.global_batch_size, experiment.schedule.warmup_steps = 4, 16, 1
+    experiment.evaluate.every, experiment.evaluate.batches, experiment.checkpoint.every = 2, 1, 2
+    experiment.checkpoint.keep_at = (2,)
+    return experiment
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Leaves out the tables, the picture and the samples of the end."""
+    monkeypatch.setattr(loop, "finish", lambda *_: None)
+
+
+def train(experiment, mesh, workdir):
+    assert loop.train(dataclasses.replace(experiment, mesh=mesh), str(workdir)) == 0
+
+
+def test_a_run_goes_on_on_stages_where_a_run_without_has_left_it_and_the_other_way(experiment, quick, tmp_path, capsys):
+    plain, staged = MeshConfig(data=8), MeshConfig(data=2, pipeline=2, fsdp=2)
+    train(experiment, plain, tmp_path / "plain")
+    train(experiment, staged, tmp_path / "staged")
+    said = "2 stages of 1 of 2 layers, 4 parts of 1 rows a device; 20% of the time of the layers is the bubble"
+    assert "pipeline " + said in " ".join(capsys.readouterr().err.split())
+    for name, other in (("plain", staged), ("staged", plain)):
+        resumed = tmp_path / f"from {name}"
+        shutil.copytree(tmp_path / name, resumed)
+        shutil.rmtree(resumed / "checkpoints" / "4")
+        train(experiment, other, resumed)
+    for split in ("train", "valid"):
+        losses = {path.name: [line["loss"] for line in lines(path, split)] for path in tmp_path.iterdir()}
+        for got in losses.values():
+            np.testing.assert_allclose(got, losses["plain"], rtol=LOSSES_AGREE)
