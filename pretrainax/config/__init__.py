@@ -38,6 +38,7 @@ from pretrainax.config.positions import (
     YarnScaling,
 )
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
+from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
 
 __all__ = [
     "AUTO",
@@ -69,6 +70,8 @@ __all__ = [
     "RunFailed",
     "RunPhase",
     "SinusoidalPositions",
+    "SlidingWindows",
+    "SparseAttention",
     "Tag",
     "TrainConfig",
     "UserError",

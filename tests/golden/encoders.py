@@ -3,7 +3,7 @@
 import dataclasses
 
 from pretrainax.config import LearnedPositions, RotaryPositions
-from pretrainax.zoo import albert, bert, eurobert, modernbert, roberta
+from pretrainax.zoo import albert, bert, eurobert, longformer, modernbert, roberta
 from tests.golden.case import VOCABULARY, Case
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=16, d_ff=48, num_heads=4)
@@ -11,11 +11,29 @@ POSITIONS = LearnedPositions(20)
 BERT, MACBERT, DISTILBERT = bert.FAMILIES
 ROBERTA, XLM_ROBERTA = roberta.FAMILIES
 (ALBERT,), (MODERNBERT,), (EUROBERT,) = albert.FAMILIES, modernbert.FAMILIES, eurobert.FAMILIES
+(LONGFORMER,) = longformer.FAMILIES
 
 
 def tiny(family, variant="base", **changes):
     """A preset at a size for tests."""
     return dataclasses.replace(family.preset(variant), **SIZES | {"position": POSITIONS} | changes)
+
+
+# Rows are longer than all layers together reach.
+WINDOWS = tiny(LONGFORMER, window=4, position=LearnedPositions(20, offset=2))
+
+
+def longformer_oracle():
+    """The class of transformers, told that the first token of a row is global."""
+    import torch
+    import transformers
+
+    class OfFirstTokens(transformers.LongformerForMaskedLM):
+        def forward(self, input_ids, **arguments):
+            is_first = (torch.arange(input_ids.shape[1])[None] == 0).long().expand(input_ids.shape)
+            return super().forward(input_ids, global_attention_mask=is_first, **arguments)
+
+    return OfFirstTokens(transformers.LongformerConfig(**LONGFORMER.huggingface.write_config(WINDOWS)))
 
 
 CASES = {
@@ -25,6 +43,7 @@ CASES = {
     "distilbert": Case(tiny(DISTILBERT), DISTILBERT),
     "roberta": Case(tiny(ROBERTA, position=LearnedPositions(20, offset=2)), ROBERTA, pad_id=1),
     "xlm_roberta": Case(tiny(XLM_ROBERTA, position=LearnedPositions(20, offset=2)), XLM_ROBERTA, pad_id=1),
+    "longformer": Case(WINDOWS, LONGFORMER, oracle=longformer_oracle, pad_id=1),
     "albert_v1": Case(tiny(ALBERT, "v1_base", embedding_dim=12), ALBERT),
     "albert": Case(tiny(ALBERT, embedding_dim=12), ALBERT),
     # Rows are longer than all local layers together reach, and the pattern starts again.
