@@ -38,6 +38,7 @@ VARIANTS = {
     "gpt_oss": ("20b", "120b"),
     "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),
     "llama": "1_7b 1_13b 1_33b 1_65b 2_7b 2_13b 2_70b 3_8b 3_70b 3_1_8b 3_1_70b 3_1_405b".split(),
+    "longformer": ("base", "large"),
     "mistral": ("7b", "7b_v0_3"),
     "mixtral": ("8x7b", "8x22b"),
     "modernbert_base": ("base", "large"),

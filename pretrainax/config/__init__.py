@@ -38,7 +38,7 @@ from pretrainax.config.positions import (
     YarnScaling,
 )
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
-from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
+from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, SparseAttention
 
 __all__ = [
     "AUTO",
@@ -63,6 +63,7 @@ __all__ = [
     "ModelConfig",
     "Phase",
     "Position",
+    "RandomBlocks",
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",

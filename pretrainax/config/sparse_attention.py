@@ -53,3 +53,26 @@ class SlidingWindows(SparseAttention):
                 f"{path}.global_tokens is 'none', and {asks} reads the first token, which sees no more than its window "
                 f"of {m.window}: set it to 'first'"
             )
+
+
+@dataclasses.dataclass
+class RandomBlocks(SparseAttention):
+    """Blocks of a row that meet their neighbours, the first and the last one, and random ones (BigBird: Zaheer et al.
+    2020, arXiv 2007.14062, section 2, with global tokens of the row's own)."""
+
+    size: int = 64  # tokens of a block
+    random: int = 3  # blocks that each block meets beside, other ones for each head and each layer
+    # training: else the first block is in their place, as in transformers' evaluation
+    drawn: Literal["always", "training"] = "always"
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        yield from super().problems(experiment)
+        m, path = experiment.model, "config.model.sparse_attention"
+        if self.size < 1:
+            yield f"{path}.size is {self.size}, it must be at least 1"
+        if self.random < 0:
+            yield f"{path}.random is {self.random}, it must be at least 0"
+        if "local" in m.layer_pattern:
+            yield f"{path} has its own windows: config.model.layer_pattern is {m.layer_pattern}, set it to ('global',)"
+        if m.position.max_length is None:
+            yield f"{path} draws for the longest row, which {type(m.position).__name__} has not: take LearnedPositions"

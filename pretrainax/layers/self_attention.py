@@ -1,11 +1,11 @@
 """The self-attention of a block, a class each kind; `config.model` says which of them a model has."""
 
-from pretrainax.config import ModelConfig, SlidingWindows, SparseAttention
+from pretrainax.config import ModelConfig, RandomBlocks, SlidingWindows, SparseAttention
 from pretrainax.layers.latent_attention import MultiHeadLatentAttention
 from pretrainax.layers.multi_head import Attention, MultiHeadAttention
-from pretrainax.layers.sparse_attention import WindowAttention
+from pretrainax.layers.sparse_attention import BlockAttention, WindowAttention
 
-_SPARSE: dict[type[SparseAttention], type[Attention]] = {SlidingWindows: WindowAttention}
+_SPARSE: dict[type[SparseAttention], type[Attention]] = {SlidingWindows: WindowAttention, RandomBlocks: BlockAttention}
 
 
 def self_attention_of(config: ModelConfig) -> type[Attention]:

@@ -338,6 +338,7 @@ RELEASED = {
     "gpt_oss": adamw,
     "grok": adamw,
     "llama": adamw,
+    "longformer": adam_of_rate,
     "mistral": adamw,
     "mixtral": adamw,
     "modernbert_base": stable_adamw,

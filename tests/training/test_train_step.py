@@ -17,6 +17,7 @@ from pretrainax.config import (
     ModelConfig,
     RelativePositionBuckets,
     RotaryPositions,
+    SlidingWindows,
     TrainConfig,
 )
 from pretrainax.layers.compute import Compute, for_this_machine
@@ -70,6 +71,14 @@ BRICKS = {
         window=4,
         encoder_window=8,
         separate_embeddings=True,
+    ),
+    "windows": dict(
+        family="encoder",
+        position=LearnedPositions(16),
+        layer_pattern=("local",),
+        window=4,
+        sparse_attention=SlidingWindows(),
+        masked_lm_head=True,
     ),
 }
 MESHES = {
