@@ -1,6 +1,6 @@
 """Counts what the attention of one layer costs in rows of any length, sparse and full: FLOPs and bytes, as compiled.
 
-    python benchmarks/long_rows.py                        # longformer_base at 1,024, 4,096 and 16,384 tokens
+    python benchmarks/long_rows.py                        # base models at 1,024, 4,096 and 16,384 tokens
     python benchmarks/long_rows.py longformer_large --lengths=2048,8192
 
 Forward and backward of one row in float32, with the maps to queries, keys and values, are compiled for a CPU, and XLA
@@ -32,17 +32,16 @@ def cost_of(config: ModelConfig, length: int) -> Cost:
     """Returns what one row of so many tokens costs in the self-attention of one layer, forward and backward."""
     layer = self_attention_of(config)(config, Compute())
 
-    def result(params, x):
+    def arguments(x):
         ids = jnp.ones(x.shape[:2], jnp.int32)
-        mask = Mask(False, ids, ids, window=config.window)
-        return layer.apply(params, x, x, mask, PositionTerms())[0].sum()
+        return x, x, Mask(False, ids, ids, window=config.window, layer=jnp.zeros((), jnp.int32)), PositionTerms()
 
-    def drawn(x):
-        ids = jnp.ones(x.shape[:2], jnp.int32)
-        return layer.init(jax.random.key(0), x, x, Mask(False, ids, ids, window=config.window), PositionTerms())
+    def result(params, x):
+        return layer.apply(params, *arguments(x))[0].sum()
 
     x = jax.ShapeDtypeStruct((1, length, config.d_model), jnp.float32)
-    found = jax.jit(jax.grad(result)).lower(jax.eval_shape(drawn, x), x).compile().cost_analysis()
+    params = jax.eval_shape(lambda x: layer.init(jax.random.key(0), *arguments(x)), x)
+    found = jax.jit(jax.grad(result)).lower(params, x).compile().cost_analysis()
     return Cost(found["flops"], found["bytes accessed"])
 
 
@@ -53,7 +52,7 @@ def full(config: ModelConfig) -> ModelConfig:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="*", default=["longformer_base"])
+    parser.add_argument("model", nargs="*", default=["longformer_base", "bigbird_base"])
     parser.add_argument("--lengths", default="1024,4096,16384")
     options = parser.parse_args()
     rows = []

@@ -326,6 +326,7 @@ RELEASED = {
     "albert_base": albert,
     "bart_base": adam_of_rate,
     "bert_base": bert,
+    "bigbird": bert,
     "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
     "deepseek": adamw,
     "electra_base": bert,

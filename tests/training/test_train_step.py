@@ -15,6 +15,7 @@ from pretrainax.config import (
     MeshConfig,
     MixtureOfExperts,
     ModelConfig,
+    RandomBlocks,
     RelativePositionBuckets,
     RotaryPositions,
     SlidingWindows,
@@ -78,6 +79,12 @@ BRICKS = {
         layer_pattern=("local",),
         window=4,
         sparse_attention=SlidingWindows(),
+        masked_lm_head=True,
+    ),
+    "blocks": dict(
+        family="encoder",
+        position=LearnedPositions(16),
+        sparse_attention=RandomBlocks(size=2, random=1),
         masked_lm_head=True,
     ),
 }

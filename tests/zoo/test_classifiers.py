@@ -15,7 +15,18 @@ NAMES = [
     *("bert", "distilbert", "roberta", "longformer", "electra_small", "albert", "deberta", "modernbert"),
     *("gpt2", "llama3", "bart", "t5_1_1"),
 ]
-OF_WORDS = ["bert", "roberta", "electra_small", "albert", "deberta", "modernbert", "gpt2", "llama3", "t5_1_1"]
+OF_WORDS = [
+    "bert",
+    "roberta",
+    "bigbird",
+    "electra_small",
+    "albert",
+    "deberta",
+    "modernbert",
+    "gpt2",
+    "llama3",
+    "t5_1_1",
+]
 OF_ANSWERS = [name for name in NAMES if name != "longformer"]  # whose global tokens are those of the question
 
 

@@ -119,11 +119,11 @@ def random_blocks(layer: int, heads: int, length: int, size: int, count: int, lo
     tokens, and as many draws are made as the longest row needs.
     """
     random, blocks = np.random.RandomState(layer), length // size
-    if length in _OLD_LENGTHS:
-        pools = [list(_old_pools(longest // size, size)) for _ in range(heads)]
+    reach = 5 + 2 * count
+    if length in _OLD_LENGTHS and reach * size < _OLD_REACH:
+        pools = [list(_old_pools(max(longest, length) // size, size)) for _ in range(heads)]
         drawn = [[random.permutation(pool)[:count] for pool in of_head] for of_head in pools]
         return np.array(drawn)[:, : blocks - 2]
-    reach = 5 + 2 * count
     drawn = [[_legal(random.permutation(reach), i, reach)[:count] for _ in range(heads)] for i in range(1, blocks - 1)]
     return np.array(drawn).swapaxes(0, 1)
 
@@ -138,7 +138,7 @@ def _legal(permuted: np.ndarray, block: int, reach: int) -> np.ndarray:
 def _old_pools(blocks: int, size: int) -> Iterator[np.ndarray]:
     """Yields what each block but the first and the last draws of; some pools have blocks that it meets already."""
     middle = np.arange(1, blocks - 1)
-    last = (_OLD_REACH if _OLD_REACH > 2 * size else blocks * size) // size - 1
+    last = _OLD_REACH // size - 1
     for block in range(1, blocks - 1):
         if block <= 2:
             yield middle[block + 1 : last]

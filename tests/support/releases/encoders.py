@@ -67,6 +67,19 @@ ENCODERS = {
         ENCODER_SIZES | {"max_position_embeddings": 22, "attention_window": [4, 4, 4]},
         LONGFORMER_NAMES,
     ),
+    "bigbird": Release(  # google/bigbird-roberta-base; names by class
+        "bigbird_base",
+        ENCODER_SIZES | {"block_size": 1, "num_random_blocks": 2},
+        " ".join(
+            (
+                under("bert", f"embeddings.position_ids {EMBEDDINGS} embeddings.LayerNorm.{WB} pooler.{WB}"),
+                under("bert.encoder.layer.#", f"{BERT_BLOCK} {NEW_NORMS}"),
+                f"cls.predictions.bias cls.predictions.decoder.{WB} cls.predictions.transform.dense.{WB} "
+                f"cls.predictions.transform.LayerNorm.{WB} cls.seq_relationship.{WB}",
+            )
+        ),
+        changes={"pair_head": False},
+    ),
     "albert": Release(  # albert/albert-base-v2; names by class
         "albert_base",
         ENCODER_SIZES | {"embedding_size": 8},
