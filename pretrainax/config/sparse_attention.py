@@ -74,5 +74,10 @@ class RandomBlocks(SparseAttention):
             yield f"{path}.random is {self.random}, it must be at least 0"
         if "local" in m.layer_pattern:
             yield f"{path} has its own windows: config.model.layer_pattern is {m.layer_pattern}, set it to ('global',)"
+        if isinstance(m.head, Embed) or (isinstance(m.head, Classify) and m.head.kind == "choice"):
+            yield (
+                f"{path} has the blocks of a row, and config.model.head {type(m.head).__name__} asks of several texts "
+                "in one: take SlidingWindows(), or None"
+            )
         if m.position.max_length is None:
             yield f"{path} draws for the longest row, which {type(m.position).__name__} has not: take LearnedPositions"

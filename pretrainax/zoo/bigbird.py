@@ -6,10 +6,9 @@ evaluates, all random blocks are the first one (layers/sparse_attention/blocks.p
 
 import dataclasses
 
-from pretrainax.config import Classify, LearnedPositions, ModelConfig, RandomBlocks, UserError
+from pretrainax.config import LearnedPositions, ModelConfig, RandomBlocks, UserError
 from pretrainax.zoo import bert
 from pretrainax.zoo.family import (
-    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
@@ -78,8 +77,8 @@ FAMILIES = (
             fields=bert.FIELDS
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
-            # The class of a whole row has another activation in its head, that of spans two more layers.
-            chooser=Classifier("BigBirdForMultipleChoice", Classify(kind="choice"), "classifier", "bert.pooler"),
+            # The class of a whole row has another activation in its head, that of spans two more layers; blocks are of
+            # rows of one text, and choices lie in one row.
             token_classifier=token_classifier("BigBirdForMaskedLM"),
             constants={
                 "is_decoder": False,

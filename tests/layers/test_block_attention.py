@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax.config import LearnedPositions, ModelConfig, RandomBlocks, RotaryPositions, SinusoidalPositions
+from pretrainax.config import (
+    Classify,
+    Embed,
+    LearnedPositions,
+    ModelConfig,
+    RandomBlocks,
+    RotaryPositions,
+    SinusoidalPositions,
+)
 from pretrainax.layers.attention import Mask, attention
 from pretrainax.layers.attention_mask import pad
 from pretrainax.layers.attention_spec import KeyBlocks
@@ -162,6 +170,8 @@ def test_four_times_the_length_costs_four_times_as_much(kind):
         ({"sparse_attention": RandomBlocks(size=0)}, "size is 0, it must be at least 1"),
         ({"sparse_attention": RandomBlocks(random=-1)}, "random is -1, it must be at least 0"),
         ({"layer_pattern": ("local",), "window": 4}, "layer_pattern is .*, set it to \\('global',\\)"),
+        ({"head": Embed(2), "masked_lm_head": False}, "config.model.head Embed asks of several texts in one: take"),
+        ({"head": Classify(1, "choice"), "masked_lm_head": False}, "config.model.head Classify asks of several texts"),
         ({"position": SinusoidalPositions()}, "which SinusoidalPositions has not: take LearnedPositions"),
     ],
 )

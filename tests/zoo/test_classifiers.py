@@ -15,18 +15,7 @@ NAMES = [
     *("bert", "distilbert", "roberta", "longformer", "electra_small", "albert", "deberta", "modernbert"),
     *("gpt2", "llama3", "bart", "t5_1_1"),
 ]
-OF_WORDS = [
-    "bert",
-    "roberta",
-    "bigbird",
-    "electra_small",
-    "albert",
-    "deberta",
-    "modernbert",
-    "gpt2",
-    "llama3",
-    "t5_1_1",
-]
+OF_WORDS = "bert roberta bigbird_pairs electra_small albert deberta modernbert gpt2 llama3 t5_1_1".split()
 OF_ANSWERS = [name for name in NAMES if name != "longformer"]  # whose global tokens are those of the question
 
 

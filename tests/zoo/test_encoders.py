@@ -82,7 +82,10 @@ def test_transformers_counts_as_many(name):
     with torch.device("meta"):
         model = getattr(transformers, json["architectures"][0])(transformers.AutoConfig.for_model(**json))
         model.tie_weights()
-    assert sum(p.numel() for p in model.parameters()) == count(family.preset(variant))
+    # BigBird's class for masked language modelling has a pooler, which nothing there reads
+    unread = "bert.pooler" if family is BIGBIRD else "none"
+    sizes = [p.numel() for name, p in model.named_parameters() if not name.startswith(unread)]
+    assert sum(sizes) == count(family.preset(variant))
 
 
 # --- config.json ---------------------------------------------------------------------------------------------------

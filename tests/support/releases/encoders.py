@@ -78,7 +78,7 @@ ENCODERS = {
                 f"cls.predictions.transform.LayerNorm.{WB} cls.seq_relationship.{WB}",
             )
         ),
-        changes={"pair_head": False},
+        changes={"pair_head": True},
     ),
     "albert": Release(  # albert/albert-base-v2; names by class
         "albert_base",
