@@ -10,7 +10,7 @@ import runpy
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax.config import Experiment, LongContextScaling, UserError, phases_of
+from pretrainax.config import Experiment, LongContextScaling, RandomBlocks, UserError, phases_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.training import loop
@@ -20,6 +20,7 @@ VARIANTS = {
     "albert_base": [f"{v}{size}" for v in ("", "v1_") for size in ("base", "large", "xlarge", "xxlarge")],
     "bart_base": ("base", "large"),
     "bert_base": ("base", "large"),
+    "bigbird": ("base", "large"),
     "deberta_v3_base": ("xsmall", "small", "base", "large"),
     "deepseek": "moe_16b v2_lite v2 v3".split(),
     "electra_base": ("base", "large"),
@@ -38,6 +39,7 @@ VARIANTS = {
     "gpt_oss": ("20b", "120b"),
     "gpt3": "125m 350m 760m 1_3b 2_7b 6_7b 13b 175b".split(),
     "llama": "1_7b 1_13b 1_33b 1_65b 2_7b 2_13b 2_70b 3_8b 3_70b 3_1_8b 3_1_70b 3_1_405b".split(),
+    "longformer": ("base", "large"),
     "mistral": ("7b", "7b_v0_3"),
     "mixtral": ("8x7b", "8x22b"),
     "modernbert_base": ("base", "large"),
@@ -128,6 +130,8 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
         sizes = {"rank": 8, "query_rank": model.latent_attention.query_rank and 8, "rotary_dim": 4, "value_dim": 6}
         model.latent_attention = dataclasses.replace(model.latent_attention, **sizes)
         model.num_kv_heads = None
+    if isinstance(model.sparse_attention, RandomBlocks):
+        model.sparse_attention = dataclasses.replace(model.sparse_attention, size=2)
     model.num_kv_heads = model.num_kv_heads and min(model.num_kv_heads, 2)
     model.head_dim = model.head_dim and 8
     model.layer_pattern = tuple(dict.fromkeys(model.layer_pattern))  # one layer of each kind

@@ -198,6 +198,8 @@ class PrefixTuning(_VirtualTokens):
             yield f"config.tuning.hidden is {self.hidden}, it must be at least 0"
         if experiment.model.latent_attention is not None:
             yield f"config.tuning is {self}, and keys of config.model.latent_attention are no linear map: take LoRA"
+        if experiment.model.sparse_attention is not None:
+            yield f"config.tuning is {self}, and config.model.sparse_attention has no place for more keys: take LoRA"
         if self.hidden and first_dense(experiment.model):
             yield (
                 f"config.tuning.hidden is {self.hidden}, which is for layers that are alike, and "

@@ -39,6 +39,7 @@ from pretrainax.config.positions import (
     YarnScaling,
 )
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
+from pretrainax.config.sparse_attention import RandomBlocks, SlidingWindows, SparseAttention
 
 __all__ = [
     "AUTO",
@@ -64,6 +65,7 @@ __all__ = [
     "MultiTokenPrediction",
     "Phase",
     "Position",
+    "RandomBlocks",
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",
@@ -71,6 +73,8 @@ __all__ = [
     "RunFailed",
     "RunPhase",
     "SinusoidalPositions",
+    "SlidingWindows",
+    "SparseAttention",
     "Tag",
     "TrainConfig",
     "UserError",

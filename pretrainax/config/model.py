@@ -11,6 +11,7 @@ from pretrainax.config.heads import HeadConfig
 from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
+from pretrainax.config.sparse_attention import SparseAttention
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -71,6 +72,8 @@ class ModelConfig:
     norm_epsilon: float = 1e-5  # added to the variance
     norm_starts_stream: bool = False  # the first block's first norm is of the residual stream too (ModernBERT)
     latent_attention: Optional[LatentAttention] = None  # keys and values are made of a short vector (DeepSeek-V2)
+    # a token meets a part of its text, at a cost that is linear in the length (Longformer); None: all that it may see
+    sparse_attention: Optional[SparseAttention] = None
     qk_norm: bool = False  # a norm of each head's queries and keys (Qwen 3)
     qk_norm_heads: Literal["each", "all"] = "each"  # that norm is of each head, or of all side by side (OLMo 2)
     activation: Literal["gelu", "gelu_tanh", "gelu_sigmoid", "relu", "silu"] = "gelu"  # of the feed-forward

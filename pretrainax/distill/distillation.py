@@ -81,11 +81,12 @@ class Distillation(kinds.DistillConfig):
                 f"{name} has enhanced_mask_decoder, whose last layer runs twice: it has no states to compare: set "
                 "config.distill.soft alone"
             )
-        if (self.attention or self.relations) and model.latent_attention is not None:
-            yield (
-                f"{name} has latent_attention, whose keys are made in another way: set config.distill.attention and "
-                "config.distill.relations to 0"
-            )
+        for field, why in (("latent_attention", "made in another way"), ("sparse_attention", "not met by all queries")):
+            if (self.attention or self.relations) and getattr(model, field) is not None:
+                yield (
+                    f"{name} has {field}, whose keys are {why}: set config.distill.attention and "
+                    "config.distill.relations to 0"
+                )
         if self.attention and isinstance(model.position, DisentangledPositions):
             yield (
                 f"{name} has DisentangledPositions, whose attention has no plain logits: set config.distill.attention "

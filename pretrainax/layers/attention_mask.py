@@ -33,6 +33,7 @@ class Mask:
     prefix: Optional[jax.Array] = None  # [B, S] int32, 1 at keys that `causal` hides from nobody; None: there is none
     query_positions: Optional[jax.Array] = None  # [T] or [B, T] int32; None: 0 … T-1
     key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
+    layer: Optional[jax.Array] = None  # [] int32, number of the layer, where each sees keys of its own (RandomBlocks)
 
     @property
     def has_positions(self) -> bool:

@@ -35,10 +35,27 @@ class AttentionSpec:
     sequence: int  # parts that the mesh cuts the length into
     dropout_rate: float = 0.0  # of the weights, in training
     has_sinks: bool = False  # the softmax has a term more
+    blocks: Optional["KeyBlocks"] = None  # that are multiplied; None: queries meet all keys
 
     @property
     def lengths(self) -> tuple[int, int]:
         return self.query_length, self.key_length
+
+
+class KeyBlocks(NamedTuple):
+    """Says which pairs of a query and a key attention by blocks multiplies, whatever the length."""
+
+    size: int  # tokens of a block
+    sides: int  # blocks on each side of its own that a query meets
+    more: int = 0  # blocks elsewhere
+    whole: int = 0  # queries of a row that meet all keys, and keys that all queries meet beside those of blocks
+
+    def pairs(self, length: int) -> int:
+        """Counts those of a row of `length` tokens."""
+        size = min(self.size, length)
+        blocks = -(-length // size)
+        met = 2 * self.sides + 1 + self.more if blocks > 1 else 1
+        return blocks * met * size**2 + self.whole * length
 
 
 class Work(NamedTuple):
@@ -57,6 +74,8 @@ def kernel_obstacle(spec: AttentionSpec) -> Optional[str]:
     NOTE Kernels with dropout exist (flash-attn, and cuDNN's by itself), and with sinks; those that JAX calls here take
     neither.
     """
+    if spec.blocks is not None:
+        return "knows no blocks, and config.model.sparse_attention is set"
     if spec.has_sinks:
         return "has no attention sinks, and config.model.attention_sinks is set"
     if spec.dropout_rate:

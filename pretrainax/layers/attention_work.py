@@ -11,8 +11,9 @@ from pretrainax.layers.attention_spec import AttentionSpec
 
 
 def all_pairs(spec: AttentionSpec) -> np.ndarray:
-    """Returns the pairs of a kernel that skips nothing."""
-    return np.full(spec.sequence, spec.query_length * spec.key_length / spec.sequence)
+    """Returns the pairs of a kernel that skips nothing; of attention by blocks, those of the blocks."""
+    pairs = spec.query_length * spec.key_length if spec.blocks is None else spec.blocks.pairs(spec.query_length)
+    return np.full(spec.sequence, pairs / spec.sequence)
 
 
 def seen_pairs(spec: AttentionSpec, tile: tuple[int, int] = (1, 1)) -> np.ndarray:

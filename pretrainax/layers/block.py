@@ -92,6 +92,8 @@ class Block(nn.Module):
         mask = context.mask
         if len(set(config.layer_pattern)) > 1:
             mask = mask.replace(windowed=layer.is_local)
+        if config.sparse_attention is not None:
+            mask = mask.replace(layer=layer.number)
         positions = context.positions.in_block(config, layer.is_local, layer.number, context.deterministic)
         x = constrain(x)
         memory = BlockMemory() if state is None else state

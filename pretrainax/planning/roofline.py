@@ -29,6 +29,7 @@ from pretrainax.config import Experiment, ModelConfig, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
+from pretrainax.layers.attention_work import all_pairs
 from pretrainax.models.flops import (
     Attention,
     WorkOf,
@@ -198,7 +199,7 @@ def _of_attention(
     model, logits, turned = experiment.model, 0.0, 0.0
     for one in attentions(model, lengths.inputs, lengths.targets):
         name, spec = implementation(one)
-        layer = 4 * rows * one.heads * one.queries * one.keys
+        layer = 4 * rows * one.heads * float(all_pairs(spec).sum())
         if name == "xla" and not (is_tpu and layer < _VMEM) or is_tpu and spec.bias != "none":
             logits += (2 if spec.bias == "by_row" else 1) * one.layers * layer
         if isinstance(model.position, RotaryPositions):

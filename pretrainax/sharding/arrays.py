@@ -50,11 +50,12 @@ def check_mesh(experiment: Experiment, mesh: Mesh) -> None:
             f"config.train.global_batch_size {rows} is not a multiple of {parts}: "
             f"config.train.accumulate {accumulate} × {sizes}"
         )
-    if experiment.model.attention_sinks and mesh.shape[LENGTH_AXIS] > 1:
-        raise UserError(
-            "config.model.attention_sinks is set, which no attention knows where the mesh splits the length: set "
-            f"config.mesh.{LENGTH_AXIS}={mesh.shape[LENGTH_AXIS]} to 1"
-        )
+    for name in ("attention_sinks", "sparse_attention"):
+        if getattr(experiment.model, name) and mesh.shape[LENGTH_AXIS] > 1:
+            raise UserError(
+                f"config.model.{name} is set, which no attention knows where the mesh splits the length: set "
+                f"config.mesh.{LENGTH_AXIS}={mesh.shape[LENGTH_AXIS]} to 1"
+            )
     rate, length_parts = experiment.model.attention_dropout_rate, mesh.shape[LENGTH_AXIS]
     if rate and length_parts > 1:
         raise UserError(

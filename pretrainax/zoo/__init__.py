@@ -10,6 +10,7 @@ from pretrainax.zoo import (
     albert,
     bart,
     bert,
+    bigbird,
     deberta,
     deepseek,
     electra,
@@ -19,6 +20,7 @@ from pretrainax.zoo import (
     gpt_oss,
     grok,
     llama,
+    longformer,
     mistral,
     mixtral,
     modernbert,
@@ -35,7 +37,7 @@ from pretrainax.zoo import (
 )
 from pretrainax.zoo.family import Family
 
-_ENCODERS = (bert, roberta, albert, electra, deberta, modernbert, eurobert, neobert)
+_ENCODERS = (bert, roberta, longformer, bigbird, albert, electra, deberta, modernbert, eurobert, neobert)
 _DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek, gpt_oss, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
     family for module in (transformer, *_ENCODERS, t5, t5gemma, bart, *_DECODERS) for family in module.FAMILIES

@@ -73,15 +73,21 @@ def _xlm_base() -> ModelConfig:
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' RobertaForMaskedLM and XLMRobertaForMaskedLM."""
     del config  # the same for all
+    return masked_lm_names("roberta")
+
+
+def masked_lm_names(prefix: str) -> list[Row]:
+    """Returns the rows of the classes for masked language modelling that transformers made after RoBERTa's."""
     return [
-        *encoder_names("roberta"),
+        *encoder_names(prefix),
         *linear("masked_lm_head/dense", "lm_head.dense", bias=True),
         *layer_norm("masked_lm_head/norm", "lm_head.layer_norm"),
         Row("unembedding/bias", "lm_head.bias"),
     ]
 
 
-def _read(json: ConfigJson, config: ModelConfig) -> None:
+def read_positions(json: ConfigJson, config: ModelConfig) -> None:
+    """Sets the positions by the rows of their table; UserError for a padding that they cannot be counted from."""
     padding = json.get("pad_token_id", 1)
     rows = config.position.max_length if "max_position_embeddings" in json else 512
     if not isinstance(padding, int) or not 0 <= padding < rows - 1:
@@ -91,7 +97,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
         raise UserError(f"config.json has hidden_act {json['hidden_act']!r}; of RoBERTa only 'gelu' runs")
 
 
-def _write(config: ModelConfig) -> ConfigJson:
+def write_positions(config: ModelConfig) -> ConfigJson:
+    """Returns the keys that `read_positions` reads."""
     position = config.position
     return {
         "max_position_embeddings": position.max_length + position.offset,
@@ -121,8 +128,8 @@ def _huggingface(model_type: str, architecture: str, base: Callable[[], ModelCon
         token_classifier=token_classifier(architecture),
         extractor=extractor(architecture),
         constants=CONSTANTS,
-        read=_read,
-        write=_write,
+        read=read_positions,
+        write=write_positions,
         tied=lambda config: {
             "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
             "lm_head.decoder.bias": "lm_head.bias",

@@ -7,11 +7,19 @@ import numpy as np
 import pytest
 
 from pretrainax.adapt.tuning import flat
-from pretrainax.config import LearnedPositions, LinearScaling, MixtureOfExperts, RotaryPositions, UserError
+from pretrainax.config import (
+    LearnedPositions,
+    LinearScaling,
+    MixtureOfExperts,
+    RotaryPositions,
+    SlidingWindows,
+    UserError,
+)
 from pretrainax.interop.adaptations import (
     DecoderToEncoder,
     DecoderToEncoderDecoder,
     DenseToExperts,
+    FullToSparse,
     Layers,
     LongerContext,
     WiderVocabulary,
@@ -273,3 +281,35 @@ def test_rotary_positions_become_slower_and_no_array_changes(tmp_path):
     )
     for path, x in flat(taken(start, model, LongerContext())).items():
         np.testing.assert_array_equal(x, flat(weights(source))[path])
+
+
+# --- sparse attention ------------------------------------------------------------------------------------------------
+
+
+def windowed(window):
+    return dataclasses.replace(
+        CASES["roberta"].config, layer_pattern=("local",), window=window, sparse_attention=SlidingWindows()
+    )
+
+
+def test_windows_say_the_same_of_rows_that_they_hold(tmp_path):
+    case = CASES["roberta"]
+    start, arrays = write_run(tmp_path / "start", case.config, pad_id=case.pad_id), batch(case)
+    wide = our_logits(windowed(30), taken(start, windowed(30), FullToSparse()), arrays)
+    real = arrays["segment_ids"] > 0
+    np.testing.assert_allclose(wide[real], logits_of("roberta", arrays)[real], **ROUNDING)
+    narrow = our_logits(windowed(4), taken(start, windowed(4), FullToSparse()), arrays)
+    assert np.abs(narrow - wide)[real].max() > 0.1
+
+
+def test_maps_of_global_tokens_begin_as_copies(tmp_path):
+    params = flat(taken(write_run(tmp_path / "start", CASES["roberta"].config, pad_id=1), windowed(4), FullToSparse()))
+    for name in ("query", "key", "value"):
+        own, copied = (params[f"encoder/blocks/self_attention/{x}{name}/kernel"] for x in ("", "global_"))
+        np.testing.assert_array_equal(own, copied)
+
+
+def test_what_is_sparse_already_is_not_narrowed(tmp_path):
+    start = write_run(tmp_path / "start", windowed(4), pad_id=1)
+    with pytest.raises(UserError, match=r"FullToSparse\(\), .* must be None: leave the adaptation out"):
+        planned(start, windowed(8), FullToSparse())

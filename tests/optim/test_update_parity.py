@@ -326,6 +326,7 @@ RELEASED = {
     "albert_base": albert,
     "bart_base": adam_of_rate,
     "bert_base": bert,
+    "bigbird": bert,
     "deberta_v3_base": bert,  # microsoft/DeBERTa, xadam.py, passes no correction
     "deepseek": adamw,
     "electra_base": bert,
@@ -338,6 +339,7 @@ RELEASED = {
     "gpt_oss": adamw,
     "grok": adamw,
     "llama": adamw,
+    "longformer": adam_of_rate,
     "mistral": adamw,
     "mixtral": adamw,
     "modernbert_base": stable_adamw,

@@ -16,8 +16,10 @@ from pretrainax.config import (
     MixtureOfExperts,
     ModelConfig,
     MultiTokenPrediction,
+    RandomBlocks,
     RelativePositionBuckets,
     RotaryPositions,
+    SlidingWindows,
     TrainConfig,
 )
 from pretrainax.layers.compute import Compute, for_this_machine
@@ -74,6 +76,20 @@ BRICKS = {
         window=4,
         encoder_window=8,
         separate_embeddings=True,
+    ),
+    "windows": dict(
+        family="encoder",
+        position=LearnedPositions(16),
+        layer_pattern=("local",),
+        window=4,
+        sparse_attention=SlidingWindows(),
+        masked_lm_head=True,
+    ),
+    "blocks": dict(
+        family="encoder",
+        position=LearnedPositions(16),
+        sparse_attention=RandomBlocks(size=2, random=1),
+        masked_lm_head=True,
     ),
 }
 MESHES = {

@@ -78,6 +78,7 @@ def test_training_fields_may_differ():
 
 DROPPING = {
     **dict.fromkeys(("bert_base", "macbert_base", "distilbert_base", "roberta_base", "xlm_roberta_base"), 0.1),
+    **dict.fromkeys(("longformer_base", "bigbird_base"), 0.1),
     **dict.fromkeys(("electra_small", "electra_base", "deberta_v2_xlarge", "deberta_v3_base"), 0.1),
     **dict.fromkeys(("albert_v1_base", "bart_base", "t5_v1_0_base", "gpt1_117m", "gpt2_124m"), 0.1),
     **dict.fromkeys(("albert_base", "t5_base", "mt5_base", "ul2_20b", "gpt3_125m", "gpt_neo_125m"), 0.0),

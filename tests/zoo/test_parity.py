@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import MeshConfig, TrainConfig
+from pretrainax.config import MeshConfig, RandomBlocks, TrainConfig
 from pretrainax.layers.compute import Compute, for_this_machine
 from pretrainax.optim.decay import decay_mask
 from pretrainax.optim.optimizers import AdamW
@@ -43,7 +43,11 @@ def test_as_transformers(name):
     check(differences(name, make.reference(name)))
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.config.pair_head])
+# The blocks of BigBird are those of a row, whatever texts there are in it.
+@pytest.mark.parametrize(
+    "name",
+    [n for n, x in CASES.items() if not x.config.pair_head and not isinstance(x.config.sparse_attention, RandomBlocks)],
+)
 def test_packed_rows_give_the_logits_of_rows_of_their_own(name):
     arrays, config = batch(CASES[name]), CASES[name].config
     model = models.build(config, Compute())

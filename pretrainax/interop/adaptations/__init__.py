@@ -7,9 +7,11 @@ from pretrainax.interop.adaptations.base import Adaptation, Making, Way
 from pretrainax.interop.adaptations.experts import DenseToExperts
 from pretrainax.interop.adaptations.families import DecoderToEncoder, DecoderToEncoderDecoder
 from pretrainax.interop.adaptations.layers import Layers
+from pretrainax.interop.adaptations.sparse import FullToSparse
 from pretrainax.interop.adaptations.tables import LongerContext, WiderVocabulary
 
-_KINDS = (DecoderToEncoder, DecoderToEncoderDecoder, DenseToExperts, Layers, WiderVocabulary, LongerContext)
+_FAMILIES = (DecoderToEncoder, DecoderToEncoderDecoder)
+_KINDS = (*_FAMILIES, DenseToExperts, Layers, WiderVocabulary, LongerContext, FullToSparse)
 
 
 def suggested(theirs: ModelConfig, ours: ModelConfig, fields: Iterable[str]) -> list[Adaptation]:
@@ -24,6 +26,7 @@ __all__ = [
     "DecoderToEncoder",
     "DecoderToEncoderDecoder",
     "DenseToExperts",
+    "FullToSparse",
     "Layers",
     "LongerContext",
     "Making",

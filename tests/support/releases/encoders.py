@@ -17,6 +17,10 @@ ROBERTA_NAMES = " ".join(
     )
 )
 
+LONGFORMER_NAMES = ROBERTA_NAMES.replace("roberta", "longformer").replace(
+    "{query,key,value}", "{query,key,value,query_global,key_global,value_global}"
+)
+
 ELECTRA_NAMES = " ".join(
     (
         under("electra", f"embeddings.position_ids {EMBEDDINGS} embeddings.LayerNorm.{WB} embeddings_project.{WB}"),
@@ -57,6 +61,24 @@ ENCODERS = {
         "xlm_roberta_base",
         ENCODER_SIZES | {"max_position_embeddings": 22},
         ROBERTA_NAMES,
+    ),
+    "longformer": Release(  # allenai/longformer-base-4096; names by class
+        "longformer_base",
+        ENCODER_SIZES | {"max_position_embeddings": 22, "attention_window": [4, 4, 4]},
+        LONGFORMER_NAMES,
+    ),
+    "bigbird": Release(  # google/bigbird-roberta-base; names by class
+        "bigbird_base",
+        ENCODER_SIZES | {"block_size": 1, "num_random_blocks": 2},
+        " ".join(
+            (
+                under("bert", f"embeddings.position_ids {EMBEDDINGS} embeddings.LayerNorm.{WB} pooler.{WB}"),
+                under("bert.encoder.layer.#", f"{BERT_BLOCK} {NEW_NORMS}"),
+                f"cls.predictions.bias cls.predictions.decoder.{WB} cls.predictions.transform.dense.{WB} "
+                f"cls.predictions.transform.LayerNorm.{WB} cls.seq_relationship.{WB}",
+            )
+        ),
+        changes={"pair_head": True},
     ),
     "albert": Release(  # albert/albert-base-v2; names by class
         "albert_base",

@@ -1,0 +1,40 @@
+"""Narrows the attention of a start: each token meets a part of its text, at a cost that is linear in the length."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from pretrainax.config import Experiment, ModelConfig
+from pretrainax.interop.adaptations.base import Adaptation, Way
+
+_FIELDS = ("sparse_attention", "layer_pattern", "window")
+
+
+@dataclasses.dataclass
+class FullToSparse(Adaptation):
+    """Narrows full attention; maps of global tokens begin as copies of the others (Beltagy et al. 2020, section 5)."""
+
+    fields = _FIELDS
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if experiment.model.sparse_attention is None:
+            yield (
+                f"config.checkpoint.adapt has {self}, and config.model.sparse_attention is None: set it to "
+                "SlidingWindows(), or leave the adaptation out"
+            )
+
+    def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
+        return dataclasses.replace(ours, **{name: getattr(theirs, name) for name in _FIELDS})
+
+    def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
+        if theirs.sparse_attention is not None or ours.sparse_attention is None:
+            yield (
+                f"config.checkpoint.adapt has {self}, and config.model.sparse_attention is {ours.sparse_attention}, "
+                f"there {theirs.sparse_attention}, which must be None: leave the adaptation out"
+            )
+
+    def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
+        return Way(path.replace("/global_", "/"))
+
+    def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
+        return "tokens meet a part of their text; of one that the window holds on each side the same is said"

@@ -1,0 +1,104 @@
+"""BigBird (Zaheer et al. 2020, arXiv 2007.14062): BERT that meets blocks of a row, for rows of 4,096 tokens.
+
+NOTE transformers' class drops embeddings before their norm, and no weights of attention in blocks; and where it
+evaluates, all random blocks are the first one (layers/sparse_attention/blocks.py).
+"""
+
+import dataclasses
+
+from pretrainax.config import LearnedPositions, ModelConfig, RandomBlocks, UserError
+from pretrainax.zoo import bert
+from pretrainax.zoo.family import (
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    token_classifier,
+    trained_by,
+)
+from pretrainax.zoo.variants import pick
+
+SIZES = {"base": (12, 768, 12), "large": (24, 1024, 16)}  # variant -> (layers, width, heads)
+
+
+def bigbird(variant: str = "base") -> ModelConfig:
+    """Returns BigBird, whose pair head the paper has not trained; UserError for an unknown variant."""
+    num_layers, d_model, num_heads = pick("bigbird", variant, SIZES)
+    return dataclasses.replace(
+        bert.bert("base"),
+        vocab_size=50_358,
+        num_layers=num_layers,
+        d_model=d_model,
+        d_ff=4 * d_model,
+        num_heads=num_heads,
+        position=LearnedPositions(4096),
+        sparse_attention=RandomBlocks(),
+        activation="gelu_tanh",
+        pair_head=False,
+    )
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of BigBirdForPreTraining, or of BigBirdForMaskedLM for a config without a pair_head."""
+    pooler = {x: f"bert.pooler.{x}" for x in ("weight", "bias")}
+    new = {f"bert.pooler.dense.{x}": name for x, name in pooler.items()}
+    return [row._replace(name=new.get(row.name, row.name)) for row in bert.huggingface_names(config)]
+
+
+_CLASSES = bert.read_pair_head("BigBirdForPreTraining", "BigBirdForMaskedLM", "BigBirdModel")
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    _CLASSES(json, config)
+    kind = json.get("attention_type", "block_sparse")
+    if kind not in ("block_sparse", "original_full"):
+        raise UserError(f"config.json has attention_type {kind!r}; known: block_sparse, original_full")
+    if kind == "original_full":
+        config.sparse_attention = None
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    return {"attention_type": "original_full" if config.sparse_attention is None else "block_sparse"}
+
+
+FAMILIES = (
+    Family(
+        name="BigBird",
+        prefix="bigbird_",
+        preset=bigbird,
+        sizes=SIZES,
+        paper="Zaheer et al. 2020, arXiv 2007.14062",
+        objective="masked language modelling",
+        configs=trained_by("bigbird", SIZES),
+        huggingface=HuggingFace(
+            model_type="big_bird",
+            architecture=lambda config: "BigBirdForPreTraining" if config.pair_head else "BigBirdForMaskedLM",
+            base=bigbird,
+            fields=bert.FIELDS
+            | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
+            table=huggingface_names,
+            # The class of a whole row has another activation in its head, that of spans two more layers; blocks are of
+            # rows of one text, and choices lie in one row.
+            token_classifier=token_classifier("BigBirdForMaskedLM"),
+            constants={
+                "is_decoder": False,
+                "add_cross_attention": False,
+                "position_embedding_type": "absolute",
+                "tie_word_embeddings": True,
+                "use_bias": True,
+                "rescale_embeddings": False,
+            },
+            read=_read,
+            write=_write,
+            tied=lambda config: {
+                "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+                "cls.predictions.decoder.bias": "cls.predictions.bias",
+            },
+            ignored=(
+                r"bert\.embeddings\.(position|token_type)_ids",
+                r"bert\.pooler\.(weight|bias)",
+                r"cls\.seq_relationship\..*",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,89 @@
+"""Longformer (Beltagy et al. 2020, arXiv 2004.05150): RoBERTa whose tokens see a window, and the first one of a text.
+
+NOTE The released models were pretrained without a global token, after which the maps that are its own became copies of
+the others (section 5); which tokens are global is an argument of each call in transformers. Here it is a field, as
+everything that changes what a model computes: `sparse_attention.global_tokens`, "first" for what is read from a file.
+"""
+
+import dataclasses
+
+from pretrainax.config import Classify, LearnedPositions, ModelConfig, SlidingWindows, UserError
+from pretrainax.zoo import roberta
+from pretrainax.zoo.bert import CONSTANTS, FIELDS
+from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+
+SIZES = dict(roberta.SIZES)  # variant -> (layers, width, heads)
+
+
+def longformer(variant: str = "base") -> ModelConfig:
+    """Returns Longformer, for a context of 4,096; UserError for an unknown variant."""
+    return dataclasses.replace(
+        roberta.roberta(variant),
+        position=LearnedPositions(4096, offset=2),
+        layer_pattern=("local",),
+        window=512,
+        sparse_attention=SlidingWindows(),
+    )
+
+
+def _base() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = longformer("base")
+    config.vocab_size, config.norm_epsilon, config.num_token_types = 30_522, 1e-12, 2
+    return config
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' LongformerForMaskedLM."""
+    del config  # the same for all
+    ours, theirs = "encoder/blocks/self_attention", "longformer.encoder.layer.{layer}.attention.self"
+    maps = [linear(f"{ours}/global_{x}", f"{theirs}.{x}_global", bias=True) for x in ("query", "key", "value")]
+    return roberta.masked_lm_names("longformer") + sum(maps, [])
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    roberta.read_positions(json, config)
+    windows = json.get("attention_window", config.window)
+    each = windows if isinstance(windows, list) else [windows] * config.num_layers
+    if len(each) != config.num_layers or len(set(each)) != 1 or not isinstance(each[0], int) or each[0] % 2:
+        raise UserError(
+            f"config.json has attention_window {windows!r} for {config.num_layers} num_hidden_layers; only one even "
+            "number for all layers is known"
+        )
+    config.window = each[0]
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    return roberta.write_positions(config) | {"attention_window": [config.window] * config.num_layers}
+
+
+FAMILIES = (
+    Family(
+        name="Longformer",
+        prefix="longformer_",
+        preset=longformer,
+        sizes=SIZES,
+        paper="Beltagy et al. 2020, arXiv 2004.05150",
+        objective="masked language modelling",
+        configs=trained_by("longformer", SIZES),
+        huggingface=HuggingFace(
+            model_type="longformer",
+            architecture="LongformerForMaskedLM",
+            base=_base,
+            fields=FIELDS,
+            table=huggingface_names,
+            # The classes of words, of spans and of choices have other global tokens, or none.
+            classifier=Classifier(
+                "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
+            ),
+            constants=CONSTANTS,
+            read=_read,
+            write=_write,
+            tied=lambda config: {
+                "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
+                "lm_head.decoder.bias": "lm_head.bias",
+            },
+            ignored=(r"longformer\.embeddings\.position_ids", r"longformer\.pooler\.dense\..*"),
+        ),
+    ),
+)

@@ -1,0 +1,43 @@
+"""BigBird's blocks beside transformers' class in a row of the paper's lengths, in training and in evaluation."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pretrainax.config import LearnedPositions, RandomBlocks
+from tests.golden.case import Case, needs_transformers, weights
+from tests.golden.encoders import BIGBIRD, tiny
+from tests.golden.make import oracle, sparse
+from tests.support.exports import our_logits
+
+
+def rows(length):
+    """A whole row, and one with padding."""
+    random = np.random.RandomState(0)
+    real = np.arange(length)[None] < np.array([[length], [length - 70]])
+    return {
+        "tokens": np.where(real, random.randint(3, 99, real.shape), 0).astype(np.int32),
+        "segment_ids": real.astype(np.int32),
+        "positions": np.broadcast_to(np.arange(length, dtype=np.int32), real.shape),
+        "token_types": random.randint(0, 2, real.shape).astype(np.int32),
+    }
+
+
+@needs_transformers
+@pytest.mark.parametrize("drawn", ["always", "training"])  # transformers in training, and in evaluation
+@pytest.mark.parametrize("length", [1024, 800])  # the draws of the paper, and the others, of blocks that are filled up
+def test_logits_of_long_rows_are_those_of_transformers(length, drawn):
+    import torch
+
+    config = tiny(BIGBIRD, position=LearnedPositions(1024), sparse_attention=RandomBlocks(), pair_head=True)
+    theirs, arrays = oracle(Case(config, BIGBIRD)), rows(length)
+    config = dataclasses.replace(config, sparse_attention=RandomBlocks(drawn=drawn))
+    t = {name: torch.from_numpy(x.astype(np.int64)) for name, x in arrays.items()}
+    sparse(config, theirs, t)
+    with torch.no_grad():
+        out = theirs(t["tokens"], attention_mask=t["segment_ids"], token_type_ids=t["token_types"])
+    expected = out.prediction_logits.numpy()
+    real = arrays["segment_ids"] > 0
+    # as all parity tests
+    np.testing.assert_allclose(our_logits(config, weights(config), arrays)[real], expected[real], atol=2e-4, rtol=0)
