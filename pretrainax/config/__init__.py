@@ -30,6 +30,7 @@ from pretrainax.config.positions import (
     LearnedPositions,
     LinearScaling,
     LongContextScaling,
+    NoPositions,
     Position,
     RelativePositionBuckets,
     RotaryPositions,
@@ -37,6 +38,7 @@ from pretrainax.config.positions import (
     SinusoidalPositions,
     YarnScaling,
 )
+from pretrainax.config.recurrent import NUM_CHARACTERS, WORD_LENGTH, Recurrent
 from pretrainax.config.serialization import differences, dump, from_json, load, to_json
 
 __all__ = [
@@ -60,8 +62,11 @@ __all__ = [
     "MeshConfig",
     "MixtureOfExperts",
     "ModelConfig",
+    "NUM_CHARACTERS",
+    "NoPositions",
     "Phase",
     "Position",
+    "Recurrent",
     "RelativePositionBuckets",
     "RotaryPositions",
     "RotaryScaling",
@@ -72,6 +77,7 @@ __all__ = [
     "Tag",
     "TrainConfig",
     "UserError",
+    "WORD_LENGTH",
     "differences",
     "dump",
     "from_json",
