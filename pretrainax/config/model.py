@@ -132,6 +132,11 @@ class ModelConfig:
         return self.window if causal or self.encoder_window is None else self.encoder_window
 
     @property
+    def stream_width(self) -> int:
+        """Returns the width of the last hidden state: of two directions, both side by side."""
+        return self.d_model if self.recurrent is None else 2 * self.d_model
+
+    @property
     def embedding_width(self) -> int:
         return self.embedding_dim or self.d_model
 

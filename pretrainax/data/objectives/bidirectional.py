@@ -6,14 +6,15 @@ from typing import ClassVar
 import numpy as np
 
 from pretrainax.data.batch import Lengths
-from pretrainax.data.objectives.base import Objective, Statistic
-from pretrainax.data.objectives.causal import positions_from_segments
+from pretrainax.data.objectives.base import Statistic
+from pretrainax.data.objectives.causal import CausalLM, positions_from_segments
 
 
 @dataclasses.dataclass
-class BidirectionalLM(Objective):
+class BidirectionalLM(CausalLM):
     """The next token at every position, and the one before, by two models that share what is below and above them
-    (Peters et al. 2018, section 3.1). Trained is the sum of both losses, each over the whole vocabulary.
+    (Peters et al. 2018, section 3.1). Trained is the sum of both losses, each over the whole vocabulary; "loss" is that
+    of the first, a likelihood of the text.
 
     Windows are cut from the documents laid end to end, so rows have no padding. The window `the cat . a` (of two
     documents, for a sequence length of 4) becomes
@@ -36,11 +37,8 @@ class BidirectionalLM(Objective):
     What is beyond the window, or the document, has weight 0.
     """
 
-    mask_documents: bool = False  # what is read and predicted stays inside one document
-
     families: ClassVar[tuple[str, ...]] = ("recurrent",)
     shortest: ClassVar[int] = 2
-    is_likelihood: ClassVar[bool] = True  # "loss", which is of the direction from left to right
     select_by: ClassVar[str] = "total_loss"
     head_figures: ClassVar[tuple[str, ...]] = ("backward_loss", "backward_accuracy", "total_loss")
 
@@ -55,7 +53,7 @@ class BidirectionalLM(Objective):
         segments = text.segment_ids if self.mask_documents else np.ones_like(tokens)
         together = (segments[1:] == segments[:-1]).astype(np.float32)  # each with the next
         return {
-            **self.prompt(tokens, vocabulary),
+            "tokens": tokens,
             "segment_ids": segments,
             "positions": positions_from_segments(segments),
             "targets": np.roll(tokens, -1),
@@ -64,17 +62,10 @@ class BidirectionalLM(Objective):
             "previous_weights": np.append(np.float32(0), together),
         }
 
-    def prompt(self, tokens, vocabulary):
-        return {
-            "tokens": tokens,
-            "segment_ids": np.ones(len(tokens), np.int32),
-            "positions": np.arange(len(tokens), dtype=np.int32),
-        }
-
     def restore(self, example, vocabulary):
         return np.append(example["tokens"][:1], example["targets"][:-1])
 
     def statistics(self, examples, vocabulary):
-        tokens = sum(len(example["tokens"]) for example in examples)
-        for name, of in (("loss tokens", "loss_weights"), ("backward loss tokens", "previous_weights")):
-            yield Statistic(name, sum(float(example[of].sum()) for example in examples) / tokens)
+        yield from super().statistics(examples, vocabulary)
+        predicted = sum(float(example["previous_weights"].sum()) for example in examples)
+        yield Statistic("backward loss tokens", predicted / sum(len(example["tokens"]) for example in examples))
