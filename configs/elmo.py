@@ -28,9 +28,9 @@ def get_config(variant: str = "original") -> Experiment:
         tokenizer=Words(vocab_size=793_471),
         data=DataConfig(source=PythonDocs(), sequence_length=LENGTH),
         objective=BidirectionalLM(),
-        optimizer=Adagrad(learning_rate=0.2, initial_square=1.0, clip_norm=10.0),
+        optimizer=Adagrad(learning_rate=0.2, initial_square=0.01, clip_norm=1.0),
         schedule=WarmupConstant(warmup_steps=0),
-        train=TrainConfig(steps=EPOCHS * TOKENS // (ROWS * LENGTH), global_batch_size=ROWS, log_every=100),
+        train=TrainConfig(steps=round(EPOCHS * TOKENS / (ROWS * LENGTH)), global_batch_size=ROWS, log_every=100),
         evaluate=EvaluateConfig(every=5_000, batches=8),
         checkpoint=CheckpointConfig(every=5_000),
     )

@@ -1,5 +1,5 @@
-"""LSTMs with projections, one from left to right and one from right to left, layer upon layer (Peters et al. 2018, arXiv
-1802.05365, section 3.1)."""
+"""LSTMs with projections, one from left to right and one from right to left, layer upon layer (Peters et al. 2018,
+arXiv 1802.05365, section 3.1)."""
 
 from typing import Optional
 

@@ -90,7 +90,9 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
     if config.recurrent is not None:
-        around = CharacterEmbedding.flops(config, inputs) + sum(h.flops(config, inputs, targets) for h in heads_of(config))
+        around = CharacterEmbedding.flops(config, inputs) + sum(
+            h.flops(config, inputs, targets) for h in heads_of(config)
+        )
         return config.num_layers * RecurrentBlock.flops(config, inputs), around
     applied = config.num_layers + (1 if config.enhanced_mask_decoder else 0)  # the last block runs twice
     blocks = _blocks(config, applied, inputs)

@@ -278,11 +278,11 @@ def _half_life(memory: float) -> float:
 class Adagrad(Chain):
     """Goes by the gradient over the root of the sum of all its squares (Duchi et al. 2011): ELMo's.
 
-        v += g²;  w -= rate(step) · (g / sqrt(v) + weight_decay · w)
+    v += g²;  w -= rate(step) · (g / sqrt(v) + weight_decay · w)
     """
 
     learning_rate: float = 0.2  # peak of the schedule
-    initial_square: float = 1.0  # what the sum of squares begins with
+    initial_square: float = 0.1  # what the sum of squares begins with
     weight_decay: float = 0.0  # pull of weights to zero, times the rate; biases and norms have none
     clip_norm: Optional[float] = None  # largest norm of the whole gradient; None: any
 

@@ -79,7 +79,9 @@ class Words(TokenizerConfig):
     def _read(self, model: bytes) -> Tokenizer:
         numbers = {word: i for i, word in enumerate(_lines(model))}
         if missing := [piece for piece in _SPECIALS.values() if piece not in numbers]:
-            raise UserError(f"config.tokenizer.path={self.path} has no line {', '.join(missing)}: no vocabulary of words")
+            raise UserError(
+                f"config.tokenizer.path={self.path} has no line {', '.join(missing)}: no vocabulary of words"
+            )
         named = {field: numbers[piece] for field, piece in _SPECIALS.items()}
         vocabulary = Vocabulary(len(_lines(model)), **named)
         return WordTokenizer(model, vocabulary, {i: _SPECIALS[field] for field, i in named.items()})

@@ -83,7 +83,15 @@ def batch(case: Case) -> dict[str, np.ndarray]:
 def packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same rows without their padding, as segments 1, 2, 3 of one row."""
     out = {}
-    for name in ("tokens", "positions", "segment_ids", "token_types", "encoder_tokens", "encoder_positions", "characters"):
+    for name in (
+        "tokens",
+        "positions",
+        "segment_ids",
+        "token_types",
+        "encoder_tokens",
+        "encoder_positions",
+        "characters",
+    ):
         if name in arrays:
             real = arrays["encoder_segment_ids" if name.startswith("encoder_") else "segment_ids"] > 0
             out[name] = arrays[name][real][None]

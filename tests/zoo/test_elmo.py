@@ -113,7 +113,8 @@ def test_as_written(name):
     arrays, tree = batch(Case(config, family=None)), weights(config)  # pyright: ignore[reportArgumentType]
     paths = parameter_names(tree)
     p = {
-        path: torch.from_numpy(np.array(x)).requires_grad_() for path, x in zip(paths, jax.tree.leaves(tree), strict=True)
+        path: torch.from_numpy(np.array(x)).requires_grad_()
+        for path, x in zip(paths, jax.tree.leaves(tree), strict=True)
     }
     got_loss, got_logits, got_hidden, gradients = ours(config, jax.tree.map(jnp.asarray, arrays))
     sums, counted = [torch.zeros(()), torch.zeros(())], [0, 0]
