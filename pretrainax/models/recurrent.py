@@ -11,7 +11,6 @@ from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.characters import CharacterEmbedding
 from pretrainax.layers.recurrent import RecurrentStack
-from pretrainax.layers.scalar_mix import ScalarMix
 from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
 
@@ -26,8 +25,6 @@ class Recurrent(Model):
         super().setup()
         self.character_embedding = CharacterEmbedding(self.config, self.compute.dtype)
         self.recurrent = RecurrentStack(self.config, self.compute, num_layers=self.config.num_layers)
-        if self.config.head is not None:
-            self.scalar_mix = ScalarMix()
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         words = self.character_embedding(batch["characters"])
