@@ -42,24 +42,17 @@ class CharacterEmbedding(nn.Module):
         table = self.param("embedding", normal_init(config, fan_in=1), (NUM_CHARACTERS, width), jnp.float32)
         # [B, T, C] -> [B, T, C, E]
         x = jnp.take(table, characters, axis=0, mode="clip").astype(self.dtype)
-        found = [self._strongest(x, size, count) for size, count in enumerate(settings.filters, start=1)]
+        found = []
+        for size, count in enumerate(settings.filters, start=1):
+            init = normal_init(config, size * width, gain=math.sqrt(2))  # He et al. 2015, of a ReLU
+            answers = Convolution(size, count, init, name=f"convolution_{size}")(x)
+            found.append(answers.max(axis=2))  # [B, T, P, n] -> [B, T, n]
         x = jax.nn.relu(constrain(jnp.concatenate(found, axis=-1)))  # [B, T, F]
         init = normal_init(config, total)
         for i in range(settings.highways):
             x = Highway(total, init, name=f"highway_{i}")(x)
         # [B, T, F] -> [B, T, D]
         return Linear((config.d_model,), ("recurrent.filters", "features"), init, name="projection")(x)
-
-    @nn.nowrap
-    def _strongest(self, x: jax.Array, size: int, count: int) -> jax.Array:
-        """Returns the largest answer of `count` filters over `size` characters, [B, T, C, E] -> [B, T, count]."""
-        places, width = x.shape[2] - size + 1, x.shape[3]
-        # [B, T, C, E] -> [B, T, P, size, E]
-        windows = jnp.stack([x[:, :, i : i + places] for i in range(size)], axis=3)
-        init = normal_init(self.config, size * width, gain=math.sqrt(2))  # He et al. 2015, of a ReLU
-        axes = ("offsets", "features", "recurrent.filters")
-        # [B, T, P, size, E] -> [B, T, P, count] -> [B, T, count]
-        return Linear((count,), axes, init, name=f"convolution_{size}")(windows).max(axis=2)
 
     @staticmethod
     def flops(config: ModelConfig, length: int) -> int:
@@ -70,6 +63,28 @@ class CharacterEmbedding(nn.Module):
         windows = sum(n * size * (WORD_LENGTH - size + 1) for size, n in enumerate(settings.filters, start=1))
         above = total * (2 * settings.highways * total + config.d_model)
         return 2 * length * (windows * settings.character_dim + above)
+
+
+class Convolution(nn.Module):
+    """Filters over so many characters side by side, [B, T, C, E] -> [B, T, C - size + 1, n], none beyond a word's ends.
+
+    NOTE It is a convolution to XLA too: products of windows with the kernels are none that it can compile for GPUs, once
+    several of them read the same characters.
+    """
+
+    size: int
+    features: int
+    init: nn.initializers.Initializer
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        kernel = self.param("kernel", self.init, (self.size, x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        words = x.reshape(-1, *x.shape[2:])  # [B, T, C, E] -> [B · T, C, E]
+        layout = ("NWC", "WIO", "NWC")
+        y = jax.lax.conv_general_dilated(words, kernel.astype(x.dtype), (1,), "VALID", dimension_numbers=layout)
+        # [B · T, P, n] -> [B, T, P, n]
+        return y.reshape(*x.shape[:2], *y.shape[1:]) + bias.astype(x.dtype)[None, None, None]
 
 
 class Highway(nn.Module):
