@@ -18,7 +18,7 @@ from pretrainax.scaling.small import with_small_sizes
 from pretrainax.tokenization import Words
 from pretrainax.zoo.elmo import elmo
 
-TOKENS, EPOCHS, ROWS, LENGTH = 768_648_884, 10, 48, 160
+TOKENS, EPOCHS, ROWS, LENGTH = 768_648_884, 10, 64, 120
 
 
 @with_small_sizes
