@@ -24,6 +24,7 @@ HUB = {
     "allenai/OLMoE-mix-0924": (("default",), ("train",), ("id", "text", "added", "created")),
     "allenai/olmo-mix-1124": (("default",), ("train",), ("id", "text", "added", "created")),
     "allenai/c4": (("en", "realnewslike"), ("train", "validation"), ("text", "timestamp", "url")),
+    "dvruette/lm1b": (("default",), ("train", "test"), ("text",)),
     "manu/project_gutenberg": (("default",), ("en", "de"), ("id", "text")),
     "wikimedia/wikipedia": (("20231101.en", "20231101.de"), ("train",), ("id", "url", "title", "text")),
     "wmt/wmt14": (("de-en", "fr-en"), ("train", "validation", "test"), ("translation",)),

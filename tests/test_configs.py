@@ -13,6 +13,7 @@ from pretrainax import config as config_lib
 from pretrainax.config import Experiment, LongContextScaling, RandomBlocks, UserError, phases_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
+from pretrainax.tokenization import Words
 from pretrainax.training import loop
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -25,6 +26,7 @@ VARIANTS = {
     "deepseek": "moe_16b v2_lite v2 v3".split(),
     "electra_base": ("base", "large"),
     "electra_small": ("small",),
+    "elmo": ("original", "medium", "small"),
     "eurobert": ("210m", "610m", "2_1b"),
     "finetune": [
         *"cola sst2 mrpc stsb qqp mnli qnli rte wnli conll2000 conll2003".split(),
@@ -132,13 +134,16 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
         model.num_kv_heads = None
     if isinstance(model.sparse_attention, RandomBlocks):
         model.sparse_attention = dataclasses.replace(model.sparse_attention, size=2)
+    if model.recurrent is not None:
+        model.recurrent = dataclasses.replace(model.recurrent, character_dim=4, filters=(8, 16))
     model.num_kv_heads = model.num_kv_heads and min(model.num_kv_heads, 2)
     model.head_dim = model.head_dim and 8
     model.layer_pattern = tuple(dict.fromkeys(model.layer_pattern))  # one layer of each kind
     model.window = model.window and 8
     experiment.tokenizer.path = None
     if hasattr(experiment.tokenizer, "vocab_size"):
-        experiment.tokenizer.vocab_size = 400
+        # of characters and their pairs there are more than of words
+        experiment.tokenizer.vocab_size = 100 if isinstance(experiment.tokenizer, Words) else 400
     experiment.data.workers, experiment.data.prepare_workers = 0, 1
     experiment.data.sequence_length = 32 if experiment.objective.packs else 128  # a pair of sentences is longer
     experiment.data.source = pairs_of(text) if experiment.data.source.pairs else TextFiles(path=text)

@@ -11,6 +11,7 @@ from pretrainax.config.heads import HeadConfig
 from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
+from pretrainax.config.recurrent import Recurrent
 from pretrainax.config.sparse_attention import SparseAttention
 
 if TYPE_CHECKING:
@@ -46,15 +47,15 @@ class Generator(Choice):
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
-    # in which of three ways blocks are put together
-    family: Literal["encoder", "encoder_decoder", "decoder"] = "decoder"
+    # in which of three ways blocks are put together, or recurrent: two LSTMs in their place (ELMo)
+    family: Literal["encoder", "encoder_decoder", "decoder", "recurrent"] = "decoder"
     # rows of the embedding; may exceed the tokenizer's size (padding for the hardware); auto: the next multiple of 128
     vocab_size: Size = 32_000
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
     share_layers: bool = False  # one block, applied num_layers times (ALBERT)
     d_model: int = 768  # width of the residual stream
-    d_ff: int = 3072  # width inside the feed-forward
+    d_ff: int = 3072  # width inside the feed-forward, or of the memory of an LSTM
     num_heads: int = 12  # of attention
     num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
     head_dim: Optional[int] = None  # width of a head; None: d_model // num_heads
@@ -81,6 +82,7 @@ class ModelConfig:
     # a gated one is down(activation(gate(x)) * (up(x) + 1)), both sides clipped there before (gpt-oss: 7); None: not so
     gate_limit: Optional[float] = None
     experts: Optional[MixtureOfExperts] = None  # in the place of each feed-forward; None: there is one, for all tokens
+    recurrent: Optional[Recurrent] = None  # what makes vectors of words, and LSTMs over them (ELMo); None: blocks
     use_bias: bool = True  # on every linear map of a block and on LayerNorm
     qkv_bias: Optional[bool] = None  # on the maps to queries, keys and values; None: as use_bias (Qwen 2: only there)
     embedding_norm: bool = False  # LayerNorm and dropout on the sum of embeddings (BERT)
@@ -134,6 +136,11 @@ class ModelConfig:
     def window_of(self, causal: bool) -> Optional[int]:
         """Returns the window of the local layers of a decoder (`causal`), or of an encoder."""
         return self.window if causal or self.encoder_window is None else self.encoder_window
+
+    @property
+    def stream_width(self) -> int:
+        """Returns the width of the last hidden state: of two directions, both side by side."""
+        return self.d_model if self.recurrent is None else 2 * self.d_model
 
     @property
     def embedding_width(self) -> int:

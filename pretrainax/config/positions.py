@@ -27,6 +27,11 @@ class Position(Choice):
 
 
 @dataclasses.dataclass
+class NoPositions(Position):
+    """Nothing: what tells places apart is the order in which words are read, or a causal mask alone."""
+
+
+@dataclasses.dataclass
 class LearnedPositions(Position):
     """One trained vector a position (Devlin et al. 2018)."""
 

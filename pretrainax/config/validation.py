@@ -165,6 +165,8 @@ def _attention_problems(m: ModelConfig) -> Iterator[str]:
 
 
 def _stack_problems(m: ModelConfig) -> Iterator[str]:
+    if m.family == "recurrent" and m.recurrent is None:
+        yield "config.model.family is 'recurrent', and config.model.recurrent None: set it to Recurrent()"
     for name, unset in (("encoder_window", None), ("separate_embeddings", False)):
         if getattr(m, name) != unset and m.family != "encoder_decoder":
             yield (

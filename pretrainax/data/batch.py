@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pretrainax.config import ModelConfig, UserError
+from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, UserError
 
 if TYPE_CHECKING:
     import jax
@@ -32,9 +32,9 @@ class Field(NamedTuple):
     """An array of a batch.
 
     shape: B rows, of T tokens each; of S tokens that an encoder reads for a decoder; of N predictions: T, or fewer
-      where they are gathered; L labels of a row.
-    below: what its values stay below: a field of config.model, the length T of a row, or the number of "labels" or of
-      "classes".
+      where they are gathered; L labels of a row; C characters of a word.
+    below: what its values stay below: a field of config.model, the length T of a row, or the number of "labels", of
+      "classes" or of "characters".
     """
 
     name: str
@@ -46,8 +46,8 @@ class Field(NamedTuple):
     below: str = ""
 
 
-_ENCODER, _DECODER, _BOTH = ("encoder",), ("decoder",), ("encoder_decoder",)
-_ALL = _ENCODER + _DECODER + _BOTH
+_ENCODER, _DECODER, _BOTH, _RECURRENT = ("encoder",), ("decoder",), ("encoder_decoder",), ("recurrent",)
+_ALL = _ENCODER + _DECODER + _BOTH + _RECURRENT
 FIELDS = (
     Field("tokens", "BT", _ALL, "what the model reads; the decoder, where there are two", below="vocab_size"),
     Field("targets", "BN", _ALL, "the token to predict; of no task with labels", below="vocab_size"),
@@ -57,7 +57,17 @@ FIELDS = (
     Field("text_weights", "BN", _ALL, "the same, and 0 where the target is no text", np.float32, optional=True),
     Field("text_tokens", "B", _ALL, "tokens of text that a row is made of", optional=True),
     Field("text_bytes", "B", _ALL, "bytes of UTF-8 that these have", optional=True),
-    Field("target_bytes", "B", _DECODER, "bytes that the targets have, by their weights", np.float32, optional=True),
+    Field(
+        "target_bytes",
+        "B",
+        _DECODER + _RECURRENT,
+        "bytes that the targets have, by their weights",
+        np.float32,
+        optional=True,
+    ),
+    Field("characters", "BTC", _RECURRENT, "the characters of a token, from 1; 0: there is none", below="characters"),
+    Field("previous", "BT", _RECURRENT, "the token before, to predict backward", optional=True, below="vocab_size"),
+    Field("previous_weights", "BT", _RECURRENT, "how much that prediction counts", np.float32, optional=True),
     Field("token_types", "BT", _ENCODER, "which segment of a pair a token is of, 0 or 1", below="num_token_types"),
     Field("masked_positions", "BN", _ENCODER, "where in the row a prediction is made", optional=True, below="T"),
     Field("pair_labels", "B", _ENCODER, "what is to be said of the pair of segments", optional=True, below="labels"),
@@ -103,6 +113,11 @@ def is_gathered(batch: Collection[str]) -> bool:
 def has_pairs(batch: Collection[str]) -> bool:
     """Returns whether rows are pairs of segments with a label."""
     return "pair_labels" in batch
+
+
+def has_previous(batch: Collection[str]) -> bool:
+    """Returns whether the token before each is to be predicted too, by what reads from right to left."""
+    return "previous" in batch
 
 
 def has_replaced(batch: Collection[str]) -> bool:
@@ -194,7 +209,7 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     """
     family = model.family
     sizes = {"B": batch_size, **_sizes(lengths, family == "encoder_decoder", is_gathered(batch))}
-    sizes["L"] = getattr(model.head, "num_labels", 0)
+    sizes |= {"L": getattr(model.head, "num_labels", 0), "C": WORD_LENGTH}
     has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
     absent = ("targets", "loss_weights") if has_answers else ()
     fields = [
@@ -227,6 +242,8 @@ def _check_values(field: Field, values: np.ndarray, model: ModelConfig, sizes: M
         return
     if low < 0:
         raise UserError(f"{name} has {low}, it must not be negative")
+    if field.below == "characters" and high >= NUM_CHARACTERS:
+        raise UserError(f"{name} has {high}, there are {NUM_CHARACTERS} characters, from 0")
     if field.below == "T" and high >= sizes["T"]:
         raise UserError(f"{name} has {high}, rows have {sizes['T']} tokens")
     if field.below == "labels" and high >= 2:

@@ -26,9 +26,9 @@ def collate(
         padding, length = pad if name in TOKEN_FIELDS else 0, row_length(name, template, lengths)
         if all(len(row) == 1 and name in row[0] and len(row[0][name]) == length for row in rows):
             whole = np.concatenate([row[0][name] for row in rows], dtype=array.dtype)
-            batch[name] = whole.reshape(-1, length)  # faster than row by row
+            batch[name] = whole.reshape(-1, length, *array.shape[1:])  # faster than row by row
             continue
-        batch[name] = filled = np.empty((len(rows), length), array.dtype)
+        batch[name] = filled = np.empty((len(rows), length, *array.shape[1:]), array.dtype)
         for out, row in zip(filled, rows, strict=True):
             end = _lay(out, name, row)
             out[end:] = padding
@@ -41,7 +41,7 @@ def _lay(out: np.ndarray, name: str, row: Sequence[Example]) -> int:
     for example in row:
         piece = example.get(name)
         if piece is None:  # of another objective of a mixture
-            piece = np.zeros(len(example["tokens"]), out.dtype)
+            piece = np.zeros((len(example["tokens"]), *out.shape[1:]), out.dtype)
         start, end = end, end + len(piece)
         out[start:end] = piece  # raises where examples are longer than they said
         if len(row) == 1:

@@ -16,6 +16,7 @@ from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_plan import make_row_plan
 from pretrainax.data.sources.base import Note
 from pretrainax.data.text_counts import TextCounter, bytes_per_spelled
+from pretrainax.data.word_characters import spelled
 from pretrainax.tokenization.base import TextTable, Vocabulary
 
 
@@ -30,6 +31,7 @@ class RowOptions:
     shuffle: bool = True  # each epoch in an order of its own; False: in order
     packing: Optional[Packing] = None  # None: what fits the objective
     text: Optional[TextTable] = None  # by which text is counted; None: it is not
+    characters: Optional[np.ndarray] = None  # [V, C], of a model that reads words by these; None: it does not
     no_target_bytes: str = "they are not counted"  # why the targets have no bytes; "": they have
 
 
@@ -106,7 +108,8 @@ class RowStream:
             if self.objective.static:
                 rng = draws.at(2 * self.number + 1, start)
             text = self._text(start, length, progress)
-            yield self.objective.example(text, rng, self.vocabulary), text.tokens
+            example = self.objective.example(text, rng, self.vocabulary)
+            yield spelled(example, self.options.characters), text.tokens
 
     def _text(self, start: int, length: int, progress: float) -> Text:
         corpus, unit = self.corpus, self.objective.unit

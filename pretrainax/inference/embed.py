@@ -59,7 +59,7 @@ def embed(
 def pooled(loaded: LoadedModel, rows: Sequence[np.ndarray], pooling: Pooling) -> np.ndarray:
     """Returns a vector of each row of ids, special ones included: n times [t] -> [n, d_model] float32."""
     loaded.check_plain("give embeddings")
-    vectors = np.empty((len(rows), loaded.experiment.model.d_model), np.float32)
+    vectors = np.empty((len(rows), loaded.experiment.model.stream_width), np.float32)
     examples = [read_example(loaded, row) for row in rows]
     for numbers, batch in batches(examples, loaded.mesh, longest(loaded), loaded.tokenizer.vocabulary.pad):
         hidden = np.asarray(loaded.run(last_hidden, batch), np.float32)

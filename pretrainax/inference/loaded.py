@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Self, TypeVar, cast
+from typing import Optional, Self, TypeVar, cast
 
 import flax.linen as nn
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pretrainax.adapt import Adapted
 from pretrainax.config import Experiment, UserError
 from pretrainax.data.batch import Batch
+from pretrainax.data.word_characters import character_table, spelled
 from pretrainax.models import AnyModel, Outputs
 from pretrainax.models.outputs import hidden_states
 from pretrainax.sharding.arrays import put_batch
@@ -55,7 +56,7 @@ class LoadedModel:
     def run(self, work: Callable[[AnyModel, PyTree, Batch], Answer], batch: Mapping[str, np.ndarray]) -> Answer:
         """Returns `work(model, params, batch)`, for what is not among the outputs; compiled as `ask` is."""
         with jax.set_mesh(self.mesh):
-            return self._compiled(work)(self.params, self._put(batch))
+            return self._compiled(work)(self.params, self._put(spelled(batch, self._characters)))
 
     def keep(self, make: Callable[["LoadedModel"], Answer]) -> Answer:
         """Returns `make(self)`, which is made once: what a use of the model needs again, such as what it compiled."""
@@ -97,6 +98,10 @@ class LoadedModel:
         if len(next(iter(batch.values()))) % axis_size(BATCH_AXES):
             return jax.device_put(dict(batch), NamedSharding(self.mesh, PartitionSpec()))
         return put_batch(batch, self.mesh)
+
+    @functools.cached_property
+    def _characters(self) -> Optional[np.ndarray]:
+        return character_table(self.experiment.model, self.tokenizer)
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Callable[..., PyTree]], Callable[..., PyTree]]:

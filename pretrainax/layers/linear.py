@@ -41,6 +41,7 @@ class Linear(nn.Module):
     axes: tuple[str, ...]
     kernel_init: Initializer
     use_bias: bool = True
+    bias_init: Initializer = nn.initializers.zeros
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -51,7 +52,7 @@ class Linear(nn.Module):
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         y = project(x, kernel, summed)
         if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, self.features, jnp.float32)
+            bias = self.param("bias", self.bias_init, self.features, jnp.float32)
             y += bias.astype(x.dtype).reshape((1,) * (x.ndim - summed) + self.features)
         return y
 

@@ -1,4 +1,4 @@
-"""The three families, built of the bricks in `layers`.
+"""The three families of Transformer, and a recurrent one before them, built of the bricks in `layers`.
 
 model = models.build(config, compute)
 params = model.init(key, batch, deterministic=True)["params"]
@@ -10,7 +10,7 @@ from typing import cast
 import jax
 import jax.numpy as jnp
 
-from pretrainax.config import ModelConfig, UserError, nearest
+from pretrainax.config import WORD_LENGTH, ModelConfig, UserError, nearest
 from pretrainax.layers.compute import Compute
 from pretrainax.models.base import AnyModel, Model
 from pretrainax.models.decoder import Decoder
@@ -18,9 +18,10 @@ from pretrainax.models.electra import Electra
 from pretrainax.models.encoder import Encoder
 from pretrainax.models.encoder_decoder import EncoderDecoder
 from pretrainax.models.outputs import Outputs
+from pretrainax.models.recurrent import Recurrent
 from pretrainax.sharding.param_paths import PyTree
 
-FAMILIES = {"encoder": Encoder, "encoder_decoder": EncoderDecoder, "decoder": Decoder}
+FAMILIES = {"encoder": Encoder, "encoder_decoder": EncoderDecoder, "decoder": Decoder, "recurrent": Recurrent}
 
 __all__ = ["FAMILIES", "AnyModel", "Model", "Outputs", "abstract_params", "build"]
 
@@ -37,6 +38,7 @@ def abstract_params(config: ModelConfig) -> PyTree:
     """Returns the tree of parameters as shapes and dtypes, without computing any."""
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
     batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in names}
+    batch["characters"] = jax.ShapeDtypeStruct((1, 2, WORD_LENGTH), jnp.int32)
     model = build(config, Compute(attention="xla"))
     init = lambda key, batch: model.init(key, batch, deterministic=True)["params"]  # noqa: E731
     return jax.eval_shape(init, jax.eval_shape(lambda: jax.random.key(0)), batch)

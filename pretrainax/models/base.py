@@ -19,6 +19,7 @@ from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import positions_of
 from pretrainax.layers.sums import added
 from pretrainax.models.heads import heads_of
+from pretrainax.models.heads.base import modules_of_heads
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
@@ -59,9 +60,8 @@ class Model(nn.Module):
         if config.embedding_dim:
             init = normal_init(config, config.embedding_dim)
             self.embedding_projection = Linear((config.d_model,), ("features", "d_model"), init)
-        for head in heads_of(config):
-            for name, module in head.modules(config).items():
-                setattr(self, name, module)
+        for name, module in modules_of_heads(config).items():
+            setattr(self, name, module)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def table(self, rows: int, **axes) -> Embedding:

@@ -11,9 +11,11 @@ from typing import NamedTuple, Optional
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import BACKENDS, choose_implementation
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
+from pretrainax.layers.characters import CharacterEmbedding
 from pretrainax.layers.feed_forward import feed_forward_of, kinds_of_layers
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import positions_of
+from pretrainax.layers.recurrent import RecurrentBlock
 from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import heads_of
@@ -87,6 +89,11 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
         parts = (other_flops(part, inputs, targets) for part in _both(config))
         blocks, around = map(sum, zip(*parts, strict=True))
         return blocks, around
+    if config.recurrent is not None:
+        around = CharacterEmbedding.flops(config, inputs) + sum(
+            h.flops(config, inputs, targets) for h in heads_of(config)
+        )
+        return config.num_layers * RecurrentBlock.flops(config, inputs), around
     applied = config.num_layers + (1 if config.enhanced_mask_decoder else 0)  # the last block runs twice
     blocks = _blocks(config, applied, inputs)
     if config.family == "encoder_decoder":
@@ -120,6 +127,8 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
     if config.generator is not None:
         for part in _both(config):
             yield from attentions(part, inputs, targets)
+        return
+    if config.recurrent is not None:
         return
     latent = config.latent_attention
     size = config.num_heads, config.dim_per_head, config.dim_per_head if latent is None else latent.value_dim

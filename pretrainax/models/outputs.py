@@ -18,7 +18,7 @@ class Outputs:
     sums: Sums = flax.struct.field(default_factory=dict)  # of all blocks; what ends in "_loss" is minimised too
     state: PyTree = None  # of the decoder's blocks, stacked [L, …]; None for a model that was given none
     hidden: Optional[dict[str, jax.Array]] = (
-        None  # of who asked: "encoder", "decoder" -> after each block, [L, B, T, D]
+        None  # of who asked: "encoder", "decoder", … -> after each block, [L, B, T, D]
     )
 
     @property
@@ -30,7 +30,7 @@ class Outputs:
 def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
     """Returns `Outputs.hidden` of what a model has sown: `apply(…, mutable=["intermediates"])` gives that beside."""
     found = {}
-    for side in (name for name in ("encoder", "decoder") if name in intermediates):
+    for side in (name for name in ("encoder", "decoder", "recurrent") if name in intermediates):
         parts = [part["blocks"]["hidden"][0] for part in parts_of_stack(intermediates[side])]
         # shared layers: [L, 1, …] -> [L, …]
         found[side] = jnp.concatenate([x.reshape(-1, *x.shape[-3:]) for x in parts])

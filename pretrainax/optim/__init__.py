@@ -2,7 +2,7 @@
 
 from pretrainax.optim.factored import SM3, Adafactor
 from pretrainax.optim.muon import Muon
-from pretrainax.optim.optimizers import AdamW, AdEMAMix, Lamb, Lion, Optimizer, StableAdamW
+from pretrainax.optim.optimizers import Adagrad, AdamW, AdEMAMix, Lamb, Lion, Optimizer, StableAdamW
 from pretrainax.optim.schedule_free import ScheduleFreeAdamW
 from pretrainax.optim.schedules import (
     Schedule,
@@ -24,6 +24,7 @@ __all__ = [
     "WarmupStableDecay",
     "WarmupSteps",
     "Optimizer",
+    "Adagrad",
     "AdamW",
     "Lamb",
     "StableAdamW",

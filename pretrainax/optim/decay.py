@@ -6,7 +6,7 @@ from pretrainax.sharding.param_paths import PyTree, match_rules
 # scale of a norm has two axes once layers are stacked. Embeddings decay, as in BERT's and GPT-2's training.
 DECAY = (
     (r"bias|scale|sinks|router/balance", False),
-    (r"tagger/(transitions|start|end)", False),
+    (r"tagger/(transitions|start|end)|scalar_mix/weights", False),
     (r"relative_bias/embedding", False),
     (r"\w+_embedding/embedding", True),
     (r"kernel", True),

@@ -28,7 +28,8 @@ class Optimizer(kinds.Optimizer):
 
     @property
     def is_relative(self) -> bool:
-        """Tells whether an update is relative to the size of its matrix, so that one rate fits models of all sizes."""
+        """Tells whether one rate fits models of all sizes: an update is relative to the size of its matrix, or to the
+        sizes of all gradients before."""
         return False
 
     @property
@@ -271,6 +272,31 @@ class AdEMAMix(Chain):
 def _half_life(memory: float) -> float:
     """Returns how many updates a mean needs to forget half of what it holds."""
     return math.log(0.5) / math.log(memory)
+
+
+@dataclasses.dataclass
+class Adagrad(Chain):
+    """Goes by the gradient over the root of the sum of all its squares (Duchi et al. 2011): ELMo's.
+
+    v += g²;  w -= rate(step) · (g / sqrt(v) + weight_decay · w)
+    """
+
+    learning_rate: float = 0.2  # peak of the schedule
+    initial_square: float = 0.1  # what the sum of squares begins with
+    weight_decay: float = 0.0  # pull of weights to zero, times the rate; biases and norms have none
+    clip_norm: Optional[float] = None  # largest norm of the whole gradient; None: any
+
+    @property
+    def is_relative(self) -> bool:
+        return True
+
+    def directions(self, params_shape):
+        yield optax.scale_by_rss(self.initial_square, eps=0.0)
+
+    def problems(self, experiment):
+        yield from super().problems(experiment)
+        if self.initial_square < 0:
+            yield f"config.optimizer.initial_square is {self.initial_square}, it must be at least 0"
 
 
 @dataclasses.dataclass

@@ -19,6 +19,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import feed_forward_of, kinds_of_layers
 from pretrainax.layers.multi_head import MultiHeadAttention
+from pretrainax.layers.recurrent import RecurrentBlock
 from pretrainax.layers.self_attention import self_attention_of
 from pretrainax.models.electra import discriminator_config, generator_config
 from pretrainax.models.heads import HEADS
@@ -55,6 +56,9 @@ def _models(config: ModelConfig) -> Iterator[ModelConfig]:
 
 def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
     """Counts the numbers that the layers keep of one example."""
+
+    if config.recurrent is not None:
+        return config.num_layers * inputs * RecurrentBlock.kept(config)
 
     def stack(layers: int, length: int) -> int:
         # input, attention's, inside

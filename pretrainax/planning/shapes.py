@@ -8,6 +8,7 @@ from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.text_counts import TextCounter
+from pretrainax.data.word_characters import character_table, spelled
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.training.train_step import global_shapes
@@ -28,7 +29,9 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     longest = Lengths(*np.max([kind.lengths(length) for kind in kinds], axis=0).tolist())
     table, separator = tokenizer.text_table, tokenizer.vocabulary.separator
     counter = TextCounter(table, 1.0, separator, with_target_bytes=experiment.objective.is_likelihood)
-    examples = [_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds]
+    characters = character_table(experiment.model, tokenizer)
+    made = (_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds)
+    examples = [spelled(example, characters) for example in made]
     template = {name: array for example in examples for name, array in example.items()}
     row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)
     return global_shapes(row, experiment.train.global_batch_size)

@@ -32,8 +32,10 @@ AXIS_RULES: dict[str, Union[None, str, tuple[str, ...]]] = {
     "latent": FSDP_AXIS,  # of latent attention, the side of a matrix that is not heads
     "num_heads": TENSOR_AXIS,
     "num_kv_heads": TENSOR_AXIS,
+    "recurrent.filters": FSDP_AXIS,
     "vocab_size": TENSOR_AXIS,
     "buckets": None,  # of relative distances
+    "gates": None,  # of an LSTM
     "features": None,  # a width in a vector, which is small, or in a matrix whose other axis is split
     "head_dim": None,
     "labels": None,

@@ -42,7 +42,7 @@ class Task(Objective):
     `example`, unless `encode` does it (windows): then `prepared_by` has to say so.
     """
 
-    families: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "decoder")
+    families: ClassVar[tuple[str, ...]] = ("encoder", "encoder_decoder", "decoder", "recurrent")
     unit: ClassVar[str] = "records"
     packs: ClassVar[bool] = False
     shortest: ClassVar[int] = _MOST_SPECIAL + 2

@@ -5,5 +5,6 @@ from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.huggingface import PretrainedTokenizer
 from pretrainax.tokenization.sentencepiece import BPE, Unigram
 from pretrainax.tokenization.subwords import ByteBPE, WordPiece
+from pretrainax.tokenization.words import Words
 
-__all__ = ["TokenizerConfig", "Unigram", "BPE", "WordPiece", "ByteBPE", "Characters", "PretrainedTokenizer"]
+__all__ = ["TokenizerConfig", "Unigram", "BPE", "WordPiece", "ByteBPE", "Characters", "Words", "PretrainedTokenizer"]

@@ -19,7 +19,8 @@ def describe(run: Run) -> list[tuple[str, str]]:
     """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
     model, train = run.experiment.model, run.experiment.train
     layers = model.num_layers + (model.decoder_layers if model.family == "encoder_decoder" else 0)
-    shape = f"{layers} layers, width {model.d_model}, {model.num_heads} heads"
+    heads = f", {model.num_heads} heads" if model.recurrent is None else ""
+    shape = f"{layers} layers, width {model.d_model}{heads}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.attention_specs]
@@ -38,7 +39,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *(_phases(run) if run.phases else [("batch", _batch(run))]),
         ("mesh", f"{run.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
         *_pipeline(run),
-        ("compute", f"{run.model.compute.dtype}, attention {', '.join(attention)}"),
+        ("compute", run.model.compute.dtype + (f", attention {', '.join(attention)}" if attention else "")),
         *_layers(run),
         *_ema(run),
         ("FLOPs", f"{total:.3g} in {train.steps:,} steps" if run.phases else _flops(run)),

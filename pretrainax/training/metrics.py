@@ -65,7 +65,9 @@ MEANINGS = {
     "multi_token_accuracy": "tokens after the next one that are guessed right",
     "pair_loss": "nats a pair of segments: how do they belong together?",
     "pair_accuracy": "pairs of segments of which the right label is said",
-    "total_loss": "loss and pair_loss together, as they are trained",
+    "backward_loss": "nats a token, each told from those behind it: what reads from right to left",
+    "backward_accuracy": "target tokens of that which are guessed right",
+    "total_loss": "loss and pair_loss, or backward_loss, together, as they are trained",
     "distillation_loss": "how far the student is from its teacher: the parts below, by their weights in config.distill",
     "soft_loss": "T² times the KL divergence from the teacher's answers, a target or a label",
     "soft_pair_loss": "the same of pairs of segments",
@@ -97,6 +99,7 @@ MEANINGS = {
 }
 # The same of a task, whose lines have "labels".
 OF_LABELS = {"loss": "nats a label, or the squared error of a number", "accuracy": "labels that are right"}
+_BESIDE = {"pair_loss", "backward_loss"}  # of which a model may have one, trained along with the loss
 _OF_LOSS = ("perplexity", "bits_per_token")  # follow from the loss
 
 
@@ -130,8 +133,8 @@ def summarize(sums: Mapping[str, Sequence]) -> dict[str, float]:
     metrics |= {name: mean for name, mean in means.items() if name != "z_loss"}  # of further heads, and of blocks
     if "replaced_loss" in means:
         metrics["replaced_fraction"] = float(sums["replaced_recall"][1]) / float(sums["replaced_loss"][1])
-    if "pair_loss" in means:
-        metrics["total_loss"] = loss + means["pair_loss"]
+    for other in _BESIDE & means.keys():
+        metrics["total_loss"] = loss + means[other]
     return metrics | balance
 
 

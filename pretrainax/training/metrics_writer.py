@@ -228,11 +228,12 @@ _FORMS = {  # of a validation, what people are shown first: the label and the fo
     "labels": ("labels", ",.0f"),
     "total_loss": ("total loss", ".4f"),
     "pair_loss": ("pair loss", ".4f"),
+    "backward_loss": ("backward loss", ".4f"),
     "replaced_loss": ("replaced loss", ".4f"),
 }
 _PLAIN = ("loss", "perplexity", "bits_per_token", "loss_tokens", "labels")  # their labels say what they are
 _IN_LINE = ("loss", "perplexity", "accuracy", "text_loss", "text_accuracy", "sequence_accuracy", "bits_per_byte")
-_IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss")
+_IN_LINE += ("replaced_loss", "replaced_accuracy", "pair_loss", "backward_loss")
 _BASELINE = "knows how often each token occurs, and how targets are built: which sentinel is next, where a row ends"
 
 

@@ -19,6 +19,7 @@ from pretrainax.config import UserError
 from pretrainax.data.batch import Example, HostBatch, Lengths, has_prefix, is_encoder_decoder, is_gathered
 from pretrainax.data.collate import collate
 from pretrainax.data.pipeline import Batches, batches_of
+from pretrainax.data.word_characters import character_table, spelled
 from pretrainax.inference.decoding import generate
 from pretrainax.inference.fill import fill
 from pretrainax.inference.holes import has_hole
@@ -154,6 +155,7 @@ class _Words:
         self.vocabulary, self.pieces = tokenizer.vocabulary, tokenizer.special_pieces
         self.spellings = tokenizer.spellings()
         self.begins, self.ends = tokenizer.word_edges
+        self.tokenizer = tokenizer
         named = tokenizer.vocabulary
         self.shown_specials = {named.unk, *named.sentinels}
 
@@ -242,7 +244,7 @@ class _Asked:
             drawn = jnp.where(allowed[None, None], logits + heat * noise, -jnp.inf)  # from softmax(logits / heat)
             return constrain(jnp.argmax(drawn, axis=-1)[0], P())  # [K], whole in every process
 
-        self._say = say
+        self._say, self._characters = say, character_table(model.config, words.tokenizer)
 
     def is_over(self) -> bool:
         """Returns whether to stop: after SECONDS, or for a reason that `stop` has."""
@@ -362,15 +364,16 @@ class _Asked:
         """Returns what is said at places of the predictions, at most _SHOWN."""
         room = np.zeros(_SHOWN, np.int32)  # always as many, so that the model is compiled once
         room[: len(places)] = places
-        said = np.asarray(self._say(self.params, batch, room, allowed, heat))
+        said = np.asarray(self._say(self.params, spelled(batch, self._characters), room, allowed, heat))
         self.began = self.began or time.monotonic()
         return said[: len(places)].tolist()
 
 
 def _batch(example: Example, lengths: Lengths) -> dict[str, np.ndarray]:
-    """Returns one row, padded, of which no loss is asked: a generator fills in and replaces nothing."""
+    """Returns one row, padded, of which no loss is asked: a generator fills in and replaces nothing. Characters are
+    made of its tokens once these are what is to be read."""
     batch = collate([[example]], lengths, pad=0)
-    return {name: x for name, x in batch.items() if name not in ("loss_weights", "targets")}
+    return {name: x for name, x in batch.items() if name not in ("loss_weights", "targets", "characters")}
 
 
 def _spans_of(targets: list[int], sentinels: Sequence[int]) -> dict[int, range]:

@@ -14,6 +14,7 @@ from pretrainax.zoo import (
     deberta,
     deepseek,
     electra,
+    elmo,
     eurobert,
     gemma,
     gpt,
@@ -40,7 +41,7 @@ from pretrainax.zoo.family import Family
 _ENCODERS = (bert, roberta, longformer, bigbird, albert, electra, deberta, modernbert, eurobert, neobert)
 _DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek, gpt_oss, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
-    family for module in (transformer, *_ENCODERS, t5, t5gemma, bart, *_DECODERS) for family in module.FAMILIES
+    family for module in (elmo, transformer, *_ENCODERS, t5, t5gemma, bart, *_DECODERS) for family in module.FAMILIES
 )
 
 # "bert_base" -> family and variant

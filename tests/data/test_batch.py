@@ -4,11 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import LearnedPositions, ModelConfig, UserError
+from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, LearnedPositions, ModelConfig, UserError
 from pretrainax.data import batch as contract
 from pretrainax.data.batch import FIELDS, Lengths, check_batch
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import (
+    BidirectionalLM,
     CausalLM,
     FillInTheMiddle,
     MaskedLM,
@@ -18,10 +19,12 @@ from pretrainax.data.objectives import (
     SpanCorruption,
     Text,
 )
+from pretrainax.data.word_characters import spelled
 from pretrainax.tokenization.base import Vocabulary
 
 VOCABULARY = Vocabulary(size=5000, pad=0, eos=1, unk=2, cls=3, sep=4, mask=5, sentinels=tuple(range(6, 106)))
-OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption(), PrefixLM(), NextSentencePrediction()]
+CHARACTERS = np.ones((VOCABULARY.size, WORD_LENGTH), np.int16)
+OBJECTIVES = [CausalLM(), MaskedLM(), SpanCorruption(), PrefixLM(), NextSentencePrediction(), BidirectionalLM()]
 
 
 def made(objective):
@@ -32,7 +35,9 @@ def made(objective):
         tokens = np.arange(200, 200 + lengths.raw, dtype=np.int32)
         return Text(tokens, np.ones(lengths.raw, np.int32), np.array([9, lengths.raw]), elsewhere=text)
 
-    return collate([[objective.example(text(), rng, VOCABULARY)] for _ in range(4)], lengths, 0)
+    table = CHARACTERS if "recurrent" in objective.families else None
+    examples = [spelled(objective.example(text(), rng, VOCABULARY), table) for _ in range(4)]
+    return collate([[example] for example in examples], lengths, 0)
 
 
 # --- the check
@@ -72,6 +77,17 @@ def test_a_wrong_batch_is_named(batch, message):
         check_batch(batch, model("encoder"), MaskedLM().lengths(31), 4)
 
 
+def test_characters_are_checked():
+    objective = BidirectionalLM()
+    batch = made(objective)
+    for wrong, message in (
+        (batch["characters"][..., 1:], r"batch\['characters'\] is int32 \[4, 31, 49\], not int32 \[4, 31, 50\]"),
+        (batch["characters"] + NUM_CHARACTERS, r"batch\['characters'\] has 263, there are 262 characters, from 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_batch(batch | {"characters": wrong}, model("recurrent"), objective.lengths(31), 4)
+
+
 def test_labels_of_pairs_are_checked():
     objective = NextSentencePrediction()
     batch = made(objective)
@@ -109,6 +125,7 @@ KINDS = {
     "has_prefix": (PrefixLM,),
     "is_encoder_decoder": (SpanCorruption,),
     "has_replaced": (),
+    "has_previous": (BidirectionalLM,),
     "has_loss": tuple(map(type, OBJECTIVES)),
 }
 

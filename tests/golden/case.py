@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import ModelConfig
+from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.family import Family
 
@@ -59,12 +59,16 @@ def batch(case: Case) -> dict[str, np.ndarray]:
 
     out = rows(LENGTHS)
     real = out["segment_ids"] > 0
-    if config.family == "decoder":
+    if config.family in ("decoder", "recurrent"):
         out["targets"] = np.pad(out["tokens"][:, 1:], ((0, 0), (0, 1)))
         out["loss_weights"] = np.pad(real[:, 1:], ((0, 0), (0, 1))).astype(np.float32)
     else:
         out["targets"] = rng.randint(3, VOCABULARY, real.shape).astype(np.int32)
         out["loss_weights"] = (real & (rng.random_sample(real.shape) < 0.6)).astype(np.float32)
+    if config.family == "recurrent":
+        out["previous"] = np.pad(out["tokens"][:, :-1], ((0, 0), (1, 0)))
+        out["previous_weights"] = (real & (out["positions"] > 0)).astype(np.float32)
+        out["characters"] = rng.randint(1, NUM_CHARACTERS, (*real.shape, WORD_LENGTH)).astype(np.int32)
     if config.num_token_types > 1:
         out["token_types"] = rng.randint(0, config.num_token_types, real.shape).astype(np.int32)
     if config.pair_head:
@@ -79,7 +83,15 @@ def batch(case: Case) -> dict[str, np.ndarray]:
 def packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The same rows without their padding, as segments 1, 2, 3 of one row."""
     out = {}
-    for name in ("tokens", "positions", "segment_ids", "token_types", "encoder_tokens", "encoder_positions"):
+    for name in (
+        "tokens",
+        "positions",
+        "segment_ids",
+        "token_types",
+        "encoder_tokens",
+        "encoder_positions",
+        "characters",
+    ):
         if name in arrays:
             real = arrays["encoder_segment_ids" if name.startswith("encoder_") else "segment_ids"] > 0
             out[name] = arrays[name][real][None]

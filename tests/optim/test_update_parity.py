@@ -17,6 +17,7 @@ from pretrainax.config import LayersConfig
 from pretrainax.optim import (
     SM3,
     Adafactor,
+    Adagrad,
     AdEMAMix,
     Lion,
     Muon,
@@ -203,6 +204,12 @@ def stable_adamw(o, name, w, g, state, rate, t):
     return w * (1 - slowed / max_lr * released_decay) - slowed * state["m"] / (np.sqrt(state["v"]) + o.epsilon)
 
 
+def adagrad(o, name, w, g, state, rate, t):
+    """tf.train.AdagradOptimizer, as bilm-tf takes it."""
+    state["v"] = state.get("v", o.initial_square) + g**2
+    return w - rate * (g / np.sqrt(state["v"]) + decay(o, name) * w)
+
+
 def lion(o, name, w, g, state, rate, t):
     """Chen et al. 2023, algorithm 2."""
     sign = np.sign(o.b1 * state.get("m", 0.0) + (1 - o.b1) * g)
@@ -303,6 +310,7 @@ FALLING, CONSTANT = WarmupLinear(2), WarmupConstant(2)
     [
         (adafactor, Adafactor(), FALLING),
         (stable_adamw, StableAdamW(8e-4, weight_decay=1e-5 / 8e-4, b2=0.98), FALLING),
+        (adagrad, Adagrad(weight_decay=0.1), FALLING),
         (lion, Lion(), FALLING),
         (ademamix, AdEMAMix(rise_steps=4, clip_norm=None), FALLING),
         (muon, Muon(weight_decay=0.1), FALLING),
@@ -331,6 +339,7 @@ RELEASED = {
     "deepseek": adamw,
     "electra_base": bert,
     "electra_small": bert,
+    "elmo": adagrad,
     "eurobert": adamw,
     "finetune": bert,
     "gemma": adamw,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax import models, zoo
+from pretrainax.config import WORD_LENGTH
 from pretrainax.optim import SM3, Adafactor, Muon, ScheduleFreeAdamW
 from pretrainax.optim.decay import decay_mask
 from pretrainax.sharding.optimizer_state import opt_state_specs
@@ -38,14 +39,18 @@ def example_shapes(config, batch_size=8, length=16):
     names = ["tokens", "segment_ids", "positions", "targets", "loss_weights"]
     if config.family == "encoder":
         names += ["token_types", "masked_positions"]
+    if config.family == "recurrent":
+        names += ["previous", "previous_weights"]
     if config.family == "encoder_decoder":
         names += ["encoder_tokens", "encoder_segment_ids", "encoder_positions"]
     masked = length // 4 if config.family == "encoder" else length
-    pair = {"pair_labels": jax.ShapeDtypeStruct((batch_size,), jnp.int32)} if config.pair_head else {}
-    return pair | {
+    others = {"pair_labels": jax.ShapeDtypeStruct((batch_size,), jnp.int32)} if config.pair_head else {}
+    if config.family == "recurrent":
+        others["characters"] = jax.ShapeDtypeStruct((batch_size, length, WORD_LENGTH), jnp.int32)
+    return others | {
         name: jax.ShapeDtypeStruct(
             (batch_size, masked if name in ("targets", "loss_weights", "masked_positions") else length),
-            jnp.float32 if name == "loss_weights" else jnp.int32,
+            jnp.float32 if name.endswith("weights") else jnp.int32,
         )
         for name in names
     }

@@ -1,4 +1,4 @@
-"""A config of each family, small enough to train in a test: `tests/support/tiny.py:t5`, `:bert`, `:gpt`."""
+"""A config of each family, small enough to train in a test: `tests/support/tiny.py:t5`, `:bert`, `:gpt`, `:elmo`."""
 
 from pretrainax.config import (
     CheckpointConfig,
@@ -7,14 +7,16 @@ from pretrainax.config import (
     Experiment,
     LearnedPositions,
     ModelConfig,
+    NoPositions,
+    Recurrent,
     RelativePositionBuckets,
     TrainConfig,
 )
-from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption
+from pretrainax.data.objectives import BidirectionalLM, CausalLM, MaskedLM, SpanCorruption
 from pretrainax.data.sources import TextFiles
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
-from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
+from pretrainax.tokenization import ByteBPE, Unigram, WordPiece, Words
 
 
 def get_config(variant: str = "t5") -> Experiment:
@@ -23,9 +25,13 @@ def get_config(variant: str = "t5") -> Experiment:
         model.family, model.position, model.use_bias = "encoder_decoder", RelativePositionBuckets(), False
     if variant == "bert":
         model.family, model.masked_lm_head, model.num_token_types = "encoder", True, 2
+    if variant == "elmo":
+        model.family, model.recurrent = "recurrent", Recurrent(character_dim=4, filters=(8, 8, 16))
+        model.position, model.tie_embeddings, model.output_bias = NoPositions(), False, True
     tokenizer, objective = {
         "t5": (Unigram(vocab_size=400), SpanCorruption()),
         "bert": (WordPiece(vocab_size=400), MaskedLM()),
+        "elmo": (Words(vocab_size=200), BidirectionalLM()),
         "gpt": (ByteBPE(vocab_size=400), CausalLM()),
     }[variant]
     return Experiment(

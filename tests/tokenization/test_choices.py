@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretrainax.config import ModelConfig, UserError
-from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece
+from pretrainax.tokenization import BPE, ByteBPE, Characters, Unigram, WordPiece, Words
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -30,6 +30,7 @@ CONFIGS = {
     "masked_bpe": ByteBPE(vocab_size=400, special_pieces="roberta"),
     "bpe_with_sentinels": ByteBPE(vocab_size=400, num_sentinels=3),
     "characters": Characters(),
+    "words": Words(vocab_size=500),
 }
 LOSSLESS = ("unigram", "albert", "sentencepiece_bpe", "bpe", "masked_bpe", "bpe_with_sentinels")
 SPECIAL_TEXT = "a [MASK] [UNK] </s> <unk> <pad> <extra_id_0> <|endoftext|> z"
@@ -134,6 +135,31 @@ def test_sentencepiece_bpe_merges_the_most_frequent_pairs_first():
 def test_characters_are_sorted_after_the_special_ids():
     tokenizer = Characters().build(iter(["ba", "cé"]))
     np.testing.assert_array_equal(tokenizer.encode("abcé?"), [3, 4, 5, 6, tokenizer.vocabulary.unk])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(3, 499), max_size=8), st.sampled_from([" ", "\n", " \t "]))
+def test_known_words_come_back_whatever_white_space_parts_them(ids, between):
+    tokenizer = trained("words")
+    said = between.join(tokenizer.decode([i]) for i in ids)
+    np.testing.assert_array_equal(tokenizer.encode(said), ids)
+    assert tokenizer.decode(ids) == " ".join(said.split())
+
+
+def test_words_are_numbered_by_how_often_they_occur():
+    tokenizer = Words(vocab_size=5).build(iter(["b a </S>", "c a b a"]))
+    np.testing.assert_array_equal(tokenizer.encode("a b c <S>"), [3, 4, 2, 2])
+    assert tokenizer.decode([0, 3, 4, 2]) == "</S> a b <UNK>"
+
+
+def test_a_vocabulary_of_words_is_a_file_with_a_word_a_line(tmp_path):
+    file = tmp_path / "vocabulary.txt"
+    file.write_text("</S>\n<S>\n<UNK>\nthe\nMüller\n")
+    tokenizer = Words(path=str(file)).load()
+    np.testing.assert_array_equal(tokenizer.encode("the Müller house"), [3, 4, 2])
+    file.write_text("the\n<UNK>\n")
+    with pytest.raises(UserError, match="has no line </S>, <S>: no vocabulary of words"):
+        Words(path=str(file)).load()
 
 
 def test_wordpiece_lowercase_is_a_choice():
@@ -250,6 +276,7 @@ DECODED = {
     "masked_bpe": (["mask", "sep", "pad"], "ab<mask></s><pad>ab"),
     "bpe_with_sentinels": (["eos", "sentinels"], "ab<|endoftext|><extra_id_0>ab"),
     "characters": (["eos", "unk"], "ab</s><unk>ab"),
+    "words": (["eos", "bos"], "<UNK> </S> <S> <UNK>"),  # no word of the text is "ab"
 }
 
 

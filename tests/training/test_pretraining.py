@@ -12,6 +12,7 @@ from pretrainax.config import Generator
 from pretrainax.config.validation import validate
 from pretrainax.data.objectives import (
     UL2R,
+    BidirectionalLM,
     CausalLM,
     DecoderOnly,
     Denoising,
@@ -144,6 +145,13 @@ def test_decoders(objective, text, cache, tmp_path):
     if isinstance(objective, FillInTheMiddle | DecoderOnly):
         experiment.tokenizer = Unigram(vocab_size=400)
     run(experiment, tmp_path, cache)
+
+
+@pytest.mark.parametrize("mask_documents", [False, True])
+def test_both_directions(mask_documents, text, cache, tmp_path):
+    lines = run(config("elmo", BidirectionalLM(mask_documents), text), tmp_path, cache)
+    for line in lines:
+        assert line["total_loss"] == pytest.approx(line["loss"] + line["backward_loss"])
 
 
 @pytest.mark.parametrize("packing", [FirstFit(), BestFit(), OneEach(), OneEach(buckets=(16,))], ids=repr)

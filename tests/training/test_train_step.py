@@ -10,13 +10,16 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import (
+    NUM_CHARACTERS,
     LatentAttention,
     LearnedPositions,
     MeshConfig,
     MixtureOfExperts,
     ModelConfig,
     MultiTokenPrediction,
+    NoPositions,
     RandomBlocks,
+    Recurrent,
     RelativePositionBuckets,
     RotaryPositions,
     SlidingWindows,
@@ -65,6 +68,13 @@ BRICKS = {
     ),
     "tokens_after_the_next": dict(
         family="decoder", position=RotaryPositions(16), norm="rms", multi_token=MultiTokenPrediction(depth=2)
+    ),
+    "recurrent": dict(
+        family="recurrent",
+        position=NoPositions(),
+        recurrent=Recurrent(character_dim=4, filters=(8, 8, 16), highways=1),
+        output_bias=True,
+        tie_embeddings=False,
     ),
     "two_tables": dict(
         family="encoder_decoder",
@@ -149,6 +159,7 @@ def make_batch(config, seed=0):
             "masked_positions": 16,
             "token_types": 2,
             "pair_labels": 2,
+            "characters": NUM_CHARACTERS,
         }.get(name, 64)
         batch[name] = rng.integers(0, highest, x.shape, dtype=np.int32)
         if name.endswith("segment_ids"):  # two texts and padding
@@ -156,7 +167,8 @@ def make_batch(config, seed=0):
             ends = rng.integers(2, length // 2, (ROWS, 1)), rng.integers(length // 2, length + 1, (ROWS, 1))
             batch[name] = np.where(places < ends[1], 1 + (places >= ends[0]), 0).astype(np.int32)
     shape = batch["targets"].shape
-    batch["loss_weights"] = (rng.random(shape) < rng.random((ROWS, 1))).astype(np.float32)
+    for name in (name for name in batch if name.endswith("weights")):
+        batch[name] = (rng.random(shape) < rng.random((ROWS, 1))).astype(np.float32)
     return batch
 
 

@@ -5,6 +5,7 @@ NumPy only: loader workers never load JAX.
 
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.base import Objective, Statistic, Text
+from pretrainax.data.objectives.bidirectional import BidirectionalLM
 from pretrainax.data.objectives.causal import CausalLM
 from pretrainax.data.objectives.denoisers import UL2R, MixtureOfDenoisers, SequentialDenoising
 from pretrainax.data.objectives.denoising import Denoising
@@ -20,6 +21,7 @@ from pretrainax.data.objectives.spans import SpanCorruption
 from pretrainax.data.objectives.text_to_text import TextToText
 
 __all__ = [
+    "BidirectionalLM",
     "CausalLM",
     "DecoderOnly",
     "Denoising",

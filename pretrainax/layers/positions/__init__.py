@@ -4,7 +4,7 @@ A new kind is a dataclass of fields (`config.positions.Position`), a file here w
 `base.PositionTerms`), and its name in the line below.
 """
 
-from pretrainax.layers.positions import disentangled, learned, relative_buckets, rotary, sinusoidal
+from pretrainax.layers.positions import disentangled, learned, none, relative_buckets, rotary, sinusoidal
 from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of, positions_of
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "behaviour_of",
     "disentangled",
     "learned",
+    "none",
     "positions_of",
     "relative_buckets",
     "rotary",

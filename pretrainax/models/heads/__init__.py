@@ -3,12 +3,23 @@
 A new head is a file here with one class (`base.Head`), and its name in the line below.
 """
 
-from pretrainax.models.heads import classify, embed, extract, language_model, multi_token, pairs, replaced_tokens, tag
+from pretrainax.models.heads import (
+    backward_language_model,
+    classify,
+    embed,
+    extract,
+    language_model,
+    multi_token,
+    pairs,
+    replaced_tokens,
+    tag,
+)
 from pretrainax.models.heads.base import HEADS, Head, heads_of, register_head
 
 __all__ = [
     "HEADS",
     "Head",
+    "backward_language_model",
     "classify",
     "embed",
     "extract",

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
+from pretrainax.layers.scalar_mix import ScalarMix
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.sharding.param_paths import PyTree
@@ -81,9 +82,16 @@ def heads_of(config: ModelConfig) -> list[Head]:
     return [head for head in HEADS.values() if head.is_in(config)]
 
 
+def modules_of_heads(config: ModelConfig) -> dict[str, nn.Module]:
+    """Returns the submodules that are of the heads of a model, by name: the first parts of their parameters' paths. The
+    head of a task reads a mean of a recurrent model's layers (Peters et al. 2018, section 3.2)."""
+    mix = {"scalar_mix": ScalarMix()} if config.recurrent is not None and config.head is not None else {}
+    return mix | {name: module for head in heads_of(config) for name, module in head.modules(config).items()}
+
+
 def head_modules(config: ModelConfig) -> set[str]:
-    """Names the submodules that are of the heads of a model: the first parts of their parameters' paths."""
-    return {name for head in heads_of(config) for name in head.modules(config)}
+    """Names these submodules."""
+    return set(modules_of_heads(config))
 
 
 def rows_with_text(batch: Batch) -> jax.Array:

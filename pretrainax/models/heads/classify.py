@@ -84,8 +84,8 @@ class Classifier(Head):
         assert isinstance(config.head, Classify)
         hidden = 0 if config.head.hidden == "none" else config.d_model
         if config.head.kind == "choice":  # of each text one number
-            return 2 * config.d_model * (hidden + 1) * int(config.head.num_labels)
-        return 2 * config.d_model * (hidden + config.head.num_labels)
+            return 2 * config.stream_width * (hidden + 1) * int(config.head.num_labels)
+        return 2 * config.stream_width * (hidden + config.head.num_labels)
 
 
 class ClassifierHead(nn.Module):
@@ -117,7 +117,7 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
 
     labels: how many logits, where these are not those of the head.
     """
-    head, init = config.head, normal_init(config, config.d_model)
+    head, init = config.head, normal_init(config, config.stream_width)
     assert isinstance(head, (Classify, Tag, Extract))
     rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
     dropout = nn.Dropout(rate, deterministic=deterministic)

@@ -69,7 +69,7 @@ class Extractor(Head):
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Extract)
         hidden = 0 if config.head.hidden == "none" else config.d_model
-        return 2 * targets * config.d_model * (hidden + config.head.num_labels)
+        return 2 * targets * config.stream_width * (hidden + config.head.num_labels)
 
 
 class ExtractorHead(nn.Module):

@@ -60,13 +60,14 @@ class LanguageModel(Head):
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
         """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
+        x = x[..., : model.config.d_model]  # of two directions that which reads forward
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
             # [B, T, D] -> [B, K, D]
             x = jnp.take_along_axis(x, batch["masked_positions"][:, :, None], axis=1, mode="clip")
         if model.config.masked_lm_head:
             x = model.masked_lm_head(x)
-        return model.unembedding(x, model.written_embedding.embedding)
+        return model.unembedding(x, model.written_embedding.embedding if model.config.tie_embeddings else None)
 
     def count(self, batch: Batch) -> Optional[jax.Array]:
         return batch["loss_weights"].sum() if has_loss(batch) else None
@@ -106,7 +107,7 @@ class LMHead(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, features: jax.Array, token_embedding: jax.Array) -> LanguageModelOutput:
+    def __call__(self, features: jax.Array, token_embedding: Optional[jax.Array]) -> LanguageModelOutput:
         config = self.config
         if config.logit_scale is not None:
             features = features * config.logit_scale
@@ -116,6 +117,7 @@ class LMHead(nn.Module):
         if config.tie_embeddings:
             if config.scale_tied_logits:
                 features = features * config.d_model**-0.5
+            assert token_embedding is not None
             matrix = token_embedding.T
         else:
             init = normal_init(config, config.d_model)

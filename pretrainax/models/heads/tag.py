@@ -84,7 +84,7 @@ class Tagger(Head):
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Tag)
         hidden = 0 if config.head.hidden == "none" else config.d_model
-        return 2 * targets * config.d_model * (targets + hidden + config.head.num_labels)
+        return 2 * targets * config.stream_width * (targets + hidden + config.head.num_labels)
 
 
 def _words(batch: Batch) -> jax.Array:

@@ -1,0 +1,65 @@
+"""The configuration of a recurrent model of words that are read by their characters."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Optional
+
+from pretrainax.config.choice import Choice
+from pretrainax.config.positions import NoPositions
+
+if TYPE_CHECKING:
+    from pretrainax.config.experiment import Experiment
+
+WORD_LENGTH = 50  # characters of a word, bytes of UTF-8, with the marks of its begin and end (bilm-tf)
+# what bilm-tf tells apart: 0, no word; 256 bytes; begin and end of a text, and of a word; what is behind a word's end
+NUM_CHARACTERS = 262
+
+# Fields of config.model whose bricks a recurrent model does not have -> what they have to be.
+_WITHOUT = {
+    "tie_embeddings": False,
+    "embedding_dim": None,
+    "embedding_norm": False,
+    "scale_embeddings": False,
+    "num_token_types": 0,
+    "latent_attention": None,
+    "experts": None,
+    "input_convolution": None,
+    "masked_lm_head": False,
+    "enhanced_mask_decoder": False,
+    "generator": None,
+}
+
+
+@dataclasses.dataclass
+class Recurrent(Choice):
+    """LSTMs over words, one from left to right and one from right to left, in the place of blocks (ELMo: Peters et al.
+    2018, arXiv 1802.05365, section 3). A word's vector is made of its characters (Jozefowicz et al. 2016, arXiv
+    1602.02410, section 3.1), so that there is no table of words but that of the softmax.
+
+    The memory of a cell is config.model.d_ff wide, what it says is projected to config.model.d_model.
+    """
+
+    character_dim: int = 16  # width of a character's vector
+    filters: tuple[int, ...] = (32, 32, 64, 128, 256, 512, 1024)  # of convolutions over one character, over two, …
+    highways: int = 2  # layers above the convolutions (Srivastava et al. 2015, arXiv 1505.00387)
+    clip: Optional[float] = 3.0  # neither what a cell remembers nor what it says is larger; None: they may be
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        path, model = "config.model.recurrent", experiment.model
+        if model.family != "recurrent":
+            yield f"{path} is of a recurrent model, config.model.family is {model.family!r}: set it to None"
+            return
+        if self.character_dim < 1 or self.highways < 0:
+            yield f"{path}.character_dim is {self.character_dim}, at least 1, and highways {self.highways}, at least 0"
+        if not 0 < len(self.filters) <= WORD_LENGTH or min(self.filters) < 1:
+            yield f"{path}.filters is {self.filters}: from 1 to {WORD_LENGTH} numbers, each at least 1"
+        if self.clip is not None and self.clip <= 0:
+            yield f"{path}.clip is {self.clip}, it must be greater than 0; None: nothing is clipped"
+        if not isinstance(model.position, NoPositions):
+            yield (
+                f"config.model.position is {type(model.position).__name__}, and a recurrent model reads words in their "
+                "order: set it to NoPositions()"
+            )
+        for name, value in _WITHOUT.items():
+            if getattr(model, name) != value:
+                yield f"config.model.{name} is {getattr(model, name)!r}, of a recurrent model it must be {value}"

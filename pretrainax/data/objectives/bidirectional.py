@@ -1,0 +1,71 @@
+"""Bidirectional language modelling: each token from those before it, and once more from those behind it."""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from pretrainax.data.batch import Lengths
+from pretrainax.data.objectives.base import Statistic
+from pretrainax.data.objectives.causal import CausalLM, positions_from_segments
+
+
+@dataclasses.dataclass
+class BidirectionalLM(CausalLM):
+    """The next token at every position, and the one before, by two models that share what is below and above them
+    (Peters et al. 2018, section 3.1). Trained is the sum of both losses, each over the whole vocabulary; "loss" is that
+    of the first, a likelihood of the text.
+
+    Windows are cut from the documents laid end to end, so rows have no padding. The window `the cat . a` (of two
+    documents, for a sequence length of 4) becomes
+
+        tokens             the  cat  .    a
+        targets            cat  .    a    the
+        loss_weights       1    1    1    0
+        previous           a    the  cat  .
+        previous_weights   0    1    1    1
+        segment_ids        1    1    1    1
+        positions          0    1    2    3
+
+    and with `mask_documents`, where what is read stays inside a document,
+
+        loss_weights       1    1    0    0
+        previous_weights   0    1    1    0
+        segment_ids        1    1    1    2
+        positions          0    1    2    0
+
+    What is beyond the window, or the document, has weight 0.
+    """
+
+    families: ClassVar[tuple[str, ...]] = ("recurrent",)
+    shortest: ClassVar[int] = 2
+    select_by: ClassVar[str] = "total_loss"
+    head_figures: ClassVar[tuple[str, ...]] = ("backward_loss", "backward_accuracy", "total_loss")
+
+    def lengths(self, sequence_length):
+        return self.measure(sequence_length)
+
+    def measure(self, raw):
+        return Lengths(raw, inputs=raw, targets=raw)
+
+    def example(self, text, rng, vocabulary):
+        tokens = text.tokens
+        segments = text.segment_ids if self.mask_documents else np.ones_like(tokens)
+        together = (segments[1:] == segments[:-1]).astype(np.float32)  # each with the next
+        return {
+            "tokens": tokens,
+            "segment_ids": segments,
+            "positions": positions_from_segments(segments),
+            "targets": np.roll(tokens, -1),
+            "loss_weights": np.append(together, np.float32(0)),
+            "previous": np.roll(tokens, 1),
+            "previous_weights": np.append(np.float32(0), together),
+        }
+
+    def restore(self, example, vocabulary):
+        return np.append(example["tokens"][:1], example["targets"][:-1])
+
+    def statistics(self, examples, vocabulary):
+        yield from super().statistics(examples, vocabulary)
+        predicted = sum(float(example["previous_weights"].sum()) for example in examples)
+        yield Statistic("backward loss tokens", predicted / sum(len(example["tokens"]) for example in examples))

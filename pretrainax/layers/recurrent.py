@@ -1,0 +1,150 @@
+"""LSTMs with projections, one from left to right and one from right to left, layer upon layer (Peters et al. 2018,
+arXiv 1802.05365, section 3.1)."""
+
+from typing import Optional
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from pretrainax.config import ModelConfig
+from pretrainax.layers.attention import Mask
+from pretrainax.layers.block import Block, Context, Layer, SideOutputs
+from pretrainax.layers.convolution import Branch
+from pretrainax.layers.linear import Linear, normal_init
+from pretrainax.layers.positions import PositionTerms
+from pretrainax.layers.stack import Blocks
+from pretrainax.sharding.arrays import constrain
+from pretrainax.sharding.axes import logical_spec
+from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.rules import add_partition_rules
+
+add_partition_rules(
+    (
+        (r"blocks/(forward|backward)/input/kernel", "layers d_model gates d_ff"),
+        (r"blocks/(forward|backward)/input/bias", "layers gates d_ff"),
+        (r"blocks/(forward|backward)/cell/hidden/kernel", "layers d_model gates d_ff"),
+        (r"blocks/(forward|backward)/cell/projection/kernel", "layers d_ff d_model"),
+    )
+)
+_GATES = 4  # what comes in, what it is, what stays, what goes out: i, j, f, o
+_FORGET_BIAS = 1.0  # a memory stays at first (Jozefowicz et al. 2015, section 2.3; TensorFlow adds it to the sum)
+_BOTH = ("forward", "backward")
+
+State = tuple[jax.Array, jax.Array]  # the memory [B, F] float32, and what was said of it [B, D]
+
+
+class Cell(nn.Module):
+    """One step of an LSTM that says a projection of its memory (Sak et al. 2014, arXiv 1402.1128), without peepholes.
+
+    Gates are sigmoid(x · W + h · U + b) in float32; both the memory and what is said are clipped.
+    """
+
+    config: ModelConfig
+
+    @nn.compact
+    def __call__(self, state: State, gates: jax.Array, starts: jax.Array) -> tuple[State, jax.Array]:
+        """Returns the next state, and what is said, [B, D].
+
+        Args:
+          gates: the part that the input makes of them, [B, 4, F].
+          starts: [B] bool, a text begins here: what was before is forgotten.
+        """
+        config, limit = self.config, self.config.recurrent.clip
+        clipped = lambda x: x if limit is None else jnp.clip(x, -limit, limit)  # noqa: E731
+        memory, said = (jnp.where(starts[:, None], 0, x) for x in state)
+        init = normal_init(config, 2 * config.d_model)
+        axes = ("d_model", "gates", "d_ff")
+        # [B, D] -> [B, 4, F]
+        gates = gates + Linear((_GATES, config.d_ff), axes, init, use_bias=False, name="hidden")(said)
+        enters, new, stays, leaves = jnp.moveaxis(gates.astype(jnp.float32), 1, 0)
+        new, stays = jnp.tanh(new), jax.nn.sigmoid(stays + _FORGET_BIAS)
+        memory = clipped(stays * memory + jax.nn.sigmoid(enters) * new)
+        shown = (jax.nn.sigmoid(leaves) * jnp.tanh(memory)).astype(said.dtype)
+        init = normal_init(config, config.d_ff)
+        # [B, F] -> [B, D]
+        said = clipped(Linear((config.d_model,), ("d_ff", "d_model"), init, use_bias=False, name="projection")(shown))
+        said = constrain(said, logical_spec("batch"))
+        return (memory, said), said
+
+
+class Direction(nn.Module):
+    """Reads each text of a row with one LSTM, [B, T, D] -> [B, T, D]: from left to right, or from right to left."""
+
+    config: ModelConfig
+    backward: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        config, rows = self.config, x.shape[0]
+        chex.assert_shape(segment_ids, x.shape[:2], custom_message="segment_ids are [B, T] where x is [B, T, D]")
+        init = normal_init(config, 2 * config.d_model)
+        axes = ("d_model", "gates", "d_ff")
+        # [B, T, D] -> [B, T, 4, F]
+        gates = Linear((_GATES, config.d_ff), axes, init, name="input")(x)
+        changes = segment_ids[:, 1:] != segment_ids[:, :-1]
+        starts = jnp.pad(changes, ((0, 0), (0, 1) if self.backward else (1, 0)), constant_values=True)
+        over_time = nn.scan(
+            Cell,
+            variable_broadcast="params",
+            split_rngs={"params": False},
+            in_axes=1,
+            out_axes=1,
+            reverse=self.backward,
+        )
+        state = jnp.zeros((rows, config.d_ff), jnp.float32), jnp.zeros((rows, config.d_model), x.dtype)
+        _, y = over_time(config, name="cell")(state, gates, starts)
+        return constrain(y)
+
+
+class RecurrentBlock(Block):
+    """A layer of both directions, [B, T, 2 D] -> [B, T, 2 D]: the left half of the stream reads forward, the right half
+    backward, and neither sees the other. All layers but the first add what they read (Peters et al. 2018, section 3.4).
+    """
+
+    @nn.compact
+    def __call__(
+        self,
+        x: jax.Array,
+        layer: Layer,
+        context: Context,
+        state: PyTree = None,
+        branch: Optional[Branch] = None,
+        source: Optional[jax.Array] = None,
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream, which is the state of the layer too: a task mixes those of all layers."""
+        dropout = nn.Dropout(self.config.dropout_rate, deterministic=context.deterministic)
+        x = dropout(constrain(x))
+        said = [
+            Direction(self.config, backward=name == "backward", name=name)(half, context.mask.query_segment_ids)
+            for name, half in zip(_BOTH, jnp.split(x, 2, axis=-1), strict=True)
+        ]
+        x = jnp.concatenate(said, axis=-1) + jnp.where(layer.is_first, 0, x)
+        self.sow("intermediates", "hidden", x)
+        return x, SideOutputs(x)
+
+    @staticmethod
+    def flops(config: ModelConfig, length: int) -> int:
+        """Counts the floating-point operations of one example's forward, in one layer."""
+        return 2 * length * len(_BOTH) * config.d_model * config.d_ff * (2 * _GATES + 1)
+
+    @staticmethod
+    def kept(config: ModelConfig) -> int:
+        """Counts the numbers that the backward of a layer needs of a token: gates of both products, memory, and both
+        streams."""
+        return len(_BOTH) * ((2 * _GATES + 1) * config.d_ff + 2 * config.d_model)
+
+
+class RecurrentStack(Blocks, kw_only=True):
+    """Vectors of words [B, T, D] -> the stream of both directions [B, T, 2 D]."""
+
+    block: type[Block] = RecurrentBlock
+
+    @nn.compact
+    def __call__(self, x: jax.Array, segment_ids: jax.Array, *, deterministic: bool) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream after the last layer, and beside it that of each layer, [L, B, T, 2 D]."""
+        context = Context(Mask(False, segment_ids, segment_ids), PositionTerms(), deterministic=deterministic)
+        x, side = self.run(jnp.concatenate([x, x], axis=-1), context, None, None)
+        self.sow("intermediates", "output", x)
+        return x, side

@@ -1,0 +1,47 @@
+"""The head that says which token stood before, of a model that reads from right to left too."""
+
+from typing import Optional, Unpack
+
+import flax.linen as nn
+import jax
+
+from pretrainax.config import ModelConfig, UserError
+from pretrainax.data.batch import has_loss, has_previous
+from pretrainax.layers.sums import Sums
+from pretrainax.models.heads.base import Batch, Head, register_head
+from pretrainax.models.heads.language_model import LanguageModelOutput
+from pretrainax.models.heads.vocabulary_loss import LossOptions, loss_sums
+
+
+@register_head
+class BackwardLanguageModel(Head):
+    """It has no parameters: the output matrix is that of the language model (Peters et al. 2018, section 3.1)."""
+
+    name, loss_name = "backward_lm", "backward_loss"
+
+    def is_in(self, config: ModelConfig) -> bool:
+        return config.family == "recurrent" and config.head is None
+
+    def modules(self, config: ModelConfig) -> dict[str, nn.Module]:
+        return {}
+
+    def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
+        """Returns predictions at all positions; of x [B, T, 2 D] the right half reads backward."""
+        return model.unembedding(x[..., model.config.d_model :], None)
+
+    def count(self, batch: Batch) -> Optional[jax.Array]:
+        return batch["previous_weights"].sum() if has_previous(batch) else None
+
+    def check(self, output: Optional[LanguageModelOutput], batch: Batch) -> None:
+        if has_loss(batch) and (output is None) == has_previous(batch):
+            lack = "previous has no head" if has_previous(batch) else "what reads backward has nothing to predict"
+            raise UserError(f"config.model.family and config.objective do not fit: {lack}")
+
+    def sums(self, output: LanguageModelOutput, batch: Batch, **options: Unpack[LossOptions]) -> tuple[jax.Array, Sums]:
+        asked = batch["previous"], batch["previous_weights"], batch.get("segment_ids")
+        sums = loss_sums(output, *asked, **options)
+        objective, _ = sums.pop("objective")
+        return objective, {f"backward_{name}": value for name, value in sums.items()}
+
+    def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
+        return 2 * inputs * config.d_model * config.vocab_size

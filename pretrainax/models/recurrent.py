@@ -1,0 +1,41 @@
+"""Recurrent: two LSTMs over words that are read by their characters (ELMo: Peters et al. 2018, arXiv 1802.05365).
+
+No Transformer: in the place of blocks are LSTMs, one that reads from left to right and predicts the next word, one that
+reads from right to left and predicts the one before, with one softmax for both.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pretrainax.data.batch import Batch
+from pretrainax.layers.block import SideOutputs
+from pretrainax.layers.characters import CharacterEmbedding
+from pretrainax.layers.recurrent import RecurrentStack
+from pretrainax.models.base import Model
+from pretrainax.models.outputs import Outputs
+
+
+class Recurrent(Model):
+    """The stream is [B, T, 2 D], a half of each direction. A table of tokens is never made: nobody looks one up.
+
+    The head of a task reads a mean of all layers, vectors of words among them, whose weights it learns.
+    """
+
+    def setup(self):
+        super().setup()
+        self.character_embedding = CharacterEmbedding(self.config, self.compute.dtype)
+        self.recurrent = RecurrentStack(self.config, self.compute, num_layers=self.config.num_layers)
+
+    def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
+        words = self.character_embedding(batch["characters"])
+        x, side = self.recurrent(words, batch["segment_ids"], deterministic=deterministic)
+        if self.config.head is not None:
+            x = self.scalar_mix(_layers(words, side.state))
+        x = self.dropout(x, deterministic=deterministic)
+        return self.answer(x, SideOutputs(sums=side.sums), batch, deterministic=deterministic)
+
+
+def _layers(words: jax.Array, above: jax.Array) -> jax.Array:
+    """Returns vectors of words, twice side by side, and the layers above them: [B, T, D], [L, B, T, 2 D] -> [L + 1, B,
+    T, 2 D]."""
+    return jnp.concatenate([jnp.concatenate([words, words], axis=-1)[None], above])

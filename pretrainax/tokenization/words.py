@@ -1,0 +1,91 @@
+"""Text word by word, as white space parts them."""
+
+import collections
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from pretrainax.config import UserError
+from pretrainax.tokenization.base import Tokenizer, Vocabulary
+from pretrainax.tokenization.choices import TokenizerConfig, too_little_text
+
+_WORD = re.compile(r"\S+")
+# field of Vocabulary -> piece, as the first lines of a vocabulary of bilm-tf have them
+_SPECIALS = {"eos": "</S>", "bos": "<S>", "unk": "<UNK>"}
+
+
+class WordTokenizer(Tokenizer):
+    """One id a word, the number of its line; a word outside of the vocabulary is unk. White space is not kept."""
+
+    file = "words.txt"
+    _between = " "
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
+        super().__init__(model, vocabulary, special_pieces)
+        self._words = _lines(model)
+        self._check_size(len(self._words))
+        if vocabulary.unk is None:
+            raise ValueError("no id for unknown words")
+        numbered = [(word, i) for i, word in enumerate(self._words) if i not in special_pieces]
+        self._ids = dict(reversed(numbered))  # of a word that stands there twice the first
+
+    def _encode_batch(self, texts: list[str]) -> list[np.ndarray]:
+        unk = self.vocabulary.unk
+        return [np.array([self._ids.get(word, unk) for word in _WORD.findall(text)], np.int32) for text in texts]
+
+    def _locate(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        places = [match.span() for match in _WORD.finditer(text)]
+        return self._encode_batch([text])[0], np.array(places, np.int32).reshape(-1, 2)
+
+    def _decode(self, ids: list[int]) -> str:
+        return " ".join(self._words[i] for i in ids)
+
+    def spellings(self) -> list[bytes]:
+        return [b"" if i in self.special_pieces else f" {word}".encode() for i, word in enumerate(self._words)]
+
+
+@dataclasses.dataclass
+class Words(TokenizerConfig):
+    """The most frequent words of the text, after </S>, <S> and <UNK>. Words are what white space parts: give text whose
+    punctuation stands by itself, or it is a part of the words.
+
+    A vocabulary of bilm-tf is a file of such words, a word a line.
+    """
+
+    vocab_size: int = 793_471  # special pieces included
+    path: Optional[str] = None  # read this instead: a saved tokenizer, or a file with a word a line
+    train_bytes: Optional[int] = 1_000_000_000  # of text to count words in
+
+    kind = WordTokenizer
+
+    @property
+    def size(self) -> int:
+        return self.vocab_size
+
+    def build(self, texts: Iterator[str]) -> Tokenizer:
+        counts = collections.Counter()
+        for text in texts:
+            counts.update(_WORD.findall(text))
+        for piece in _SPECIALS.values():  # which a text never is
+            counts.pop(piece, None)
+        words = [*_SPECIALS.values(), *sorted(counts, key=lambda word: (-counts[word], word))]
+        if len(words) < self.vocab_size:
+            raise UserError(too_little_text(self.vocab_size, len(words)))
+        return self._read("".join(f"{word}\n" for word in words[: self.vocab_size]).encode())
+
+    def _read(self, model: bytes) -> Tokenizer:
+        numbers = {word: i for i, word in enumerate(_lines(model))}
+        if missing := [piece for piece in _SPECIALS.values() if piece not in numbers]:
+            raise UserError(
+                f"config.tokenizer.path={self.path} has no line {', '.join(missing)}: no vocabulary of words"
+            )
+        named = {field: numbers[piece] for field, piece in _SPECIALS.items()}
+        vocabulary = Vocabulary(len(_lines(model)), **named)
+        return WordTokenizer(model, vocabulary, {i: _SPECIALS[field] for field, i in named.items()})
+
+
+def _lines(model: bytes) -> list[str]:
+    return model.decode().removesuffix("\n").split("\n")

@@ -1,0 +1,46 @@
+"""ELMo (Peters et al. 2018, arXiv 1802.05365): no Transformer, two LSTMs over words that are read by their characters.
+
+Published counts (93.6 M, 28.0 M, 13.6 M) are of what others took up: all but the softmax over words, which is
+`unembedding` here, 407 M more parameters of `original`. The released weights are HDF5 of TensorFlow, and transformers
+has no class for them: nothing here reads or writes those files.
+"""
+
+from pretrainax.config import ModelConfig, NoPositions, Recurrent
+from pretrainax.zoo.family import Family, trained_by
+from pretrainax.zoo.variants import pick
+
+# variant -> (width of what an LSTM says, width of its memory, highway layers)
+SIZES = {"original": (512, 4096, 2), "medium": (256, 2048, 1), "small": (128, 1024, 1)}
+
+
+def elmo(variant: str = "original") -> ModelConfig:
+    """Returns ELMo; UserError for an unknown variant."""
+    d_model, d_ff, highways = pick("elmo", variant, SIZES)
+    return ModelConfig(
+        family="recurrent",
+        vocab_size=793_471,
+        num_layers=2,
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=1,
+        position=NoPositions(),
+        recurrent=Recurrent(highways=highways),
+        tie_embeddings=False,
+        output_bias=True,
+        dropout_rate=0.1,
+        init_stddev=None,
+    )
+
+
+FAMILIES = (
+    Family(
+        name="ELMo",
+        prefix="elmo_",
+        preset=elmo,
+        sizes=SIZES,
+        paper="Peters et al. 2018, arXiv 1802.05365",
+        objective="language modelling in both directions",
+        configs=trained_by("elmo", SIZES),
+        huggingface=None,
+    ),
+)
