@@ -86,8 +86,9 @@ def stages_obstacle(model: ModelConfig) -> Optional[str]:
     """Says why the layers of a model cannot be on stages; None if they can."""
     if model.family != "decoder":
         return f"config.model.family is {model.family!r}"
-    if model.experts is not None:
-        return "config.model.experts is set"
+    for name in ("experts", "multi_token"):
+        if getattr(model, name) is not None:
+            return f"config.model.{name} is set"
     if model.share_layers:
         return "config.model.share_layers is set"
     return None

@@ -3,7 +3,7 @@
 import pytest
 
 from pretrainax.adapt import LoRA
-from pretrainax.config import MixtureOfExperts, UserError
+from pretrainax.config import MixtureOfExperts, MultiTokenPrediction, UserError
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
@@ -51,6 +51,7 @@ def test_parts_are_of_the_rows_that_the_stages_share():
         ({"family": "encoder"}, {"pipeline": 2}, "is 2, and config.model.family is 'encoder'; .* set it to 1, and con"),
         ({"share_layers": True}, {"pipeline": 2}, "config.model.share_layers is set; the stages of a pipeline are"),
         ({"experts": MixtureOfExperts(num_experts=4, top_k=2)}, {"pipeline": 2}, "config.model.experts is set; the"),
+        ({"multi_token": MultiTokenPrediction()}, {"pipeline": 2}, "config.model.multi_token is set; the stages"),
         ({"parts": 5}, {"pipeline": 2, "data": 2}, "config.train.pipeline_parts is 5, and 16 rows .* set it to a div"),
         ({"rows": 6}, {"pipeline": 4}, "config.train.global_batch_size 6 is not a multiple of 4: .*config.mesh.pipeli"),
     ],
