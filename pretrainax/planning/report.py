@@ -46,8 +46,8 @@ def _summary(
     if experts := describe_experts(experiment.model):
         yield "experts", experts
     yield "mesh", _mesh(candidate)
-    if pipeline := describe_stages(candidate.largest.experiment, candidate.sizes):
-        yield "pipeline", pipeline
+    if stages := describe_stages(candidate.largest.experiment, candidate.sizes):
+        yield "stages", stages
     yield (
         "memory",
         f"{'FITS' if fits else 'DOES NOT FIT'} by the estimate: {byte_size(needed)}, at most {MARGIN:.0%} of "

@@ -38,7 +38,7 @@ def describe(run: Run) -> list[tuple[str, str]]:
         ("data", run.prepared.summary),
         *(_phases(run) if run.phases else [("batch", _batch(run))]),
         ("mesh", f"{run.mesh.size} × {device}" + (f": {mesh}" if mesh else "")),
-        *_pipeline(run),
+        *_stages(run),
         ("compute", run.model.compute.dtype + (f", attention {', '.join(attention)}" if attention else "")),
         *_layers(run),
         *_ema(run),
@@ -48,10 +48,10 @@ def describe(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def _pipeline(run: Run) -> Iterator[tuple[str, str]]:
+def _stages(run: Run) -> Iterator[tuple[str, str]]:
     for part in run.parts:
         if said := describe_stages(part.trained, run.mesh.shape):
-            yield "pipeline", said
+            yield "stages", said
 
 
 def _batch(run: Run) -> str:

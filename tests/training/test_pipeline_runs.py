@@ -40,7 +40,7 @@ def test_a_run_goes_on_on_stages_where_a_run_without_has_left_it_and_the_other_w
     train(experiment, plain, tmp_path / "plain")
     train(experiment, staged, tmp_path / "staged")
     said = "2 stages of 1 of 2 layers, 4 parts of 1 rows a device; 20% of the time of the layers is the bubble"
-    assert "pipeline " + said in " ".join(capsys.readouterr().err.split())
+    assert "stages " + said in " ".join(capsys.readouterr().err.split())
     for name, other in (("plain", staged), ("staged", plain)):
         resumed = tmp_path / f"from {name}"
         shutil.copytree(tmp_path / name, resumed)
