@@ -48,7 +48,7 @@ class KeyBlocks(NamedTuple):
     size: int  # tokens of a block
     sides: int  # blocks on each side of its own that a query meets
     more: int = 0  # blocks elsewhere
-    whole: int = 0  # queries of a row that meet all keys, and keys that all queries meet beside those of blocks
+    whole: int = 0  # queries and keys beside those of blocks, each of which meets a whole row
 
     def pairs(self, length: int) -> int:
         """Counts those of a row of `length` tokens."""

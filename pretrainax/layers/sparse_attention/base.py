@@ -21,7 +21,7 @@ from pretrainax.sharding.mesh import platform
 Dropout = Optional[Callable[[jax.Array], jax.Array]]  # of weights of attention; None: none are dropped
 
 
-class SparseAttention(Attention):
+class AttentionByBlocks(Attention):
     """Attends to a part of each text; a kind says to which, in `read`."""
 
     @staticmethod

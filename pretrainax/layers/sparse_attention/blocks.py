@@ -27,12 +27,12 @@ from pretrainax.layers.attention import Mask, Weights, attention_of_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, pad
 from pretrainax.layers.attention_spec import KeyBlocks
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.sparse_attention.base import Dropout, SparseAttention
+from pretrainax.layers.sparse_attention.base import AttentionByBlocks, Dropout
 
 _OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024  # whose draws are those of the paper, of the first 1,024 tokens
 
 
-class BlockAttention(SparseAttention):
+class BlockAttention(AttentionByBlocks):
     """Attends by blocks: to neighbours, to the first and the last one, and to random ones."""
 
     @staticmethod
@@ -57,13 +57,13 @@ class BlockAttention(SparseAttention):
         layers = range(config.num_layers) if is_drawn else range(1)
         tables = jnp.asarray(np.stack([key_blocks(config, ids.shape[1], i if is_drawn else None) for i in layers]))
         table = tables[mask.layer if is_drawn else 0]
-        between = near(q, k, v, ids, table, scale, weights.drop)
+        between = of_blocks(q, k, v, ids, table, scale, weights.drop)
         ends = [jnp.concatenate([y[:, :size], y[:, -size:]], axis=1) for y in (q, ids)]  # [B, 2 b, …]
         whole = attention_of_weights(ends[0], k, v, weights=weights, mask=Mask(False, ends[1], ids), scale=scale)
         return jnp.concatenate([whole[:, :size], between, whole[:, size:]], axis=1)[:, :length]
 
 
-def near(
+def of_blocks(
     q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, table: jax.Array, scale: float, drop: Dropout
 ) -> jax.Array:
     """Returns what the queries of all blocks but the first and the last read, [B, (N - 2) b, H, K].

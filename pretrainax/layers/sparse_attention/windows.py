@@ -22,7 +22,7 @@ from pretrainax.layers.attention_mask import PADDING, Mask, heads_last, masked_l
 from pretrainax.layers.attention_spec import KeyBlocks
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.sparse_attention.base import Dropout, SparseAttention
+from pretrainax.layers.sparse_attention.base import AttentionByBlocks, Dropout
 from pretrainax.sharding.rules import add_partition_rules
 
 add_partition_rules(
@@ -33,7 +33,7 @@ add_partition_rules(
 )
 
 
-class WindowAttention(SparseAttention):
+class WindowAttention(AttentionByBlocks):
     """Attends to a window, and to the first token of each segment, which attends to all of it."""
 
     @staticmethod
@@ -124,7 +124,7 @@ def seen_by_first(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, sc
 
     Each token is asked by one query, that of its segment; sums over segments are laid where these begin.
 
-    NOTE Queries are made of all tokens, as nobody knows how many are first: of the products of a block, a tenth.
+    NOTE Queries are made of all tokens, as nobody knows how many are first: a fifteenth of the products of a block.
     """
 
     def over_segments(reduce, y):
