@@ -89,6 +89,11 @@ LATENT = {  # as DeepSeek-V3
         EXPERTS, shared_experts=1, scores="sigmoid", first_dense=1, bias_rate=0.01, balance_over="row", scale=2.5
     ),
 }
+TURNS = {  # as Switch Transformer
+    "experts": dataclasses.replace(EXPERTS, top_k=1, normalized=False, every=2),
+    "num_layers": 4,
+    "num_decoder_layers": 2,
+}
 EXPERT_MESHES = {
     "8 fsdp": MESHES["8 fsdp"],
     "2 data 4 expert": dict(data=2, expert=4),
@@ -99,8 +104,8 @@ ROWS = 32
 
 def model_config(family, **fields):
     small = dict(vocab_size=64, num_layers=2, d_model=32, d_ff=64, num_heads=4)
-    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT}.get(family, {})
-    family = "decoder" if family in ("experts", "latent") else family
+    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT, "turns": TURNS}.get(family, {})
+    family = {"experts": "decoder", "latent": "decoder", "turns": "encoder_decoder"}.get(family, family)
     return ModelConfig(**{"family": family} | small | (MODELS | BRICKS)[family] | fields)
 
 
@@ -210,7 +215,7 @@ def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
 
 
 @pytest.mark.parametrize("mesh", EXPERT_MESHES)
-@pytest.mark.parametrize("family", ["experts", "latent"])
+@pytest.mark.parametrize("family", ["experts", "latent", "turns"])
 def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     """In one batch: the balance of parts of it is another than that of all."""
     losses, params = five_steps(family, "1 device", 1)
