@@ -31,7 +31,7 @@ class MixtureOfExperts(Choice):
     # experts are in the last layer of each so many, and in the others one feed-forward (Switch Transformer: 2); None: 1
     every: Optional[int] = None
     # room of an expert, as a multiple of the tokens it gets where all get as many; for others it does nothing (GShard);
-    # None: there is room for all
+    # None: there is room for all, as there is in every model that is loaded
     capacity: Optional[float] = None
     balance_weight: float = 0.01  # of the loss that is 1 where all experts get as many (Fedus et al. 2021, section 2.2)
     balance_over: Literal["batch", "row"] = "batch"  # what should be even: all tokens, or each row (DeepSeek-V2, V3)

@@ -98,6 +98,10 @@ def test_the_bias_has_moved_by_its_rate_in_each_step(finished):
     np.testing.assert_allclose(bias / 0.01, np.round(bias / 0.01), atol=1e-4)  # float32
 
 
+def test_a_model_that_is_loaded_drops_nothing(finished):
+    assert load(finished).experiment.model.experts.capacity is None
+
+
 def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     for step in ("5", "6"):
