@@ -46,8 +46,11 @@ CASES = {
     "mt5": case(MT5, "base", BUCKETS, num_layers=2, num_heads=6, head_dim=4),
     "byt5": case(BYT5, "base", BUCKETS, num_decoder_layers=1),
     "ul2": case(UL2, "20b", BUCKETS),
-    # Two turns of two layers; no expert gets more tokens than it has room for in transformers, and each gets some.
-    "switch": case(SWITCH, "base_8", BUCKETS, num_layers=4, experts=mixture(SWITCH, "base_8", num_experts=2)),
+    # Two turns of two layers. No expert gets more tokens than it has room for in transformers, and each gets some, as
+    # torch neither moves nor decays one that gets none.
+    "switch": case(
+        SWITCH, "base_8", BUCKETS, num_layers=4, d_model=24, experts=mixture(SWITCH, "base_8", num_experts=2)
+    ),
     # Experts in all layers, of which the encoder has fewer. The class has no output matrix of its own, as C has one.
     "switch_c": case(
         SWITCH,
