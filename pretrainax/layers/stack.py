@@ -35,6 +35,10 @@ _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpo
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of linear maps, not attention's
 }
 
+# What a loop over layers has of each layer: parameters, what is sown, keys; (layers, context, state, branch).
+_OWN = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
+_IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
+
 
 @flax.struct.dataclass
 class Encoded:
@@ -217,10 +221,6 @@ class Stack(nn.Module):
             memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
         stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
         return x, SideOutputs(memory, over_layers(stacked, str(self.name), kinds[1].numbers))
-
-
-_OWN = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
-_IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
 
 
 def scanned(
