@@ -19,7 +19,7 @@ from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.packing import OneEach
 from pretrainax.data.row_stream import default_packing
 from pretrainax.layers.attention_mask import Mask
-from pretrainax.layers.feed_forward import first_dense
+from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.layers.linear import Linear
 from pretrainax.models.base import Model
 from pretrainax.sharding.param_paths import PyTree
@@ -202,10 +202,11 @@ class PrefixTuning(_VirtualTokens):
             yield f"config.tuning is {self}, and keys of config.model.latent_attention are no linear map: take LoRA"
         if experiment.model.sparse_attention is not None:
             yield f"config.tuning is {self}, and config.model.sparse_attention has no place for more keys: take LoRA"
-        if self.hidden and first_dense(experiment.model):
+        others, _ = kinds_of_layers(experiment.model, experiment.model.num_layers)
+        if self.hidden and others.numbers:
             yield (
-                f"config.tuning.hidden is {self.hidden}, which is for layers that are alike, and "
-                "config.model.experts.first_dense makes two kinds: set config.tuning.hidden to 0"
+                f"config.tuning.hidden is {self.hidden}, which is for layers that are alike, and config.model.experts "
+                "has two kinds (first_dense, every): set config.tuning.hidden to 0"
             )
 
 

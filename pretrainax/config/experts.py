@@ -8,6 +8,7 @@ from pretrainax.config.choice import Choice
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
+    from pretrainax.config.model import ModelConfig
 
 
 @dataclasses.dataclass
@@ -27,8 +28,10 @@ class MixtureOfExperts(Choice):
     group_score: Literal["best", "best_two"] = "best"  # of its experts; the sum of the best two's (DeepSeek-V3)
     # first layers of a stack that have one feed-forward, of width config.model.d_ff, and no experts (DeepSeek); None: 0
     first_dense: Optional[int] = None
+    # experts are in the last layer of each so many, and in the others one feed-forward (Switch Transformer: 2); None: 1
+    every: Optional[int] = None
     # room of an expert, as a multiple of the tokens it gets where all get as many; for others it does nothing (GShard);
-    # None: there is room for all
+    # None: there is room for all, as there is in every model that is loaded
     capacity: Optional[float] = None
     balance_weight: float = 0.01  # of the loss that is 1 where all experts get as many (Fedus et al. 2021, section 2.2)
     balance_over: Literal["batch", "row"] = "batch"  # what should be even: all tokens, or each row (DeepSeek-V2, V3)
@@ -65,6 +68,23 @@ class MixtureOfExperts(Choice):
             yield f"{path}.first_dense is {self.first_dense}: it must leave a layer of {min(model.stacks.values())}"
         if self.first_dense and model.share_layers:
             yield f"{path}.first_dense is {self.first_dense}, and config.model.share_layers makes all layers one"
+        yield from self._problems_of_turns(path, model)
+
+    def _problems_of_turns(self, path: str, model: "ModelConfig") -> Iterator[str]:
+        if self.every is None:
+            return
+        name = f"{path}.every is {self.every}"
+        if self.every < 2:
+            yield f"{name}, it must be at least 2; None puts experts in all layers"
+            return
+        for stack, layers in model.stacks.items():
+            if layers % self.every:
+                yield f"{name}, which does not divide the {layers} layers of the {stack}: set it to a divisor, or None"
+        if self.first_dense:
+            yield f"{name} and {path}.first_dense {self.first_dense}, which both say where experts are: set one to None"
+        for field in ("share_layers", "enhanced_mask_decoder"):
+            if getattr(model, field):
+                yield f"{name}, and config.model.{field} is for layers that are alike: set one of them to its default"
 
     def _problems_of_groups(self, path: str) -> Iterator[str]:
         if self.groups is None or self.top_groups is None:

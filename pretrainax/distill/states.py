@@ -17,7 +17,7 @@ from pretrainax.layers.linear import Linear
 from pretrainax.layers.multi_head import MultiHeadAttention, scale_of
 from pretrainax.layers.norm import Norm
 from pretrainax.models import Model, Outputs
-from pretrainax.sharding.param_paths import PyTree, parts_of_stack
+from pretrainax.sharding.param_paths import PyTree, over_parts
 
 _KINDS = ("query", "key", "value")
 
@@ -57,8 +57,12 @@ def run_with_states(
 def _states(stack: PyTree, embedded: jax.Array) -> States:
     def layers(rank: int, *path: str) -> jax.Array:
         """Returns [L, …] of what all layers have sown; it is [L, 1, …] where they share their parameters."""
-        found = [functools.reduce(dict.__getitem__, path, part["blocks"])[0] for part in parts_of_stack(stack)]
-        return jnp.concatenate([sown.reshape(-1, *sown.shape[-rank:]) for sown in found])
+
+        def found(blocks: PyTree) -> jax.Array:
+            (sown,) = functools.reduce(dict.__getitem__, path, blocks)
+            return sown.reshape(-1, *sown.shape[-rank:])
+
+        return over_parts(stack, found)
 
     hidden, attention = layers(3, "hidden"), stack["blocks"].get("self_attention", {})
     sown = [kind for kind in _KINDS if f"{kind}_vectors" in attention]

@@ -19,7 +19,7 @@ from pretrainax.layers.cache import BlockMemory, Memory
 from pretrainax.layers.stack import Encoded, layer_by_layer
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import LENGTH_AXIS, PIPELINE_AXIS, logical_spec
-from pretrainax.sharding.param_paths import PyTree
+from pretrainax.sharding.param_paths import BETWEEN, FIRST, PyTree
 from pretrainax.sharding.rules import named_sharding, tree_shardings
 
 
@@ -99,8 +99,8 @@ class CachedModel:
         of_layer = jax.tree.map(lambda s: named_sharding(mesh, P(*s.spec[1:])), shardings["blocks"])
         spread = (of_layer,) * len(jax.tree.leaves(stack["blocks"])[0])
         cut = jax.jit(lambda blocks: layer_by_layer(_in_dtype(blocks, dtype)), out_shardings=spread)
-        first = {"dense": self._apart(stack["dense"], shardings["dense"])} if "dense" in stack else {}
-        return {**stack, **first, "blocks": cut(stack["blocks"])}
+        parts = {part: self._apart(stack[part], shardings[part]) for part in (FIRST, BETWEEN) if part in stack}
+        return {**stack, **parts, "blocks": cut(stack["blocks"])}
 
     def start(self, params: PyTree, batch: Batch, room: int) -> tuple[jax.Array, State]:
         """Returns what the model says after the last token of each prompt, [B, V] float32 logits, and the state.

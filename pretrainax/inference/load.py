@@ -62,6 +62,8 @@ def load_origin(
     compute = _compute(experiment, dtype, mesh)
 
     def model(config: ModelConfig, params: PyTree, generator: Optional[LanguageModel] = None) -> LanguageModel:
+        if config.experts is not None:  # what is said of a text is not to depend on others that want the same expert
+            config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
         described = dataclasses.replace(experiment, model=config)
         built = adapted(models.build(config, compute), experiment)
         return LanguageModel(described, built, params, tokenizer, mesh, origin.description, generator)

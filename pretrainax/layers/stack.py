@@ -5,6 +5,7 @@ those of each layer out of the stack before. So `Stack` also takes a tuple of th
 and then applies one after the other.
 """
 
+import functools
 from typing import Optional
 
 import chex
@@ -19,7 +20,7 @@ from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.cache import Memory
 from pretrainax.layers.compute import Compute, blocks_in_a_turn
 from pretrainax.layers.convolution import Branch, InputConvolution
-from pretrainax.layers.feed_forward import first_dense, kinds_of_layers
+from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
@@ -37,6 +38,10 @@ _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpo
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,  # of linear maps, not attention's
 }
 
+# What a loop over layers has of each layer: parameters, what is sown, keys; (layers, context, state, branch).
+_OWN = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
+_IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
+
 
 @flax.struct.dataclass
 class Encoded:
@@ -53,135 +58,45 @@ class Blocks(nn.Module):
     config: ModelConfig
     compute: Compute
     num_layers: int
+    unroll: int  # blocks of the stack in a turn of its loop
     block: type[Block] = Block
-
-    @property
-    def numbers(self) -> range:
-        """Returns the numbers of the layers, from that of the first of the stack, 0."""
-        return range(self.num_layers)
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
+        self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        return self.run(x, context, state, branch)
+        """Returns the stream after the last layer, and what each gives beside it, [L, …]; layers: [L] each."""
+        blocks = scanned(self.block, self.config, self.compute, self.num_layers, self.unroll)
+        return blocks(self.config, self.compute, name="blocks")(x, layers, context, state, branch)
 
-    @nn.nowrap  # whose name would stand in those of what is computed here
-    def run(
-        self,
-        x: jax.Array,
-        context: Context,
-        state: PyTree,
-        branch: Optional[Branch],
-        absolute: Optional[jax.Array] = None,
+
+class Turn(nn.Module):
+    """Applies the layers of a turn: some without experts, and one with them."""
+
+    before: Blocks
+    last: nn.Module  # of [1, …]
+
+    def __call__(
+        self, x: jax.Array, layers: Layer, context: Context, state: PyTree, branch: Optional[Branch]
     ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last layer, and what they give beside it; arguments as of `Stack`."""
-        if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
-            return self._one_by_one(x, context, state, branch)
-        if state is None and self._lies_on_stages(len(x)):
-            return self._piped(x, context), SideOutputs()
-        return self._scanned(x, context, state, branch, absolute)
-
-    @nn.nowrap
-    def _scanned(
-        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
-    ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
-        config, compute, layers = self.config, self.compute, layers_of(self.config, self.numbers)
-        count = len(self.numbers)
-        if absolute is None:
-            blocks = self._scan(count, self.block)(config, compute, name="blocks")
-            x, side = blocks(x, layers, context, state, branch)
-        else:
-            blocks = self._scan(count, MaskDecoderBlock, nn.broadcast)(config, compute, name="blocks")
-            carry, side = blocks((x, x), layers, context, state, branch, absolute)
-            rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
-            x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
-        if config.share_layers:
-            side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
-        name = str(self.name)
-        sums = over_layers(side.sums, name, self.numbers[0])
-        if absolute is not None:
-            once = jax.tree.map(lambda s: s[None], again.sums)
-            sums = added(sums, over_layers(once, f"{name}_again", self.numbers[0]))
-        return x, SideOutputs(side.state, sums)
-
-    @nn.nowrap
-    def _lies_on_stages(self, rows: int) -> bool:
-        """Returns whether a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
-        is between the layers."""
-        asked = self.is_initializing() or self.is_mutable_collection("intermediates")
-        piped = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
-        return piped and not asked and rows % axis_size(BATCH_AXES) == 0
-
-    @nn.nowrap
-    def _piped(self, x: jax.Array, context: Context) -> jax.Array:
-        """Returns the stream after the last block, of parameters that the mesh splits by layers."""
-
-        def stage(params, x, layers, context, keys):
-            blocks = self._scan(len(layers.number), self.block)(self.config, self.compute, parent=None, name="blocks")
-            return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
-
-        keys = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
-        params, layers = self.get_variable("params", "blocks"), layers_of(self.config, self.numbers)
-        return pipelined(stage, params, x, layers, context, keys, self.compute.pipeline_parts)
-
-    @nn.nowrap
-    def _one_by_one(
-        self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
-    ) -> tuple[jax.Array, SideOutputs]:
-        """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
-        params, layers = self.get_variable("params", "blocks"), layers_of(self.config, self.numbers)
-        run = self.block(self.config, self.compute, parent=None).apply
-        kept, sums = [], []
-        for i in range(len(self.numbers)):
-            layer = jax.tree.map(lambda array, i=i: array[i], layers)
-            state = None if memory is None else memory.blocks[i]
-            x, side = run({"params": params[i % len(params)]}, x, layer, context, state, branch)
-            kept.append(side.state)
-            sums.append(side.sums)
-        if memory is not None:
-            memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
-        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
-        return x, SideOutputs(memory, over_layers(stacked, str(self.name), self.numbers[0]))
-
-    def _scan(self, count: int, block: type[Block], *own_axes: object) -> type[nn.Module]:
-        """Returns the class of so many blocks, called with (carry, layers, context, state, branch) and arguments of a
-        block's own, which lie along `own_axes`.
-
-        Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
-        """
-        compute = self.compute
-        unroll = blocks_in_a_turn(compute, count)
-        if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
-            # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
-            block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
-        own = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
-        in_axes = (0, nn.broadcast, 0, nn.broadcast, *own_axes)
-        if not self.config.share_layers:
-            return nn.scan(block, **own, in_axes=in_axes, length=count, unroll=unroll)
-        return nn.scan(
-            nn.scan(block, **own, in_axes=nn.broadcast, length=1),
-            variable_broadcast="params",
-            variable_axes={"intermediates": 0},
-            split_rngs={"params": False, "dropout": True},
-            in_axes=in_axes,
-            length=count,
-            unroll=unroll,
-        )
+        (early, early_state), (late, late_state) = _divided((layers, state), self.before.num_layers)
+        x, early = self.before(x, early, context, early_state, branch)
+        x, late = self.last(x, late, context, late_state, branch)
+        return x, late.replace(state=_joined(early.state, late.state))
 
 
-class Stack(Blocks, kw_only=True):
+class Stack(nn.Module):
     """[B, T, D] -> [B, T, D]. Position terms of attention are computed once and shared by all blocks.
 
-    Where experts are in all layers but the first, those are a part of their own, "dense".
+    Where experts are in some layers, the others are a part of their own: "dense" the first ones, "between" those that
+    take turns with them.
     """
 
+    config: ModelConfig
+    compute: Compute
+    num_layers: int
     causal: bool
-
-    @property
-    def numbers(self) -> range:
-        return range(first_dense(self.config), self.num_layers)
+    block: type[Block] = Block
 
     @nn.compact
     def __call__(
@@ -226,43 +141,156 @@ class Stack(Blocks, kw_only=True):
         branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
-        before = None  # of the first layers, where those are apart
-        if first := self.numbers[0]:
-            (dense, _), _ = kinds_of_layers(config, self.num_layers)
-            before, state = _divided(state, first)
-            x, early = Blocks(dense, self.compute, first, self.block, name="dense")(x, context, before, branch)
-            before = early.state
-        x, side = self.run(x, context, state, branch, absolute)
-        if before is not None:
-            side = side.replace(state=_joined(before, side.state))
+        if self.has_variable("params", "blocks") and isinstance(self.get_variable("params", "blocks"), tuple):
+            x, side = self._one_by_one(x, context, state, branch)
+        elif state is None and self._lies_on_stages(len(x)):
+            x, side = self._piped(x, context), SideOutputs()
+        elif config.experts is not None and config.experts.every is not None:
+            x, side = self._in_turns(x, context, state, branch)
+        else:
+            x, side = self._scanned(x, context, state, branch, absolute)
         if config.norm_at != "post":
             x = Norm(config, name="final_norm")(x)
         self.sow("intermediates", "output", x)
         return x, side
 
+    @nn.nowrap  # whose name would stand in those of what is computed here
+    def _scanned(
+        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch], absolute: Optional[jax.Array]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
+        config, compute, name = self.config, self.compute, str(self.name)
+        first, own = kinds_of_layers(config, self.num_layers)
+        unroll = blocks_in_a_turn(compute, self.num_layers)
+        layers, early = layers_of(config, self.num_layers), None
+        if first.numbers:
+            (before, early_state), (layers, state) = _divided((layers, state), len(first.numbers))
+            blocks = Blocks(first.config, compute, len(first.numbers), unroll, self.block, name=first.part)
+            x, early = blocks(x, before, context, early_state, branch)
+        if absolute is None:
+            blocks = scanned(self.block, config, compute, len(own.numbers), unroll)
+            x, side = blocks(config, compute, name="blocks")(x, layers, context, state, branch)
+        else:
+            blocks = scanned(MaskDecoderBlock, config, compute, len(own.numbers), unroll, nn.broadcast)
+            carry, side = blocks(config, compute, name="blocks")((x, x), layers, context, state, branch, absolute)
+            rngs = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
+            x, again = decode_again(config, compute, self.variables["params"]["blocks"], carry, layers, context, rngs)
+        if config.share_layers:
+            side = jax.tree.map(lambda s: s[:, 0], side)  # [L, 1, …] -> [L, …]
+        sums = over_layers(side.sums, name, own.numbers)
+        if absolute is not None:
+            once = jax.tree.map(lambda s: s[None], again.sums)
+            sums = added(sums, over_layers(once, f"{name}_again", own.numbers))
+        return x, SideOutputs(side.state if early is None else _joined(early.state, side.state), sums)
 
-def layers_of(config: ModelConfig, numbers: range) -> Layer:
-    """Returns what tells layers of these numbers, the last of a stack, or the first, from each other; [L] each."""
-    pattern = config.layer_pattern
-    return Layer(
-        is_first=jnp.asarray([i == 0 for i in numbers]),
-        is_last=jnp.asarray([i == numbers[-1] for i in numbers]),
-        is_local=jnp.asarray([pattern[i % len(pattern)] == "local" for i in numbers]),
-        number=jnp.asarray(numbers),
+    @nn.nowrap
+    def _in_turns(
+        self, x: jax.Array, context: Context, state: PyTree, branch: Optional[Branch]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the same where layers without experts and one with them take turns: one scan of n turns of k layers.
+
+        Parameters of each kind are stacked as everywhere, [l, …]; a turn takes l / n of them.
+        """
+        compute, (others, own) = self.compute, kinds_of_layers(self.config, self.num_layers)
+        turns, unroll = len(own.numbers), blocks_in_a_turn(compute, self.num_layers)
+        before = Blocks(others.config, compute, len(others.numbers) // turns, unroll, self.block, name=others.part)
+        last = scanned(self.block, own.config, compute, 1, unroll)(own.config, compute, name="blocks")
+        # [l, …] -> [n, l / n, …], and back
+        cut = functools.partial(jax.tree.map, lambda a: a.reshape(turns, -1, *a.shape[1:]))
+        join = functools.partial(jax.tree.map, lambda a: a.reshape(-1, *a.shape[2:]))
+        run = nn.scan(Turn, **_OWN, in_axes=_IN_AXES, length=turns, unroll=max(1, unroll * turns // self.num_layers))
+        run = nn.map_variables(run, "params", cut, join, init=self.is_initializing())
+        layers = layers_of(self.config, self.num_layers)
+        x, side = run(before, last, name="turns")(x, cut(layers), context, cut(state), branch)
+        return x, SideOutputs(join(side.state), over_layers(join(side.sums), str(self.name), own.numbers))
+
+    @nn.nowrap
+    def _lies_on_stages(self, rows: int) -> bool:
+        """Returns whether a pipeline computes the blocks: of rows that the mesh divides, unless somebody asks for what
+        is between the layers."""
+        asked = self.is_initializing() or self.is_mutable_collection("intermediates")
+        piped = axis_size(PIPELINE_AXIS) > 1 and stages_obstacle(self.config) is None
+        return piped and not asked and rows % axis_size(BATCH_AXES) == 0
+
+    @nn.nowrap
+    def _piped(self, x: jax.Array, context: Context) -> jax.Array:
+        """Returns the stream after the last block, of parameters that the mesh splits by layers."""
+
+        def stage(params, x, layers, context, keys):
+            count = len(layers.number)
+            run = scanned(self.block, self.config, self.compute, count, blocks_in_a_turn(self.compute, count))
+            blocks = run(self.config, self.compute, parent=None, name="blocks")
+            return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
+
+        keys = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
+        params, layers = self.get_variable("params", "blocks"), layers_of(self.config, self.num_layers)
+        return pipelined(stage, params, x, layers, context, keys, self.compute.pipeline_parts)
+
+    @nn.nowrap
+    def _one_by_one(
+        self, x: jax.Array, context: Context, memory: Optional[Memory], branch: Optional[Branch]
+    ) -> tuple[jax.Array, SideOutputs]:
+        """Returns the same of a tuple of the layers' parameters, as `layer_by_layer` makes it; without dropout."""
+        layers, kinds = layers_of(self.config, self.num_layers), kinds_of_layers(self.config, self.num_layers)
+        kept: list[PyTree] = [None] * self.num_layers
+        sums = []
+        for i in range(self.num_layers):
+            kind = next(kind for kind in kinds if i in kind.numbers)
+            params = self.variables["params"][kind.part]["blocks"] if kind.part else self.variables["params"]["blocks"]
+            run = self.block(kind.config, self.compute, parent=None).apply
+            layer = jax.tree.map(lambda array, i=i: array[i], layers)
+            state = None if memory is None else memory.blocks[i]
+            own = {"params": params[kind.numbers.index(i) % len(params)]}
+            x, side = run(own, x, layer, context, state, branch)
+            kept[i] = side.state
+            sums += [side.sums] if kind is kinds[1] else []
+        if memory is not None:
+            memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
+        stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
+        return x, SideOutputs(memory, over_layers(stacked, str(self.name), kinds[1].numbers))
+
+
+def scanned(
+    block: type[Block], config: ModelConfig, compute: Compute, length: int, unroll: int, *own_axes: object
+) -> type[nn.Module]:
+    """Returns the class of so many blocks, called with (carry, layers, context, state, branch) and arguments of a
+    block's own, which lie along `own_axes`.
+
+    Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
+    """
+    if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
+        # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
+        block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
+    of_all = {"in_axes": (*_IN_AXES, *own_axes), "length": length, "unroll": min(unroll, length)}
+    if not config.share_layers:
+        return nn.scan(block, **_OWN, **of_all)
+    return nn.scan(
+        nn.scan(block, **_OWN, in_axes=nn.broadcast, length=1),
+        variable_broadcast="params",
+        variable_axes={"intermediates": 0},
+        split_rngs={"params": False, "dropout": True},
+        **of_all,
     )
 
 
-def _divided(state: PyTree, count: int) -> tuple[PyTree, PyTree]:
-    """Returns the states of the first `count` blocks, and those of the others."""
-    if isinstance(state, Memory):
-        return state.replace(blocks=state.blocks[:count]), state.replace(blocks=state.blocks[count:])
-    return jax.tree.map(lambda s: s[:count], state), jax.tree.map(lambda s: s[count:], state)
+def layers_of(config: ModelConfig, count: int) -> Layer:
+    """Returns what tells the layers of a stack from each other; [L] each."""
+    pattern = config.layer_pattern
+    return Layer(
+        is_first=jnp.asarray([i == 0 for i in range(count)]),
+        is_last=jnp.asarray([i == count - 1 for i in range(count)]),
+        is_local=jnp.asarray([pattern[i % len(pattern)] == "local" for i in range(count)]),
+        number=jnp.arange(count),
+    )
+
+
+def _divided(of_layers: PyTree, count: int) -> tuple[PyTree, PyTree]:
+    """Returns what is of the first `count` layers, and what of the others, of arrays [L, …]."""
+    return jax.tree.map(lambda s: s[:count], of_layers), jax.tree.map(lambda s: s[count:], of_layers)
 
 
 def _joined(first: PyTree, others: PyTree) -> PyTree:
-    """Returns the states of all blocks."""
-    if isinstance(others, Memory):
-        return others.replace(blocks=first.blocks + others.blocks)
+    """Returns what is of all layers."""
     return jax.tree.map(lambda *s: jnp.concatenate(s), first, others)
 
 

@@ -14,10 +14,11 @@ def added(one: Sums, other: Sums) -> Sums:
     return {**one, **other, **both}
 
 
-def over_layers(sums: Sums, stack: str, first: int = 0) -> Sums:
-    """Returns the sums of a stack, of those of its layers [L, …] from number `first` on; what is BY_LAYER keeps its
-    layers, and gets the name of the stack, and that number: layers/decoder/0/expert_tokens."""
+def over_layers(sums: Sums, stack: str, numbers: range) -> Sums:
+    """Returns the sums of a stack, of those of its layers of these numbers, [l, …]; what is BY_LAYER keeps its layers,
+    and gets the name of the stack, and which they are, by the first and the step: layers/decoder/0:1/expert_tokens."""
     apart = {name: pair for name, pair in sums.items() if name.startswith(BY_LAYER)}
     together = {name: pair for name, pair in sums.items() if name not in apart}
-    named = {f"{BY_LAYER}{stack}/{first}/{name.removeprefix(BY_LAYER)}": pair for name, pair in apart.items()}
+    place = f"{BY_LAYER}{stack}/{numbers.start}:{numbers.step}/"
+    named = {name.replace(BY_LAYER, place, 1): pair for name, pair in apart.items()}
     return jax.tree.map(lambda s: s.sum(axis=0), together) | named

@@ -26,5 +26,6 @@ def describe_experts(config: ModelConfig) -> str:
     settings = config.experts
     count, each, shared, first = settings.num_experts, settings.top_k, settings.shared_experts, settings.first_dense
     where = f"each block but the first {first}" if first else "each block"
+    where = where if settings.every is None else f"one block of each {settings.every}"
     for_token = f"{each} for a token" + (f" and {shared} for all" if shared else "")
     return f"{count} in {where}, {for_token}, which uses {active_parameters(config) / 1e6:,.1f} M parameters"

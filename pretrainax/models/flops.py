@@ -115,7 +115,8 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
     """Counts feed-forward, positions, and the projections of self-attention, of one example's forward."""
     attention = self_attention_of(config).flops(config, length, length) + positions_of(config).flops(length, length)
     return layers * attention + sum(
-        count * feed_forward_of(kind).flops(kind, length) for kind, count in kinds_of_layers(config, layers)
+        len(kind.numbers) * feed_forward_of(kind.config).flops(kind.config, length)
+        for kind in kinds_of_layers(config, layers)
     )
 
 

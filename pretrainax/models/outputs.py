@@ -4,10 +4,11 @@ from typing import Optional
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 
 from pretrainax.layers.sums import Sums
-from pretrainax.sharding.param_paths import PyTree, parts_of_stack
+from pretrainax.sharding.param_paths import PyTree, over_parts
+
+SIDES = ("encoder", "decoder", "recurrent")  # stacks, by their names in a model
 
 
 @flax.struct.dataclass
@@ -29,9 +30,9 @@ class Outputs:
 
 def hidden_states(intermediates: PyTree) -> dict[str, jax.Array]:
     """Returns `Outputs.hidden` of what a model has sown: `apply(…, mutable=["intermediates"])` gives that beside."""
-    found = {}
-    for side in (name for name in ("encoder", "decoder", "recurrent") if name in intermediates):
-        parts = [part["blocks"]["hidden"][0] for part in parts_of_stack(intermediates[side])]
-        # shared layers: [L, 1, …] -> [L, …]
-        found[side] = jnp.concatenate([x.reshape(-1, *x.shape[-3:]) for x in parts])
-    return found
+
+    def hidden(blocks: PyTree) -> jax.Array:
+        (x,) = blocks["hidden"]
+        return x.reshape(-1, *x.shape[-3:])  # of shared layers, and of turns: [L, 1, …] -> [L, …]
+
+    return {name: over_parts(intermediates[name], hidden) for name in SIDES if name in intermediates}

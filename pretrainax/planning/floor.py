@@ -63,7 +63,8 @@ def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
     def stack(layers: int, length: int) -> int:
         # input, attention's, inside
         attention = config.d_model + sum(self_attention_of(config).kept(config))
-        inside = sum(n * feed_forward_of(kind).kept(kind) for kind, n in kinds_of_layers(config, layers))
+        kinds = kinds_of_layers(config, layers)
+        inside = sum(len(kind.numbers) * feed_forward_of(kind.config).kept(kind.config) for kind in kinds)
         return length * (layers * attention + inside)
 
     kept = stack(config.num_layers, inputs)

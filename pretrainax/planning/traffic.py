@@ -16,7 +16,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
-from pretrainax.layers.feed_forward import first_dense
+from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS, TENSOR_AXIS
@@ -162,7 +162,8 @@ def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Itera
     for name, layers, length, _ in _stacks(experiment):
         tokens = settings.top_k * (settings.capacity or 1.0) * rows * length / sizes[LENGTH_AXIS]
         sent = _sent(tokens * experiment.model.d_model * width, sizes[EXPERT_AXIS])
-        times = 2 * _passes(experiment) * (layers - first_dense(experiment.model)) * accumulate
+        _, with_experts = kinds_of_layers(experiment.model, layers)
+        times = 2 * _passes(experiment) * len(with_experts.numbers) * accumulate
         yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{name}/blocks/mlp")
 
 

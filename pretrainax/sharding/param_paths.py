@@ -1,13 +1,18 @@
 """Parameters by name: the path of each leaf of a tree, the stack it lies in, and tables of expressions over paths."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Optional, TypeAlias
 
 import jax
+import jax.numpy as jnp
 
 # A tree of arrays, shapes or specs as JAX has it: nested dicts, tuples, dataclasses. Python has no type for it.
 PyTree: TypeAlias = Any
+
+# Parts of a stack with "blocks" of their own, where these have no experts and others of the stack have: its first
+# layers, or all that are between those with experts.
+FIRST, BETWEEN = "dense", "between"
 
 
 def parameter_names(tree: PyTree) -> list[str]:
@@ -24,23 +29,46 @@ def stack_of(path: str) -> Optional[str]:
     return "/".join(names[: names.index("blocks") + 1]) if "blocks" in names else None
 
 
-def parts_of_stack(tree: PyTree) -> list[PyTree]:
-    """Returns the parts of what is of a stack that have "blocks": the first layers', where they are apart, the rest."""
-    return [tree["dense"], tree] if "dense" in tree else [tree]
+def part_of(stack: str) -> tuple[str, str]:
+    """Returns the side of a stack and the part of it: ("decoder", "dense") for "decoder/dense/blocks", ("decoder", "")
+    for "decoder/blocks"."""
+    found = re.fullmatch(rf"(?:(.*?)/)?(?:({FIRST}|{BETWEEN})/)?blocks", stack)
+    assert found is not None
+    return found[1] or "", found[2] or ""
 
 
-def numbers_of_layers(tree: PyTree) -> dict[str, tuple[range, int]]:
+def numbers_of_layers(tree: PyTree) -> dict[str, tuple[Sequence[int], int]]:
     """Returns, for each stack of `stack_of`, the numbers of its layers among those of its side, and how many that has:
-    the first layers of "decoder" may be a stack of their own, "decoder/dense/blocks", before "decoder/blocks"."""
+    some layers of "decoder" may be a stack of their own, "decoder/dense/blocks" or "decoder/between/blocks"."""
     leaves = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
     sizes = {stack: x.shape[0] for path, x in leaves if (stack := stack_of(path))}
+    by_part = {part_of(stack): size for stack, size in sizes.items()}
     found = {}
     for stack in sizes:
-        side = stack.removesuffix("/blocks").removesuffix("/dense")
-        first, rest = sizes.get(f"{side}/dense/blocks", 0), sizes.get(f"{side}/blocks", 0)
-        is_first = stack == f"{side}/dense/blocks"
-        found[stack] = (range(first) if is_first else range(first, first + rest), first + rest)
+        side, part = part_of(stack)
+        own, first, between = (by_part.get((side, name), 0) for name in ("", FIRST, BETWEEN))
+        total = own + first + between
+        others, rest = divided(total, first, between // max(own, 1) + 1)
+        found[stack] = (others if part else rest, total)
     return found
+
+
+def divided(layers: int, first: int, every: int) -> tuple[Sequence[int], range]:
+    """Returns the numbers of the layers that are apart, and of the others: every so many-th, after the `first`."""
+    own = range(first + every - 1, layers, every)
+    return [i for i in range(layers) if i not in own], own
+
+
+def over_parts(tree: PyTree, found: Callable[[PyTree], jax.Array]) -> jax.Array:
+    """Returns [L, …], layer by layer, of what `found` makes of the "blocks" of each part of a stack, [l, …]."""
+    own = found(tree["blocks"])
+    if FIRST in tree:
+        return jnp.concatenate([found(tree[FIRST]["blocks"]), own])
+    if BETWEEN in tree:
+        # [n (k - 1), …] and [n, …] -> [n, k, …] -> [L, …]
+        turns = [x.reshape(len(own), -1, *own.shape[1:]) for x in (found(tree[BETWEEN]["blocks"]), own)]
+        return jnp.concatenate(turns, axis=1).reshape(-1, *own.shape[1:])
+    return own
 
 
 def is_stacked(path: str) -> bool:

@@ -50,6 +50,7 @@ def _of_layers(sums: Mapping[str, Sequence], name: str) -> Iterator[tuple[str, n
     """Yields the name of each layer, and the sum and the count that it has under a name."""
     for key, (total, count) in sums.items():
         if key.startswith(BY_LAYER) and key.endswith(f"/{name}"):
-            _, stack, first, _ = key.split("/")
+            _, stack, numbers, _ = key.split("/")
+            first, step = map(int, numbers.split(":"))
             for i, of_layer in enumerate(zip(*(np.asarray(x, np.float64) for x in (total, count)), strict=True)):
-                yield f"{stack}.{int(first) + i}", *of_layer
+                yield f"{stack}.{first + i * step}", *of_layer

@@ -36,8 +36,10 @@ def places(row: Row, shape: tuple[int, ...]) -> Iterator[Place]:
     """Yields where the numbers of one of our parameters are: a tensor for each layer, or each expert of it, or one."""
     for index in np.ndindex(shape[: stacked_axes(row)]):
         first = row.first if index[:1] == (0,) else None
-        numbers = (index[0] + row.start, *index[1:]) if index else ()
-        yield first or row.name.format(**dict(zip(_STACKED, numbers, strict=False))), index
+        numbers = dict(zip(_STACKED, index, strict=False))
+        if row.layers is not None:
+            numbers["layer"] = row.layers[index[0]]
+        yield first or row.name.format(**numbers), index
 
 
 def stacked_axes(row: Row) -> int:

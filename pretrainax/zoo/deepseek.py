@@ -4,7 +4,7 @@
 from collections.abc import Callable
 
 from pretrainax.config import LatentAttention, MixtureOfExperts, ModelConfig, RotaryPositions, UserError, YarnScaling
-from pretrainax.layers.feed_forward import first_dense, kinds_of_layers
+from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.zoo import experts, llama
 from pretrainax.zoo.family import (
     LAST,
@@ -117,14 +117,13 @@ def _mixture_rows(config: ModelConfig) -> list[Row]:
 
 def _names(config: ModelConfig) -> list[Row]:
     attention = llama.attention_rows if config.latent_attention is None else _latent_rows
-    (dense, first), (rest, _) = kinds_of_layers(config, config.num_layers)
-    rows = llama.around_rows(config) + [
-        row._replace(start=first) for row in llama.block_rows(rest, attention, _mixture_rows)
+    first, rest = kinds_of_layers(config, config.num_layers)
+    dense = llama.block_rows(first.config, attention, llama.feed_forward_rows)
+    return [
+        *llama.around_rows(config),
+        *experts.of_kind(rest, "decoder", llama.block_rows(rest.config, attention, _mixture_rows)),
+        *experts.of_kind(first, "decoder", dense),
     ]
-    if first:
-        own = llama.block_rows(dense, attention, llama.feed_forward_rows)
-        rows += [row._replace(path=row.path.replace(llama.BLOCK, "decoder/dense/blocks")) for row in own]
-    return rows
 
 
 _FIELDS = {key: path for key, path in llama.FIELDS.items() if key != "head_dim"} | {
@@ -167,7 +166,7 @@ def _write(config: ModelConfig) -> ConfigJson:
     json = {
         "num_key_value_heads": config.kv_heads,
         "n_shared_experts": mixture.shared_experts,
-        "first_k_dense_replace": first_dense(config),
+        "first_k_dense_replace": mixture.first_dense or 0,
         "routed_scaling_factor": mixture.scale or 1.0,
         "aux_loss_alpha": mixture.balance_weight,
     }

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.feed_forward import Kind
 from pretrainax.zoo.family import ConfigJson, Row, linear
 from pretrainax.zoo.llama import BLOCK, LAYER, huggingface_names
 
@@ -22,6 +23,13 @@ def rows(module: str, gate: str, up: str, down: str) -> list[Row]:
     for ours, name in (("gate", gate), ("up", up), ("down", down)):
         found += linear(f"{BLOCK}/mlp/experts_{ours}", f"{theirs}.experts.{{expert}}.{name}", bias=False)
     return found
+
+
+def of_kind(kind: Kind, stack: str, rows: list[Row]) -> list[Row]:
+    """Returns the rows of a stack's blocks as those of its layers of a kind; none, if it has no such layers."""
+    path = f"{stack}/{kind.part}/blocks" if kind.part else f"{stack}/blocks"
+    placed = [row._replace(path=row.path.replace(f"{stack}/blocks", path), layers=kind.numbers) for row in rows]
+    return placed if kind.numbers else []
 
 
 def read(json: ConfigJson, config: ModelConfig) -> None:

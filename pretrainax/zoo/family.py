@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Optional, TypeAlias, TypeVar
 
 from pretrainax.config import Classify, Embed, Extract, HeadConfig, MixtureOfExperts, ModelConfig, Tag, UserError
@@ -70,7 +70,7 @@ class Row(NamedTuple):
     transposed: bool = False  # theirs is torch.nn.Linear's [out, in]; ours is [in, out], each perhaps cut into heads
     part: Part | Every = WHOLE  # which of their outputs are ours (GPT-2's query | key | value); else all
     first: Optional[str] = None  # the name in layer 0, where it is another
-    start: int = 0  # the number of theirs that is layer 0 of ours
+    layers: Optional[Sequence[int]] = None  # the numbers that theirs have of the layers of ours; None: 0, 1, …
 
 
 def linear(path: str, name: str, bias: bool, part: Part = WHOLE) -> list[Row]:

@@ -115,20 +115,33 @@ def ul2(variant: str = "20b") -> ModelConfig:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' T5ForConditionalGeneration and MT5ForConditionalGeneration."""
+    # DenseReluDense: so called whatever the activation
+    blocks = [
+        [*attention_rows(stack), *feed_forward_rows(stack, "DenseReluDense", config.gated)] for stack in config.stacks
+    ]
+    return around_rows(config) + sum(blocks, [])
+
+
+def around_rows(config: ModelConfig) -> list[Row]:
+    """Returns the rows of what is in no block."""
     rows = [Row("token_embedding/embedding", "shared.weight")]
     if not config.tie_embeddings:
         rows += linear("unembedding", "lm_head", bias=False)
-    for stack in ("encoder", "decoder"):
-        block = f"{stack}.block.{{layer}}"
+    for stack in config.stacks:
         first = f"{stack}.block.0.layer.0.SelfAttention"  # holds the bias that all layers share
         rows += [
             Row(f"{stack}/relative_bias/embedding", f"{first}.relative_attention_bias.weight"),
             Row(f"{stack}/final_norm/scale", f"{stack}.final_layer_norm.weight"),
-            *_attention(f"{stack}/blocks/self_attention", f"{block}.layer.0", "SelfAttention"),
         ]
-        if stack == "decoder":
-            rows += _attention("decoder/blocks/cross_attention", f"{block}.layer.1", "EncDecAttention")
-        rows += _mlp(f"{stack}/blocks/mlp", f"{block}.layer.{2 if stack == 'decoder' else 1}", config.gated)
+    return rows
+
+
+def attention_rows(stack: str) -> list[Row]:
+    """Returns the rows of the attentions of a stack's blocks."""
+    block = f"{stack}.block.{{layer}}"
+    rows = _attention(f"{stack}/blocks/self_attention", f"{block}.layer.0", "SelfAttention")
+    if stack == "decoder":
+        rows += _attention("decoder/blocks/cross_attention", f"{block}.layer.1", "EncDecAttention")
     return rows
 
 
@@ -142,13 +155,17 @@ def _attention(path: str, name: str, kind: str) -> list[Row]:
     ]
 
 
-def _mlp(path: str, name: str, gated: bool) -> list[Row]:
-    inner = f"{name}.DenseReluDense"  # so called whatever the activation
+def feed_forward_rows(stack: str, module: str, gated: bool, kind: str = "") -> list[Row]:
+    """Returns the rows of the feed-forwards of a stack's blocks.
+
+    module: that has the maps, "DenseReluDense"; kind: how our names of these begin, "experts_".
+    """
+    path, name = f"{stack}/blocks/mlp", f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}"
     return [
         Row(f"{path}_norm/scale", f"{name}.layer_norm.weight"),
-        *(linear(f"{path}/gate", f"{inner}.wi_0", bias=False) if gated else []),
-        *linear(f"{path}/up", f"{inner}.wi_1" if gated else f"{inner}.wi", bias=False),
-        *linear(f"{path}/down", f"{inner}.wo", bias=False),
+        *(linear(f"{path}/{kind}gate", f"{name}.{module}.wi_0", bias=False) if gated else []),
+        *linear(f"{path}/{kind}up", f"{name}.{module}.wi_1" if gated else f"{name}.{module}.wi", bias=False),
+        *linear(f"{path}/{kind}down", f"{name}.{module}.wo", bias=False),
     ]
 
 
@@ -156,7 +173,7 @@ def _mlp(path: str, name: str, gated: bool) -> list[Row]:
 
 
 # feed_forward_proj -> (their activation, ours); the one name whose activation it does not say is that of 1.1
-_PROJECTIONS = {
+PROJECTIONS = {
     "relu": ("relu", "relu"),
     "gelu": ("gelu", "gelu"),
     "gelu_new": ("gelu_new", "gelu_tanh"),
@@ -178,14 +195,15 @@ def _mt5_base() -> ModelConfig:
     return config
 
 
-def _read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
+def read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None:
+    """Reads the decoder's depth and the feed-forward; projection: what that is where config.json is silent."""
     layers = json.get("num_decoder_layers")
     config.num_decoder_layers = None if layers == config.num_layers else layers
     projection = json.get("feed_forward_proj", projection)
-    if projection not in _PROJECTIONS:
-        raise UserError(f"config.json has feed_forward_proj {projection!r}; known: {', '.join(_PROJECTIONS)}")
+    if projection not in PROJECTIONS:
+        raise UserError(f"config.json has feed_forward_proj {projection!r}; known: {', '.join(PROJECTIONS)}")
     config.attention_dropout_rate = config.dropout_rate  # theirs has one rate for all
-    theirs, config.activation = _PROJECTIONS[projection]
+    theirs, config.activation = PROJECTIONS[projection]
     config.gated = projection.startswith("gated-")
     for key, value in (("dense_act_fn", theirs), ("is_gated_act", config.gated)):  # which overrule it, in transformers
         if json.get(key, value) != value:
@@ -195,7 +213,7 @@ def _read_common(json: ConfigJson, config: ModelConfig, projection: str) -> None
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     """Reads T5's: tied logits are scaled and untied ones are not. Transformers 5 writes `tie_word_embeddings` true for
     both, and says which one it is by `scale_decoder_outputs`."""
-    _read_common(json, config, "relu")
+    read_common(json, config, "relu")
     tied = json.get("scale_decoder_outputs", json.get("tie_word_embeddings") is not False)
     config.tie_embeddings = config.scale_tied_logits = tied
 
@@ -203,12 +221,12 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 def _read_mt5(json: ConfigJson, config: ModelConfig) -> None:
     """Reads mT5's, but for `tie_word_embeddings`: transformers 5 writes true, whatever the weights are. A file of tied
     weights lacks lm_head.weight, and is refused for it."""
-    _read_common(json, config, "gated-gelu")
+    read_common(json, config, "gated-gelu")
 
 
-def _write(config: ModelConfig) -> ConfigJson:
+def write(config: ModelConfig) -> ConfigJson:
     kind = (config.activation, config.gated)
-    names = [name for name, (_, ours) in _PROJECTIONS.items() if (ours, name.startswith("gated-")) == kind]
+    names = [name for name, (_, ours) in PROJECTIONS.items() if (ours, name.startswith("gated-")) == kind]
     if not names:
         raise UserError(f"T5 of transformers has no gated config.model.activation={config.activation!r}")
     return {
@@ -256,7 +274,7 @@ def _huggingface(
         extractor=extractor(architecture),
         constants={"is_encoder_decoder": True, "is_decoder": False},
         read=read,
-        write=_write,
+        write=write,
         tied=lambda config: {
             "encoder.embed_tokens.weight": "shared.weight",
             "decoder.embed_tokens.weight": "shared.weight",

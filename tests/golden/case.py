@@ -1,5 +1,6 @@
 """A tiny model of a published family, the weights and the batch that both sides get."""
 
+import dataclasses
 import importlib.util
 import zlib
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig
+from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, MixtureOfExperts, ModelConfig
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.zoo.family import Family
 
@@ -28,6 +29,13 @@ class Case(NamedTuple):
     family: Family
     oracle: Optional[Callable[[], Any]] = None  # () -> the model in transformers; None: of `family`'s own config.json
     pad_id: int = 0  # RoBERTa and BART count positions by it
+
+
+def mixture(family: Family, variant: str, **changes: Any) -> MixtureOfExperts:
+    """The experts of a preset at a size for tests."""
+    settings = family.preset(variant).experts
+    assert settings is not None
+    return dataclasses.replace(settings, d_ff=settings.d_ff and 24, balance_weight=0.0, **changes)
 
 
 def weights(config: ModelConfig) -> Any:

@@ -12,7 +12,7 @@ from pretrainax.config import (
     YarnScaling,
 )
 from pretrainax.zoo import deepseek, gemma, gpt, gpt_oss, llama, mistral, mixtral, olmo, phi, qwen, smollm
-from tests.golden.case import VOCABULARY, Case
+from tests.golden.case import VOCABULARY, Case, mixture
 
 GPT1, GPT2, _, GPT_NEO = gpt.FAMILIES
 (LLAMA,), (MISTRAL,), (MIXTRAL,), (SMOLLM,) = llama.FAMILIES, mistral.FAMILIES, mixtral.FAMILIES, smollm.FAMILIES
@@ -47,12 +47,6 @@ LATENT = GROUPED | {
     "latent_attention": LatentAttention(rank=12, query_rank=14, rotary_dim=4, value_dim=6),
     "position": RotaryPositions(20, theta=40.0, neighbours=True),
 }
-
-
-def mixture(family, variant, **changes):
-    """The experts of a preset at a size for tests."""
-    settings = family.preset(variant).experts
-    return dataclasses.replace(settings, d_ff=settings.d_ff and 24, balance_weight=0.0, **changes)
 
 
 CASES = {

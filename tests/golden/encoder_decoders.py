@@ -3,13 +3,14 @@
 import dataclasses
 
 from pretrainax.config import LearnedPositions, RelativePositionBuckets, RotaryPositions
-from pretrainax.zoo import bart, t5, t5gemma, transformer
-from tests.golden.case import VOCABULARY, Case
+from pretrainax.zoo import bart, switch, t5, t5gemma, transformer
+from tests.golden.case import VOCABULARY, Case, mixture
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=3, d_model=16, d_ff=48, num_heads=4)
 BUCKETS = SIZES | {"head_dim": 8, "position": RelativePositionBuckets(num_buckets=8, max_distance=10)}
 T5, FLAN_T5, MT5, BYT5, UL2 = t5.FAMILIES
-(BART,), (TRANSFORMER,), (T5GEMMA,) = bart.FAMILIES, transformer.FAMILIES, t5gemma.FAMILIES
+(BART,), (TRANSFORMER,) = bart.FAMILIES, transformer.FAMILIES
+(T5GEMMA,), (SWITCH,) = t5gemma.FAMILIES, switch.FAMILIES
 
 
 def fresh(family, config):
@@ -45,6 +46,22 @@ CASES = {
     "mt5": case(MT5, "base", BUCKETS, num_layers=2, num_heads=6, head_dim=4),
     "byt5": case(BYT5, "base", BUCKETS, num_decoder_layers=1),
     "ul2": case(UL2, "20b", BUCKETS),
+    # Two turns of two layers. No expert gets more tokens than it has room for in transformers, and each gets some, as
+    # torch neither moves nor decays one that gets none.
+    "switch": case(
+        SWITCH, "base_8", BUCKETS, num_layers=4, d_model=24, experts=mixture(SWITCH, "base_8", num_experts=2)
+    ),
+    # Experts in all layers, of which the encoder has fewer. The class has no output matrix of its own, as C has one.
+    "switch_c": case(
+        SWITCH,
+        "c_2048",
+        BUCKETS,
+        num_layers=2,
+        num_decoder_layers=3,
+        experts=mixture(SWITCH, "c_2048", num_experts=3),
+        tie_embeddings=True,
+        scale_tied_logits=True,
+    ),
     # The rows are longer than what local layers see, and the pattern starts again.
     "t5gemma": case(
         T5GEMMA,

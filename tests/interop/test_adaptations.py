@@ -121,6 +121,16 @@ def test_first_layers_stay_as_they_are_where_the_others_have_experts(tmp_path):
     )
 
 
+def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path):
+    source = dataclasses.replace(CASES["t5_1_0"].config, num_layers=4)
+    model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=3, top_k=1, every=2))
+    params = taken(write_run(tmp_path / "start", source), model, DenseToExperts())
+    arrays = batch(CASES["t5_1_0"])
+    np.testing.assert_allclose(
+        our_logits(model, params, arrays), our_logits(source, weights(source), arrays), **ROUNDING
+    )
+
+
 def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_their_share(tmp_path):
     """All weights are then 1 / E, and k of them are added: what the dense model would compute with k / E of the last
     map, as the report says."""
@@ -192,6 +202,18 @@ def test_layers_without_experts_are_taken_for_those_without_and_others_for_other
         np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
     with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to numbers of their own kind"):
         planned(start, model, Layers((0, 0, 1)))
+
+
+def test_of_layers_in_turns_too(tmp_path):
+    experts = MixtureOfExperts(num_experts=4, top_k=1, every=2)
+    source = dataclasses.replace(CASES["llama3"].config, num_layers=4, experts=experts)
+    start, model = write_run(tmp_path / "start", source), dataclasses.replace(source, num_layers=2)
+    params = flat(taken(start, model, Layers((2, 1))))
+    for path, x in flat(weights(source)).items():
+        layers = [1] if "/between/" in path else [0] if "/blocks/" in path else slice(None)
+        np.testing.assert_array_equal(params[path], x[layers], err_msg=path)
+    with pytest.raises(UserError, match="layers 1 would be of the other kind: set taken to numbers of their own kind"):
+        planned(start, model, Layers((0, 2)))
 
 
 @pytest.mark.parametrize("taken", [(0, 0, 1, 1), (1, 0, 1, 0), (0, 1, 1, 0), (0, 0, 0, 0)])

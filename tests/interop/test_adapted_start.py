@@ -276,7 +276,7 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
             "gpt2",
             {"d_ff": 24, "experts": dataclasses.replace(EXPERTS, d_ff=48, first_dense=1)},
             [DenseToExperts()],
-            "config.model.d_ff, of the first layers, is 24, there 48: set it to that",
+            "config.model.d_ff, of the layers without experts, is 24, there 48: set it to that",
         ),
         (
             "gpt2",

@@ -12,7 +12,7 @@ from pretrainax.data.objectives import Lengths
 from pretrainax.layers.attention_spec import AttentionSpec, Work
 from pretrainax.layers.compute import Compute
 from pretrainax.models.electra import discriminator_config, generator_config
-from pretrainax.models.flops import attention_flops, flops_done, flops_per_step, work_of
+from pretrainax.models.flops import attention_flops, flops_done, flops_per_step, other_flops, work_of
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.zoo.bert import bert
 from pretrainax.zoo.electra import electra
@@ -242,6 +242,14 @@ def test_narrow_embeddings_are_projected_on_their_way_in_and_a_masked_lm_back_to
     usual = 2 * targets * 12 * 12 + 2 * targets * 12 * 70
     difference = flops_per_step(wide, 4, inputs, targets) - flops_per_step(config, 4, inputs, targets)
     assert difference == 3 * 4 * (usual - narrow) and config.masked_lm_head
+
+
+def test_of_layers_in_turns_each_costs_what_its_kind_does():
+    turns = zoo.preset("switch_base_8")
+    everywhere = dataclasses.replace(turns, experts=dataclasses.replace(turns.experts, every=None))
+    nowhere = dataclasses.replace(turns, experts=None)
+    (some, _), (all_of_them, _), (none, _) = (other_flops(model, 64, 16) for model in (turns, everywhere, nowhere))
+    assert none < some == (all_of_them + none) / 2
 
 
 def test_a_convolution_beside_the_first_block_is_counted_once():

@@ -8,7 +8,7 @@ from pretrainax.config import LayersConfig, MixtureOfExperts
 from pretrainax.optim.balancing import steered
 
 TOKENS = jnp.array([[6.0, 2.0, 4.0], [1.0, 1.0, 1.0]])  # of two layers
-SUMS = {"layers/decoder/1/expert_tokens": (TOKENS, jnp.ones(2)), "loss": (jnp.ones(()), jnp.ones(()))}
+SUMS = {"layers/decoder/1:1/expert_tokens": (TOKENS, jnp.ones(2)), "loss": (jnp.ones(()), jnp.ones(()))}
 
 
 def tree(first=1):

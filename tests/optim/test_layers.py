@@ -39,6 +39,13 @@ ABOVE = {  # preset -> the end of a path -> layers above it
         "decoder/relative_bias/embedding": 13,
         "token_embedding/embedding": 13,
     },
+    "switch_base_8": {
+        "encoder/between/blocks/mlp/up/kernel": list(range(12, 0, -2)),
+        "encoder/blocks/mlp/experts_up/kernel": list(range(11, 0, -2)),
+        "decoder/between/blocks/cross_attention/out/kernel": list(range(12, 0, -2)),
+        "decoder/blocks/mlp_norm/scale": list(range(11, 0, -2)),
+        "decoder/relative_bias/embedding": 13,
+    },
     "bart_base": {"decoder_embedding_norm/bias": 7, "decoder_position_embedding/embedding": 7},
     "llama3_8b": {"unembedding/kernel": 0, "decoder/final_norm/scale": 0},
 }

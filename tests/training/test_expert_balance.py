@@ -23,9 +23,9 @@ from tests.support.runs import lines as untimed
 
 SUMS = {
     "loss": (np.float32(6.0), np.float32(2.0)),
-    "layers/decoder/0/expert_tokens": (np.array([[4.0, 0.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]]), np.ones(2)),
-    "layers/decoder/0/router_entropy": (np.array([8.0, 4.0]), np.array([4.0, 4.0])),
-    "layers/decoder/0/dropped": (np.array([2.0, 0.0]), np.array([8.0, 8.0])),
+    "layers/decoder/0:1/expert_tokens": (np.array([[4.0, 0.0, 2.0, 2.0], [2.0, 2.0, 2.0, 2.0]]), np.ones(2)),
+    "layers/decoder/0:1/router_entropy": (np.array([8.0, 4.0]), np.array([4.0, 4.0])),
+    "layers/decoder/0:1/dropped": (np.array([2.0, 0.0]), np.array([8.0, 8.0])),
 }
 
 
@@ -48,9 +48,14 @@ def test_figures_are_of_all_layers_and_of_each():
     assert expert_balance.figures({"loss": SUMS["loss"]}) == {}
 
 
+def test_layers_between_which_others_have_no_experts_keep_their_numbers():
+    sums = {"layers/encoder/1:2/expert_tokens": SUMS["layers/decoder/0:1/expert_tokens"]}
+    assert list(expert_balance.expert_loads(sums)) == ["encoder.1", "encoder.3"]
+
+
 def test_several_batches_are_added_up_first():
     other = {name: tuple(3 * np.asarray(x) for x in pair) for name, pair in SUMS.items()}
-    other["layers/decoder/0/expert_tokens"] = (np.array([[0.0, 4.0, 2.0, 2.0], [2.0] * 4]), np.ones(2))
+    other["layers/decoder/0:1/expert_tokens"] = (np.array([[0.0, 4.0, 2.0, 2.0], [2.0] * 4]), np.ones(2))
     found = summarize(add_up([SUMS, other]))
     assert (found["loss"], found["expert_imbalance"], found["dead_experts"]) == (3.0, 1.0, 0.0)
 
@@ -93,6 +98,10 @@ def test_the_bias_has_moved_by_its_rate_in_each_step(finished):
     np.testing.assert_allclose(bias / 0.01, np.round(bias / 0.01), atol=1e-4)  # float32
 
 
+def test_a_model_that_is_loaded_drops_nothing(finished):
+    assert load(finished).experiment.model.experts.capacity is None
+
+
 def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     for step in ("5", "6"):
@@ -130,6 +139,9 @@ def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_pat
         ({"groups": 4, "top_groups": 2, "group_score": "best_two"}, r"group_score is 'best_two', and a group has one"),
         ({"first_dense": 2}, r"first_dense is 2: it must leave a layer of 2"),
         ({"first_dense": -1}, r"first_dense is -1, it must be at least 1"),
+        ({"every": 1}, r"every is 1, it must be at least 2; None puts experts in all layers"),
+        ({"every": 3}, r"every is 3, which does not divide the 2 layers of the decoder: set it to a divisor, or None"),
+        ({"every": 2, "first_dense": 1}, r"every is 2 and .*\.first_dense 1, which both say where experts are"),
         ({"scale": 0.0}, r"experts\.scale is 0\.0, it must be above 0"),
         ({"z_weight": -1.0}, r"config\.model\.experts\.z_weight is -1\.0, it must be at least 0"),
     ],

@@ -122,6 +122,11 @@ LATENT = {  # as DeepSeek-V3
 }
 # Layers that differ by their number: over stages of one or two the pattern must go on.
 STAGED = {"num_layers": 4, "position": RotaryPositions(16, no_rotation_every=2)}
+TURNS = {  # as Switch Transformer
+    "experts": dataclasses.replace(EXPERTS, top_k=1, normalized=False, every=2),
+    "num_layers": 4,
+    "num_decoder_layers": 2,
+}
 EXPERT_MESHES = {
     "8 fsdp": MESHES["8 fsdp"],
     "2 data 4 expert": dict(data=2, expert=4),
@@ -138,8 +143,9 @@ ROWS = 32
 
 def model_config(family, **fields):
     small = dict(vocab_size=64, num_layers=2, d_model=32, d_ff=64, num_heads=4)
-    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT, "staged": STAGED}.get(family, {})
+    fields |= {"experts": {"experts": EXPERTS}, "latent": LATENT, "staged": STAGED, "turns": TURNS}.get(family, {})
     family = "decoder" if family in ("experts", "latent", "staged") else family
+    family = "encoder_decoder" if family == "turns" else family
     return ModelConfig(**{"family": family} | small | (MODELS | BRICKS)[family] | fields)
 
 
@@ -251,7 +257,7 @@ def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
 
 
 @pytest.mark.parametrize("mesh", EXPERT_MESHES)
-@pytest.mark.parametrize("family", ["experts", "latent"])
+@pytest.mark.parametrize("family", ["experts", "latent", "turns"])
 def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     """In one batch: the balance of parts of it is another than that of all."""
     losses, params = five_steps(family, "1 device", 1)

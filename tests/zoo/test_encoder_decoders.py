@@ -12,15 +12,15 @@ import pytest
 from pretrainax import models, zoo
 from pretrainax.config import UserError
 from pretrainax.layers.compute import Compute
-from pretrainax.zoo import bart, t5, t5gemma, transformer
+from pretrainax.zoo import bart, switch, t5, t5gemma, transformer
 from pretrainax.zoo.__main__ import count
-from pretrainax.zoo.convert import to_huggingface
+from pretrainax.zoo.convert import places, rows_of, to_huggingface
 from tests.golden import encoder_decoders, make
 from tests.golden.case import batch, needs_transformers, weights
 
-FAMILIES = (*transformer.FAMILIES, *bart.FAMILIES, *t5.FAMILIES, *t5gemma.FAMILIES)
+FAMILIES = (*transformer.FAMILIES, *bart.FAMILIES, *t5.FAMILIES, *switch.FAMILIES, *t5gemma.FAMILIES)
 (TRANSFORMER,), (BART,), (T5, _, MT5, BYT5, _) = transformer.FAMILIES, bart.FAMILIES, t5.FAMILIES
-(T5GEMMA,) = t5gemma.FAMILIES
+(T5GEMMA,), (SWITCH,) = t5gemma.FAMILIES, switch.FAMILIES
 CASES = encoder_decoders.CASES
 
 
@@ -59,6 +59,15 @@ SIZES = [
     ("byt5_xl", 3_737_801_728, 3_740),
     ("byt5_xxl", 12_906_899_328, 12_900),
     ("ul2_20b", 19_459_613_696, 20_000),  # Tay et al. 2022, section 5.1
+    ("switch_base_8", 619_339_008, 619),  # google-research/t5x, docs/models.md (from memory)
+    ("switch_base_16", 1_072_397_568, 1_070),
+    ("switch_base_32", 1_978_514_688, 1_980),
+    ("switch_base_64", 3_790_748_928, 3_800),
+    ("switch_base_128", 7_415_217_408, 7_410),
+    ("switch_base_256", 14_664_154_368, 14_700),
+    ("switch_large_128", 26_309_291_008, 26_300),
+    ("switch_xxl_128", 394_675_073_024, 395_000),
+    ("switch_c_2048", 1_571_327_875_360, 1_571_000),
     ("t5gemma_s_s", 312_517_632, 312.517_632),  # as the hub counts the released files
     ("t5gemma_b_b", 591_490_560, 591.490_560),
     ("t5gemma_l_l", 1_241_761_792, 1_240),
@@ -79,8 +88,13 @@ def test_parameters(name, parameters, published):
     assert abs(parameters / (1e6 * published) - 1) < 0.06
 
 
+# Whose feed-forwards or output matrix the class in transformers has not.
+NOT_SAID = {"switch_xxl_128": "gated", "switch_c_2048": "tie_embeddings"}
+SAID = [row for row in SIZES if row[0] not in NOT_SAID]
+
+
 @needs_transformers
-@pytest.mark.parametrize("name, parameters", [row[:2] for row in SIZES])
+@pytest.mark.parametrize("name, parameters", [row[:2] for row in SAID])
 def test_transformers_counts_as_many(name, parameters):
     import torch
 
@@ -140,6 +154,11 @@ RELEASED = {
     "ul2_20b": T5_LIKE
     | {"d_model": 4096, "d_ff": 16384, "num_layers": 32, "num_decoder_layers": 32, "num_heads": 16, "d_kv": 256}
     | {"feed_forward_proj": "gated-silu", "dense_act_fn": "silu", "is_gated_act": True},
+    "switch_base_8": T5_LIKE
+    | {"architectures": ["SwitchTransformersForConditionalGeneration"], "model_type": "switch_transformers"}
+    | {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12, "num_experts": 8}
+    | {"feed_forward_proj": "relu", "expert_capacity": 64, "router_type": "tokens_masked", "router_bias": False}
+    | {"num_sparse_encoder_layers": 6, "num_sparse_decoder_layers": 6, "router_z_loss_coef": 0.001},
     "bart_base": BART_LIKE
     | stacks(6, 3072, 12)
     | {"model_type": "bart", "vocab_size": 50_265, "d_model": 768, "max_position_embeddings": 1024}
@@ -158,9 +177,13 @@ RELEASED = {
 
 
 def released(name):
-    """The preset; checkpoints for fine-tuning say its dropout, which is of attention weights too but in Marian's."""
+    """The preset; checkpoints for fine-tuning say its dropout, which is of attention weights too but in Marian's, and
+    the weights of losses."""
+    preset = zoo.preset(name)
+    if preset.experts is not None:
+        preset.experts.balance_weight = preset.experts.z_weight = 0.001
     return dataclasses.replace(
-        zoo.preset(name), dropout_rate=0.1, attention_dropout_rate=0.0 if name == "transformer_base" else 0.1
+        preset, dropout_rate=0.1, attention_dropout_rate=0.0 if name == "transformer_base" else 0.1
     )
 
 
@@ -169,7 +192,7 @@ def test_the_released_config_is_the_preset(name):
     assert zoo.PRESETS[name][0].huggingface.read_config(RELEASED[name]) == released(name)
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in SIZES])
+@pytest.mark.parametrize("name", [name for name, *_ in SAID])
 def test_a_preset_is_written_and_read_back(name):
     family, variant = zoo.PRESETS[name]
     config = dataclasses.replace(family.preset(variant), dropout_rate=0.25, attention_dropout_rate=0.25)
@@ -177,7 +200,8 @@ def test_a_preset_is_written_and_read_back(name):
     assert dataclasses.replace(again, init_stddev=config.init_stddev) == config
 
 
-@pytest.mark.parametrize("name", RELEASED)
+# What SwitchTransformersConfig takes is no released model: experts in the second of each four layers.
+@pytest.mark.parametrize("name", [name for name in RELEASED if not name.startswith("switch")])
 def test_what_config_json_leaves_out_is_as_in_transformers(name):
     transformers = pytest.importorskip("transformers")
     huggingface = zoo.PRESETS[name][0].huggingface
@@ -199,6 +223,9 @@ def test_what_transformers_writes_is_read(name):
         ("t5_base", {"dense_act_fn": "relu"}),
         ("t5_base", {"is_gated_act": False}),
         ("t5_base", {"is_encoder_decoder": False}),
+        ("switch_base_8", {"num_sparse_encoder_layers": 3}),
+        ("switch_base_8", {"num_sparse_decoder_layers": 12}),
+        ("switch_base_8", {"router_bias": True}),
         ("bart_base", {"decoder_ffn_dim": 1024}),
         ("bart_base", {"decoder_attention_heads": 16}),
         ("bart_base", {"activation_function": "tanh"}),
@@ -223,6 +250,9 @@ def test_what_is_not_computed_is_refused_by_name(name, changed):
         (T5, "v1_0_base", {"scale_tied_logits": False}),
         (T5, "base", {"num_kv_heads": 4}),
         (MT5, "base", {"tie_embeddings": True}),
+        (SWITCH, "base_8", {"gated": True}),
+        (SWITCH, "base_8", {"tie_embeddings": False}),
+        (SWITCH, "base_8", {"experts": dataclasses.replace(switch.switch().experts, top_k=2)}),
         (BART, "base", {"norm_epsilon": 1e-12}),
         (BART, "base", {"head_dim": 32}),
         (BART, "base", {"embedding_norm": False}),
@@ -235,6 +265,19 @@ def test_what_transformers_cannot_say_is_refused(family, variant, changes):
     config = dataclasses.replace(family.preset(variant), **changes)
     with pytest.raises(UserError, match=f"config.model.{next(iter(changes))}="):
         family.huggingface.write_config(config)
+
+
+@pytest.mark.parametrize("name, field", NOT_SAID.items())
+def test_what_the_class_has_not_is_read_and_not_written(name, field):
+    preset = zoo.preset(name)
+    with pytest.raises(UserError, match=f"no way to say config.model.{field}="):
+        SWITCH.huggingface.write_config(preset)
+    told = {"feed_forward_proj": "gated-gelu" if preset.gated else "relu", "tie_word_embeddings": False}
+    told |= {f"num_sparse_{side}_layers": preset.num_layers // (preset.experts.every or 1) for side in preset.stacks}
+    told |= {"num_layers": preset.num_layers, "num_decoder_layers": preset.num_layers}
+    read = SWITCH.huggingface.read_config(told)
+    assert (read.gated, read.activation, read.tie_embeddings) == (preset.gated, preset.activation, False)
+    assert read.experts.every == preset.experts.every
 
 
 def test_stacks_of_t5gemma_differ_in_depth_alone():
@@ -307,5 +350,6 @@ def test_what_transformers_saves_is_read(name, tmp_path):
     huggingface, config = case.family.huggingface, case.config
     read = huggingface.read_config(json.loads((again / "config.json").read_text()))
     assert dataclasses.replace(read, init_stddev=config.init_stddev) == config
-    needed = {row.name.format(layer=0) for row in huggingface.names(read)}
+    rows = rows_of(huggingface.names(read), models.abstract_params(read))
+    needed = {name for row, shape in rows.values() for name, _ in places(row, shape)}
     assert needed <= load_file(again / "model.safetensors").keys()

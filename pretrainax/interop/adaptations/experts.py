@@ -4,12 +4,14 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Making, Way
-from pretrainax.layers.feed_forward import first_dense
-from pretrainax.sharding.param_paths import stack_of
+from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.sharding.param_paths import part_of, stack_of
 
 _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 
@@ -40,10 +42,11 @@ class DenseToExperts(Adaptation):
                 f"config.checkpoint.adapt has {self}, and config.model.experts.shared_experts is "
                 f"{ours.experts.shared_experts}, by which tokens would pass through a copy more: set it to None"
             )
-        if first_dense(ours) and ours.d_ff != theirs.d_ff:
+        plain, _ = kinds_of_layers(ours, ours.num_layers)
+        if plain.numbers and ours.d_ff != theirs.d_ff:
             yield (
-                f"config.checkpoint.adapt has {self}, and config.model.d_ff, of the first layers, is {ours.d_ff}, "
-                f"there {theirs.d_ff}: set it to that"
+                f"config.checkpoint.adapt has {self}, and config.model.d_ff, of the layers without experts, is "
+                f"{ours.d_ff}, there {theirs.d_ff}: set it to that"
             )
         if (width := _width(ours)) != theirs.d_ff:
             yield (
@@ -58,13 +61,17 @@ class DenseToExperts(Adaptation):
         assert ours.experts is not None
         if "/mlp/router/" in path:
             return Way(None)
-        experts, first, made = ours.experts.num_experts, first_dense(ours), []
-        if first and (stack := stack_of(path)):  # two stacks are made of one
-            is_first = stack.endswith("/dense/blocks")
-            how = f"the first {first} layers" if is_first else f"the layers after the first {first}"
-            # [L, …] -> [first, …] or [L - first, …]
-            made.append(Making(how, lambda x: x[:first] if is_first else x[first:]))
-            path = path.replace("/dense/blocks/", "/blocks/")
+        experts, made = ours.experts.num_experts, []
+        plain, _ = kinds_of_layers(ours, ours.num_layers)
+        if plain.numbers and (stack := stack_of(path)):  # two stacks are made of one
+            _, part = part_of(stack)
+
+            def taken(x: jax.Array) -> jax.Array:
+                (kind,) = (kind for kind in kinds_of_layers(ours, len(x)) if kind.part == part)
+                return x[np.array(kind.numbers)]  # [L, …] -> [l, …]
+
+            made.append(Making(f"the layers {'without' if part else 'with'} experts", taken))
+            path = path.replace(f"/{part}/blocks/", "/blocks/")
         if _EXPERTS.search(path):
             # [L, D, F] -> [L, E, D, F]
             made.append(Making(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))

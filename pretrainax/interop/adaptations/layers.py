@@ -11,8 +11,8 @@ import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Making, Way
-from pretrainax.layers.feed_forward import first_dense
-from pretrainax.sharding.param_paths import stack_of
+from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.sharding.param_paths import part_of, stack_of
 
 # Of a sublayer the last map, whose result is added to the stream.
 _LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp/(experts_|shared_)?down)/")
@@ -67,13 +67,13 @@ class Layers(Adaptation):
 
     def _mixed(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
         """Yields where a layer without experts would be one with them, or the other way round."""
-        first = first_dense(ours)
-        wrong = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i < first) != (n < first)]
+        here, there = (kinds_of_layers(model, model.stacks[stack])[0].numbers for model in (ours, before))
+        wrong = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i in here) != (n in there)]
         if wrong:
             yield (
-                f"config.checkpoint.adapt has {self}, and the first {first} layers have no experts "
-                f"(config.model.experts.first_dense), here and there: layers {_listed(wrong)} would be of the other "
-                "kind: set taken to numbers of their own kind"
+                f"config.checkpoint.adapt has {self}, and some layers have no experts here and there "
+                f"(config.model.experts.first_dense, every): layers {_listed(wrong)} would be of the other kind: set "
+                "taken to numbers of their own kind"
             )
 
     def _numbers(self, stack: str, before: ModelConfig, ours: ModelConfig) -> list[int]:
@@ -87,18 +87,22 @@ class Layers(Adaptation):
         stack = stack_of(path)
         if stack is None:
             return Way(path)
-        name, first = stack.partition("/")[0], first_dense(ours)
+        name, part = part_of(stack)
         # of a stack in two parts the layers of each are of that part
-        is_first, numbers = stack.endswith("/dense/blocks"), self._numbers(name, before, ours)
-        numbers, start = (numbers[:first], 0) if is_first else (numbers[first:], first)
-        if numbers == list(range(start, first if is_first else before.stacks[name])):
+        here, there = (
+            next(kind.numbers for kind in kinds_of_layers(model, model.stacks[name]) if kind.part == part)
+            for model in (ours, before)
+        )
+        all_numbers = self._numbers(name, before, ours)
+        numbers = [all_numbers[i] for i in here]
+        if numbers == list(there):
             return Way(path)
         how = f"layers {_listed(numbers)} of {before.stacks[name]}"
-        taken = Making(how, lambda x: x[np.array(numbers) - start])
+        taken = Making(how, lambda x: x[np.array([there.index(number) for number in numbers])])
         again = [number in numbers[:i] for i, number in enumerate(numbers)]
         if not (self.silent and any(again) and _LAST_MAP.search(path)):
             return Way(path, (taken,))
-        zero = Making(f"zero in layers {_listed([start + int(i) for i in np.flatnonzero(again)])}", _zeroing(again))
+        zero = Making(f"zero in layers {_listed([here[i] for i in np.flatnonzero(again)])}", _zeroing(again))
         return Way(path, (taken, zero))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:

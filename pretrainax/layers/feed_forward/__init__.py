@@ -4,8 +4,8 @@ from pretrainax.layers.feed_forward.base import (
     ACTIVATIONS,
     FEED_FORWARDS,
     FeedForward,
+    Kind,
     feed_forward_of,
-    first_dense,
     kinds_of_layers,
     register_feed_forward,
 )
@@ -17,10 +17,10 @@ __all__ = [
     "Dense",
     "FEED_FORWARDS",
     "FeedForward",
+    "Kind",
     "Mixture",
     "announced",
     "feed_forward_of",
-    "first_dense",
     "kinds_of_layers",
     "register_feed_forward",
 ]

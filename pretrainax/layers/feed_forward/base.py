@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import ClassVar, Optional
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple, Optional
 
 import flax.linen as nn
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.layers.made_again import made_again
 from pretrainax.layers.sums import Sums
+from pretrainax.sharding.param_paths import BETWEEN, FIRST, divided
 from pretrainax.sharding.rules import add_partition_rules
 
 ACTIVATIONS = {
@@ -69,16 +70,20 @@ def register_feed_forward(cls: type[FeedForward]) -> type[FeedForward]:
     return cls
 
 
-def kinds_of_layers(config: ModelConfig, layers: int) -> list[tuple[ModelConfig, int]]:
-    """Returns the first of the layers of a stack, as a model without experts where those have none, and the others;
-    each with how many they are."""
-    first = first_dense(config)
-    return [(dataclasses.replace(config, experts=None), first), (config, layers - first)]
+class Kind(NamedTuple):
+    """Says which layers of a stack have parameters of the same shapes."""
+
+    config: ModelConfig  # of a model of such layers
+    numbers: Sequence[int]  # of these layers, of all from 0
+    part: str = ""  # of the parameters of the stack, whose "blocks" they are; "": of none
 
 
-def first_dense(config: ModelConfig) -> int:
-    """Returns how many of the first layers of a stack have no experts, though the others do."""
-    return 0 if config.experts is None else config.experts.first_dense or 0
+def kinds_of_layers(config: ModelConfig, layers: int) -> tuple[Kind, Kind]:
+    """Returns the layers of a stack that have no experts though others have, perhaps none, and those others."""
+    first, every = (config.experts.first_dense, config.experts.every) if config.experts else (None, None)
+    others, own = divided(layers, first or 0, every or 1)
+    plain = dataclasses.replace(config, experts=None)
+    return Kind(plain, others, FIRST if every is None else BETWEEN), Kind(config, own)
 
 
 def feed_forward_of(config: ModelConfig) -> type[FeedForward]:

@@ -117,7 +117,7 @@ class MultiToken(Head):
 
 def block_of(config: ModelConfig) -> ModelConfig:
     """Returns the architecture of the blocks that tell further tokens: that of the model's last ones."""
-    experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None)
+    experts = None if config.experts is None else dataclasses.replace(config.experts, first_dense=None, every=None)
     return dataclasses.replace(config, experts=experts)
 
 

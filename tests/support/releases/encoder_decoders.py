@@ -3,6 +3,16 @@
 from tests.support.releases.release import LLAMA_SIZES, WB, Release, under
 
 T5_BLOCK = "SelfAttention.{q,k,v,o}.weight layer_norm.weight"
+T5_AROUND_MLP = " ".join(
+    (
+        "shared.weight {encoder,decoder}.final_layer_norm.weight",
+        under("{encoder,decoder}.block.#.layer.0", T5_BLOCK),
+        "{encoder,decoder}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+        "decoder.block.#.layer.1.EncDecAttention.{q,k,v,o}.weight decoder.block.#.layer.1.layer_norm.weight",
+        "encoder.block.#.layer.1.layer_norm.weight decoder.block.#.layer.2.layer_norm.weight",
+    )
+)
+SWITCH_EXPERTS = "mlp.router.classifier.weight mlp.experts.expert_{0,1,2}.{wi,wo}.weight"
 BART_ATTENTION = f"{{k,v,q,out}}_proj.{WB}"
 
 BART_STACKS = " ".join(
@@ -16,16 +26,7 @@ BART_STACKS = " ".join(
 
 
 def t5_names(mlp: str) -> str:
-    return " ".join(
-        (
-            "shared.weight {encoder,decoder}.final_layer_norm.weight",
-            under("{encoder,decoder}.block.#.layer.0", T5_BLOCK),
-            "{encoder,decoder}.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            "decoder.block.#.layer.1.EncDecAttention.{q,k,v,o}.weight decoder.block.#.layer.1.layer_norm.weight",
-            f"encoder.block.#.layer.1.{mlp} encoder.block.#.layer.1.layer_norm.weight",
-            f"decoder.block.#.layer.2.{mlp} decoder.block.#.layer.2.layer_norm.weight",
-        )
-    )
+    return f"{T5_AROUND_MLP} encoder.block.#.layer.1.{mlp} decoder.block.#.layer.2.{mlp}"
 
 
 T5_SIZES = {"d_ff": 48, "d_kv": 8, "d_model": 16, "num_heads": 4, "num_layers": 3, "vocab_size": 99}
@@ -73,6 +74,21 @@ ENCODER_DECODERS = {
         "mt5_small",
         T5_SIZES | {"num_decoder_layers": 3, "relative_attention_num_buckets": 8},
         t5_names("DenseReluDense.{wi_0,wi_1,wo}.weight") + " {encoder,decoder}.embed_tokens.weight lm_head.weight",
+    ),
+    "switch": Release(  # google/switch-base-8: with copies of the tied table; names by class
+        "switch_base_8",
+        T5_SIZES
+        | {"num_layers": 4, "num_decoder_layers": 4, "relative_attention_num_buckets": 8, "num_experts": 3}
+        | {"num_sparse_encoder_layers": 2, "num_sparse_decoder_layers": 2},
+        " ".join(
+            (
+                T5_AROUND_MLP,
+                "encoder.block.{0,2}.layer.1.mlp.{wi,wo}.weight decoder.block.{0,2}.layer.2.mlp.{wi,wo}.weight",
+                under("encoder.block.{1,3}.layer.1", SWITCH_EXPERTS),
+                under("decoder.block.{1,3}.layer.2", SWITCH_EXPERTS),
+                "{encoder,decoder}.embed_tokens.weight lm_head.weight",
+            )
+        ),
     ),
     "t5gemma": Release(  # google/t5gemma-b-b-ul2, which is behind a licence: config.json and names by class
         "t5gemma_b_b",

@@ -1,0 +1,125 @@
+"""Switch Transformer (Fedus et al. 2021, arXiv 2101.03961): T5 with experts in every second layer, of which a token
+passes through one.
+
+NOTE In transformers an expert takes 64 tokens of a row (`expert_capacity`), padding among them, and what is more passes
+by. Here it takes all, but where `config.model.experts.capacity` says otherwise.
+"""
+
+from pretrainax.config import MixtureOfExperts, ModelConfig, UserError
+from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.zoo import experts, t5
+from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.variants import pick
+
+# variant -> (layers of each stack, width, feed-forward, heads, experts)
+SIZES = {
+    "base_8": (12, 768, 3072, 12, 8),
+    "base_16": (12, 768, 3072, 12, 16),
+    "base_32": (12, 768, 3072, 12, 32),
+    "base_64": (12, 768, 3072, 12, 64),
+    "base_128": (12, 768, 3072, 12, 128),
+    "base_256": (12, 768, 3072, 12, 256),
+    "large_128": (24, 1024, 4096, 16, 128),
+    "xxl_128": (24, 4096, 10240, 64, 128),
+    "c_2048": (15, 2080, 6144, 30, 2048),
+}
+_NONE_DROPPED = 2**31 - 1  # tokens of a row that an expert has room for, in config.json
+
+
+def switch(variant: str = "base_8") -> ModelConfig:
+    """Returns Switch Transformer; UserError for an unknown variant."""
+    layers, d_model, d_ff, num_heads, count = pick("switch", variant, SIZES)
+    config = t5.t5("v1_0_base")
+    config.num_layers, config.d_model, config.d_ff, config.num_heads = layers, d_model, d_ff, num_heads
+    config.dropout_rate = config.attention_dropout_rate = 0.0
+    if variant == "xxl_128":
+        config.activation, config.gated = "gelu_tanh", True
+    config.tie_embeddings = config.scale_tied_logits = variant not in ("xxl_128", "c_2048")
+    every = None if variant == "c_2048" else 2
+    config.experts = MixtureOfExperts(num_experts=count, top_k=1, normalized=False, every=every, balance_weight=0.01)
+    return config
+
+
+def huggingface_names(config: ModelConfig) -> list[Row]:
+    """Returns the name table of transformers' SwitchTransformersForConditionalGeneration."""
+    rows = t5.around_rows(config)
+    for stack, layers in config.stacks.items():
+        plain, sparse = kinds_of_layers(config, layers)
+        router = f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}.mlp.router.classifier"
+        dense = t5.feed_forward_rows(stack, "mlp", config.gated)
+        of_experts = t5.feed_forward_rows(stack, "mlp.experts.expert_{expert}", config.gated, "experts_")
+        of_experts += linear(f"{stack}/blocks/mlp/router", router, bias=False)
+        rows += experts.of_kind(plain, stack, t5.attention_rows(stack) + dense)
+        rows += experts.of_kind(sparse, stack, t5.attention_rows(stack) + of_experts)
+    return rows
+
+
+def _read(json: ConfigJson, config: ModelConfig) -> None:
+    t5.read_common(json, config, "relu")
+    config.tie_embeddings = config.scale_tied_logits = json.get("tie_word_embeddings", True)
+    assert config.experts is not None
+    counts = {stack: json.get(f"num_sparse_{stack}_layers", 3) for stack in config.stacks}
+    steps = [step for step in (1, 2) if all(count * step == config.stacks[name] for name, count in counts.items())]
+    if not steps:
+        said = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
+        raise UserError(f"config.json has {said}; only all layers of both stacks are known, and every second one")
+    config.experts.every = None if steps == [1] else 2
+
+
+def _write(config: ModelConfig) -> ConfigJson:
+    assert config.experts is not None
+    every = config.experts.every or 1
+    # NOTE Its class has no gated feed-forward, though released files of xxl_128 have the weights of one; without a tied
+    # output matrix it leaves the tables of both stacks as they were drawn.
+    known = {"gated": False, "tie_embeddings": True}
+    wrong = [f"config.model.{name}={not value}" for name, value in known.items() if getattr(config, name) != value]
+    wrong += [f"config.model.experts.every={every}"] * (every > 2)
+    if wrong:
+        raise UserError(f"SwitchTransformersForConditionalGeneration of transformers has no way to say {wrong[0]}")
+    json = t5.write(config)
+    json["dense_act_fn"], _ = t5.PROJECTIONS[json["feed_forward_proj"]]
+    for stack, layers in config.stacks.items():
+        json |= {f"num_sparse_{stack}_layers": layers // every, f"{stack}_sparse_step": every}
+    return json | {"expert_capacity": _NONE_DROPPED, "router_jitter_noise": 0.0}
+
+
+def _base() -> ModelConfig:
+    """Returns what transformers takes where config.json is silent."""
+    config = switch("base_8")
+    config.d_ff, config.dropout_rate = 2048, 0.1
+    assert config.experts is not None
+    config.experts.balance_weight = config.experts.z_weight = 0.001
+    return config
+
+
+FAMILIES = (
+    Family(
+        name="Switch Transformer",
+        prefix="switch_",
+        preset=switch,
+        sizes=SIZES,
+        paper="Fedus et al. 2021, arXiv 2101.03961",
+        objective="span corruption",
+        configs=trained_by("switch_base", SIZES),
+        huggingface=HuggingFace(
+            model_type="switch_transformers",
+            architecture="SwitchTransformersForConditionalGeneration",
+            base=_base,
+            fields={
+                **t5.HUGGINGFACE.fields,
+                "num_experts": "experts.num_experts",
+                "router_aux_loss_coef": "experts.balance_weight",
+                "router_z_loss_coef": "experts.z_weight",
+            },
+            table=huggingface_names,
+            constants={**t5.HUGGINGFACE.constants, "router_bias": False, "router_ignore_padding_tokens": False},
+            read=_read,
+            write=_write,
+            # of xxl_128 and c_2048, whose files have the output matrix under another name
+            tied=lambda config: (
+                t5.HUGGINGFACE.tied(config)
+                | ({} if config.tie_embeddings else {"decoder.lm_head.weight": "lm_head.weight"})
+            ),
+        ),
+    ),
+)
