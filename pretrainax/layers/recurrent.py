@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
+from pretrainax.layers.compute import Compute, blocks_in_a_turn
 from pretrainax.layers.convolution import Branch
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.stack import Blocks
+from pretrainax.layers.stack import layers_of, scanned
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree
@@ -136,15 +137,20 @@ class RecurrentBlock(Block):
         return len(_BOTH) * ((2 * _GATES + 1) * config.d_ff + 2 * config.d_model)
 
 
-class RecurrentStack(Blocks, kw_only=True):
+class RecurrentStack(nn.Module):
     """Vectors of words [B, T, D] -> the stream of both directions [B, T, 2 D]."""
 
-    block: type[Block] = RecurrentBlock
+    config: ModelConfig
+    compute: Compute
+    num_layers: int
 
     @nn.compact
     def __call__(self, x: jax.Array, segment_ids: jax.Array, *, deterministic: bool) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream after the last layer, and beside it that of each layer, [L, B, T, 2 D]."""
         context = Context(Mask(False, segment_ids, segment_ids), PositionTerms(), deterministic=deterministic)
-        x, side = self.run(jnp.concatenate([x, x], axis=-1), context, None, None)
+        config, compute, count = self.config, self.compute, self.num_layers
+        blocks = scanned(RecurrentBlock, config, compute, count, blocks_in_a_turn(compute, count))
+        both = jnp.concatenate([x, x], axis=-1)
+        x, side = blocks(config, compute, name="blocks")(both, layers_of(config, count), context, None, None)
         self.sow("intermediates", "output", x)
         return x, side
