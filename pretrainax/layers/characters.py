@@ -68,8 +68,8 @@ class CharacterEmbedding(nn.Module):
 class Convolution(nn.Module):
     """Filters over so many characters side by side, [B, T, C, E] -> [B, T, C - size + 1, n], none beyond a word's ends.
 
-    NOTE It is a convolution to XLA too: products of windows with the kernels are none that it can compile for GPUs, once
-    several of them read the same characters.
+    NOTE It is a convolution to XLA too: products of windows with the kernels are none that it can compile for GPUs,
+    once several of them read the same characters.
     """
 
     size: int
