@@ -8,7 +8,7 @@ from pretrainax import zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
 from pretrainax.adapt.matrices import matrices_of
 from pretrainax.adapt.tuning import flat
-from pretrainax.config import LearnedPositions, MeshConfig, UserError, kinds
+from pretrainax.config import LearnedPositions, MeshConfig, SlidingWindows, UserError, kinds
 from pretrainax.config.validation import validate
 from pretrainax.data.packing import OneEach
 from pretrainax.data.sources import JsonLines
@@ -114,6 +114,14 @@ def test_a_mistake_is_one_line(mistake):
     with pytest.raises(UserError, match=line) as caught:
         validate(experiment, files=False)
     assert "\n" not in str(caught.value)
+
+
+def test_a_prefix_has_no_place_in_sparse_attention():
+    experiment = tiny.get_config("bert")
+    experiment.tuning, experiment.checkpoint.init_from = PrefixTuning(4), "runs/base"
+    experiment.model.sparse_attention = SlidingWindows()
+    with pytest.raises(UserError, match="config.model.sparse_attention has no place for more keys: take LoRA"):
+        validate(experiment, files=False)
 
 
 def test_targets_that_are_longer_than_their_inputs_have_room_behind_a_prefix():

@@ -10,6 +10,7 @@ from pretrainax.config import (
     DisentangledPositions,
     Generator,
     LearnedPositions,
+    SlidingWindows,
     UserError,
     from_json,
     to_json,
@@ -49,6 +50,10 @@ MISTAKES = {
     "no plain logits": (
         lambda e: (changed(e.distill, attention=1.0), changed(e.model, position=DisentangledPositions())),
         "config.model has DisentangledPositions, whose attention has no plain logits",
+    ),
+    "keys that few queries meet": (
+        lambda e: (changed(e.distill, relations=1.0), changed(e.model, sparse_attention=SlidingWindows())),
+        "config.model has sparse_attention, whose keys are not met by all queries: set config.distill.attention and",
     ),
     "no states": (
         lambda e: (
