@@ -9,6 +9,7 @@ from pretrainax.layers.attention_mask import Mask
 from pretrainax.layers.attention_spec import AttentionSpec, Work, kernel_obstacle
 from pretrainax.layers.attention_work import all_pairs, seen_pairs
 from pretrainax.layers.made_again import kept
+from pretrainax.layers.sequence_parallel import on_each_device
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import GPUS
 
@@ -51,6 +52,12 @@ def cudnn_work(spec: AttentionSpec) -> Work:
 
 def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     """Computes `attention` without a cap of logits."""
+    # JAX's rules tell the compiler how to split it, but not what is left to split in a pipeline's stage.
+    run = on_each_device(_cudnn) if jax.sharding.get_abstract_mesh().manual_axes else _cudnn
+    return run(q, k, v, mask, bias, scale, logit_cap)
+
+
+def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     assert logit_cap is None and not mask.has_positions
     array = None  # becomes one more additive bias [B, 1, T, S], in q's dtype
     if mask.prefix is not None:  # says all: the kernel's own causal mask would hide the prefix

@@ -1,4 +1,4 @@
-"""Pipelines compiled for slices of 256 TPUs that are not there: what goes between devices, and which kernel runs."""
+"""Pipelines compiled for 256 TPUs and GPUs that are not there: what goes between devices, and which kernel runs."""
 
 import pytest
 
@@ -18,6 +18,7 @@ LAYERS, WIDTH, INSIDE, LENGTH = 8, 512, 1024, 256
     [
         ("v5e:16x16", {"data": 8, "pipeline": 4, "fsdp": 8}),
         ("v5p:8x8x4", {"data": 4, "pipeline": 8, "fsdp": 4, "tensor": 2}),
+        ("h100:32x8", {"data": 8, "pipeline": 4, "fsdp": 4, "tensor": 2}),
     ],
     ids=str,
 )
@@ -31,10 +32,12 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     model, train = experiment.model, experiment.train
     model.num_layers, model.d_model, model.d_ff, model.num_heads = LAYERS, WIDTH, INSIDE, WIDTH // 128
     model.position, experiment.data.sequence_length = LearnedPositions(LENGTH), LENGTH
-    train.global_batch_size, train.attention, train.remat = 512, "tpu_splash", "block"
+    train.global_batch_size, train.remat = 512, "block"
+    train.attention = "tpu_splash" if absent.chip.is_tpu else "cudnn"
     for axis, size in mesh.items():
         setattr(experiment.mesh, axis, size)
     step = compile_step(experiment, absent)
+    print([c for c in step.collectives if c.axis == "fsdp"])
     stages = stages_of(experiment, {"expert": 1, "fsdp": 1, **mesh})
     permutes = [c for c in step.collectives if c.kind == "collective-permute" and c.axis == "pipeline"]
     # forward, and its gradient backward
