@@ -73,9 +73,12 @@ def pipelined(
 
 def _gathered(x: jax.Array, spec: P) -> jax.Array:
     """Returns a parameter whole along `fsdp`; its gradient is scattered along it."""
-    for axis, name in enumerate(spec):
-        x = jax.lax.all_gather(x, FSDP_AXIS, axis=axis, tiled=True) if name == FSDP_AXIS else x
-    return x
+    if FSDP_AXIS not in spec:
+        return x
+    gather = functools.partial(jax.lax.all_gather, axis_name=FSDP_AXIS, axis=spec.index(FSDP_AXIS), tiled=True)
+    # of what each device has: the compiler would gather along `tensor` first
+    split = P(*(None if name in BATCH_AXES else name for name in spec))
+    return jax.shard_map(gather, in_specs=split, out_specs=split, check_vma=False)(x)
 
 
 def _cut(x: jax.Array, parts: int) -> jax.Array:

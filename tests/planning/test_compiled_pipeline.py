@@ -37,7 +37,6 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     for axis, size in mesh.items():
         setattr(experiment.mesh, axis, size)
     step = compile_step(experiment, absent)
-    print([c for c in step.collectives if c.axis == "fsdp"])
     stages = stages_of(experiment, {"expert": 1, "fsdp": 1, **mesh})
     permutes = [c for c in step.collectives if c.kind == "collective-permute" and c.axis == "pipeline"]
     # forward, and its gradient backward
@@ -50,8 +49,9 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     fsdp, tensor = mesh.get("fsdp", 1), mesh.get("tensor", 1)
     of_stage = 4 * LAYERS // mesh["pipeline"] * (4 * WIDTH**2 + 2 * WIDTH * INSIDE) // tensor * (fsdp - 1) // fsdp
     around = 2 * (model.vocab_size + LENGTH) * WIDTH
-    assert gathered <= of_stage + 4 * around
+    assert gathered <= of_stage + 2 * around
     # what several stages exchange are rows, and gradients of what is around the layers
     most = max(stages.parts * stages.rows * LENGTH * WIDTH * 2, 8 * model.vocab_size * WIDTH)
     assert all(c.bytes <= most for c in step.collectives if "pipeline" in c.axis)
-    assert not [b for b in step.buffers if b.shape.partition("[")[2].startswith(f"{LAYERS},{WIDTH},")]
+    layers = [b for b in step.buffers if "loss" not in b.where]
+    assert not [b for b in layers if b.shape.partition("[")[2].startswith(f"{LAYERS},{WIDTH},")]
