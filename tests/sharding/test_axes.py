@@ -24,6 +24,7 @@ OTHER_WORDS |= {("zoo/convert.py", "expert")}
 
 # Arrays of modules that are no Linear and no Embedding.
 OTHER_ARRAYS = ("unembedding/kernel", "relative_bias/embedding", "relative_embedding/embedding", "convolution/kernel")
+OTHER_ARRAYS += ("router/kernel", *(f"experts_{name}/kernel" for name in ("up", "gate", "down")))
 
 
 def axes_of(preset):
