@@ -26,6 +26,7 @@ from pretrainax.zoo.family import differences
 from tests.golden import CASES
 from tests.golden.case import batch, needs_transformers, weights
 from tests.golden.electra import joint
+from tests.support.exports import assert_all_taken
 from tests.support.huggingface_weights import (
     PUBLISHED,
     assert_same,
@@ -88,7 +89,7 @@ def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path)
     again, info = type(theirs).from_pretrained(
         tmp_path / "out", output_loading_info=True, attn_implementation="eager", dtype=torch.float32
     )
-    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
+    assert_all_taken(info, tmp_path / "out")
     with torch.no_grad():
         a, b = (make.forward(case, model.eval(), batch(case)) for model in (theirs, again))
     for key in a:
