@@ -1,6 +1,5 @@
 """The base of the three families: embeddings in, the answers of the heads out."""
 
-import functools
 import math
 from typing import Optional, Protocol
 
@@ -110,6 +109,8 @@ class Model(nn.Module):
 
     def answer(self, x: jax.Array, side: SideOutputs, batch: Batch, *, deterministic: bool) -> Outputs:
         """Returns what each head says of the last hidden state [B, T, D], with what its stack gave beside it."""
-        heads = {head.name: head.answer(self, x, batch, deterministic=deterministic) for head in heads_of(self.config)}
-        of_heads = (head.of_blocks(heads[head.name]) for head in heads_of(self.config))
-        return Outputs(heads, functools.reduce(added, of_heads, side.sums), side.state)
+        answers, sums = {}, side.sums
+        for head in heads_of(self.config):
+            answers[head.name] = head.answer(self, x, batch, deterministic=deterministic)
+            sums = added(sums, head.of_blocks(answers[head.name]))
+        return Outputs(answers, sums, side.state)

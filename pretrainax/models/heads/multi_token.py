@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import has_loss
+from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import feed_forward_of
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
@@ -128,7 +129,7 @@ class Ahead(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, read: jax.Array, batch: Batch, compute, *, depth: int, deterministic: bool
+        self, x: jax.Array, read: jax.Array, batch: Batch, compute: Compute, *, depth: int, deterministic: bool
     ) -> tuple[jax.Array, Sums]:
         config = self.config
         token, hidden = (Norm(config, name=f"{name}_norm_{depth}") for name in ("token", "hidden"))

@@ -17,6 +17,7 @@ from tests.golden.case import batch, needs_transformers, weights
 from tests.support.tiny import get_config
 
 WEIGHT = 0.3
+NORMS = {"enorm": "token_norm_1", "hnorm": "hidden_norm_1"}  # theirs -> ours
 
 
 def asked(tokens, weights):
@@ -85,8 +86,7 @@ def theirs(found, params, arrays):
             return x
 
     join = MtpLayer(model.config, Nothing, type(model.model.norm), 0, use_post_norm=False)
-    own_names = {"enorm.weight": "token_norm_1/scale", "hnorm.weight": "hidden_norm_1/scale"}
-    tensors = {name: torch.from_numpy(own[path.split("/")[0]]["scale"]) for name, path in own_names.items()}
+    tensors = {f"{name}.weight": torch.from_numpy(own[path]["scale"]) for name, path in NORMS.items()}
     tensors["eh_proj.weight"] = torch.from_numpy(own["join_1"]["kernel"].T.copy())
     join.load_state_dict(tensors)
 
@@ -109,9 +109,6 @@ def theirs(found, params, arrays):
     of_join["join_1"] = {"kernel": join.eh_proj.weight.grad.numpy().T}
     gradients |= {"multi_token": {"ahead_1": of_block, **of_join}}
     return loss.item(), gradients, said.detach().numpy(), both.numpy()
-
-
-NORMS = {"enorm": "token_norm_1", "hnorm": "hidden_norm_1"}
 
 
 @needs_transformers
