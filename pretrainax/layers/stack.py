@@ -39,7 +39,11 @@ _SAVEABLE = {  # config.train.remat -> the residuals of a block that jax.checkpo
 }
 
 # What a loop over layers has of each layer: parameters, what is sown, keys; (layers, context, state, branch).
-_OWN = {"variable_axes": {"params": 0, "intermediates": 0}, "split_rngs": {"params": True, "dropout": True}}
+_OWN = {
+    "variable_axes": {"params": 0, "intermediates": 0},
+    "split_rngs": {"params": True, "dropout": True},
+    "check_constancy_invariants": False,  # which traces each block twice, for variables that all layers share
+}
 _IN_AXES = (0, nn.broadcast, 0, nn.broadcast)
 
 

@@ -36,6 +36,16 @@ def build(config: ModelConfig, compute: Compute) -> AnyModel:
 
 def abstract_params(config: ModelConfig) -> PyTree:
     """Returns the tree of parameters as shapes and dtypes, without computing any."""
+    key = repr(config)  # all of it, by value: a config may change between two calls
+    if key not in _abstract_params:  # tracing a model takes a second, and many parts ask for this
+        _abstract_params[key] = _trace_params(config)
+    return jax.tree.map(lambda shape: shape, _abstract_params[key])  # a tree of the caller's own
+
+
+_abstract_params: dict[str, PyTree] = {}
+
+
+def _trace_params(config: ModelConfig) -> PyTree:
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
     batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in names}
     batch["characters"] = jax.ShapeDtypeStruct((1, 2, WORD_LENGTH), jnp.int32)
