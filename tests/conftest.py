@@ -3,6 +3,7 @@
 Runs before any test module is imported, so that it may still decide how JAX starts.
 """
 
+import gc
 import os
 import pathlib
 import sys
@@ -45,6 +46,15 @@ def strict_promotion_of_dtypes(request):
     strict = request.path.parent.name in ("layers", "positions", "models")
     with jax.numpy_dtype_promotion("strict" if strict else "standard"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """Drops what a file has compiled: each program takes a few memory maps, of which a process may have 65,530. Beyond
+    that it dies of a segmentation fault."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 SAMPLED = ("test_samples.py", "test_pretraining.py", "test_finish.py", "test_next_steps.py", "test_evaluate.py")
