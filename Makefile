@@ -1,4 +1,4 @@
-# make quickstart | check | test | lint | format | install [EXTRAS=tpu] | constraints | clean
+# make quickstart | check | test | test-slow | lint | format | install [EXTRAS=tpu] | constraints | clean
 #
 # .venv is made with the first Python >= 3.11 found (or PYTHON=/path/to/python3) and holds the versions of
 # constraints.txt. uv installs them where it is on PATH, else pip.
@@ -16,14 +16,18 @@ FAST := tests/config tests/test_structure.py tests/test_docs.py tests/sharding t
 	$(addprefix tests/layers/test_,norm.py linear.py) \
 	$(addprefix tests/planning/test_,hlo.py roofline.py traffic.py shapes.py)
 
-.PHONY: quickstart check test lint format install constraints clean
+.PHONY: quickstart check test test-slow lint format install constraints clean
 
 quickstart: $(VENV)/installed
 	@echo "training a small T5 on the documentation that is installed here: about 3 minutes on 2 cores"
 	$(BIN)/python -m pretrainax.main --config=configs/quickstart.py
 
 test: $(VENV)/installed-test
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
+
+# More models in tests that `make test` runs with a few (tests/support/tiers.py)
+test-slow: $(VENV)/installed-test
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m slow $(PYTEST_ARGS)
 
 # Before each commit: two minutes on two cores
 check: lint

@@ -15,6 +15,7 @@ from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.tokenization import Words
 from pretrainax.training import loop
+from tests.support.tiers import few
 
 ROOT = pathlib.Path(__file__).parents[1]
 VARIANTS = {
@@ -69,6 +70,21 @@ NAMES = [(name, variant) for name, variants in VARIANTS.items() for variant in v
 
 def load(name: str, variant: str) -> Experiment:
     return runpy.run_path(str(ROOT / "configs" / f"{name}.py"))["get_config"](variant)
+
+
+# What `make test` trains: of each kind one
+QUICK = (
+    "t5_base",
+    "bert_base",
+    "llama",
+    "finetune",
+    "switch_base",
+    "deepseek",
+    "electra_small",
+    "elmo",
+    "gpt2",
+    "longformer",
+)
 
 
 def test_no_config_is_forgotten_here():
@@ -161,7 +177,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     experiment.evaluate.every, experiment.evaluate.batches = 2, 1
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", few(VARIANTS, QUICK))
 def test_a_config_trains_two_steps_or_one_of_each_phase(name, tmp_path, text, cache):
     experiment = load(name, VARIANTS[name][-1])
     shrink(experiment, str(text), str(cache))

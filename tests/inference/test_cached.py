@@ -23,6 +23,7 @@ from pretrainax.sharding.mesh import make_mesh
 from tests.golden import CASES
 from tests.golden.case import LENGTHS, batch, weights
 from tests.golden.make import golden
+from tests.support.tiers import few
 from tests.support.tiny import get_config
 
 WRITERS = [name for name, case in CASES.items() if case.config.family != "encoder"]
@@ -83,7 +84,7 @@ def places(logits, prompts, steps):
     return np.take_along_axis(logits, (prompts[:, None] - 1 + np.arange(steps + 1))[:, :, None], axis=1)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", few(WRITERS))
 def test_each_step_has_the_logits_of_the_whole_text_in_transformers(name):
     case, steps = CASES[name], 4  # which leaves the shortest text one token to begin with; windows are 4 too
     prompts = np.array(LENGTHS) - steps

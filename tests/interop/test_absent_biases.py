@@ -14,6 +14,7 @@ from tests.golden import CASES
 from tests.golden.case import needs_transformers, weights
 from tests.support.exports import assert_transformers_computes_the_same, write_workdir
 from tests.support.huggingface_weights import PUBLISHED, stored
+from tests.support.tiers import few
 
 BIASED = [name for name in PUBLISHED if CASES[name].config.use_bias and not CASES[name].config.replaced_token_head]
 ABSENT = [{"use_bias": False}, {"qkv_bias": False}, {"use_bias": False, "qkv_bias": True}]
@@ -28,7 +29,7 @@ def exported(name, changes, tmp_path):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", BIASED)
+@pytest.mark.parametrize("name", few(BIASED))
 def test_transformers_computes_the_same_with_zeros(name, tmp_path):
     config, params = exported(name, {"use_bias": False}, tmp_path)
     assert_transformers_computes_the_same(tmp_path / "out", config, params, CASES[name].pad_id)

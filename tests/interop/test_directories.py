@@ -38,6 +38,7 @@ from tests.support.huggingface_weights import (
 )
 from tests.support.parity import ours
 from tests.support.runs import FAST
+from tests.support.tiers import few
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -50,7 +51,7 @@ def source(tmp_path):
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES))
 def test_import_and_export_keep_every_bit(name, tmp_path):
     source = write_directory(tmp_path / "source", name)
     directories.import_directory(str(source), str(tmp_path / "run"))
@@ -73,7 +74,7 @@ def test_parameters_go_through_in_blocks(tmp_path, monkeypatch):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", few(PUBLISHED))
 def test_transformers_saves_what_we_read_and_loads_what_we_write(name, tmp_path):
     import torch
     import transformers

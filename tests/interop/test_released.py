@@ -15,6 +15,7 @@ from pretrainax.zoo.family import differences
 from tests.golden.case import batch, needs_transformers, weights
 from tests.support.huggingface_weights import assert_same
 from tests.support.released import RELEASED, config_of, names_of, write_release
+from tests.support.tiers import few
 
 
 def read(directory):
@@ -53,7 +54,9 @@ def test_released_names_are_read(name, tmp_path):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", [name for name in RELEASED if name not in ("deberta-v3", "deepseek-moe")])  # no class
+@pytest.mark.parametrize(
+    "name", few(name for name in RELEASED if name not in ("deberta-v3", "deepseek-moe"))
+)  # no class
 def test_transformers_computes_the_same_of_a_released_directory(name, tmp_path):
     import torch
     import transformers

@@ -21,6 +21,7 @@ from pretrainax.zoo.convert import rows_of, to_huggingface
 from tests.golden import CASES
 from tests.golden.case import weights
 from tests.support.huggingface_weights import PUBLISHED, assert_same, stored, write_directory, write_tokenizer
+from tests.support.tiers import few
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def source(tmp_path):
     return write_directory(tmp_path / "source")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", few(PUBLISHED))
 def test_each_device_reads_its_part_of_heads_and_widths(name, tmp_path):
     case = CASES[name]
     if case.config.num_heads % 2 or case.config.kv_heads % 2:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Lengths
 from pretrainax.data.objectives.spans import encoder_decoder_example
 from pretrainax.models.heads.language_model import LanguageModelOutput
@@ -35,7 +36,7 @@ class Recites(nn.Module):
     """After each token of `line` it is sure of the next one. It has more rows than there are pieces."""
 
     line: tuple[int, ...]
-    config: ClassVar[SimpleNamespace] = SimpleNamespace(vocab_size=len(PIECES) + 3)
+    config: ClassVar[ModelConfig] = ModelConfig(vocab_size=len(PIECES) + 3)
 
     def __call__(self, batch, *, deterministic):
         follows = np.zeros((len(PIECES), self.config.vocab_size), np.float32)

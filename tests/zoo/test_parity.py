@@ -22,6 +22,7 @@ from pretrainax.zoo.convert import from_huggingface, to_huggingface
 from tests.golden import CASES, make
 from tests.golden.case import batch, needs_transformers, packed, weights
 from tests.support.parity import differences, ours
+from tests.support.tiers import few
 
 
 def check(found: dict[str, float]) -> None:
@@ -38,7 +39,7 @@ def test_as_the_golden_file(name):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES))
 def test_as_transformers(name):
     check(differences(name, make.reference(name)))
 
@@ -83,7 +84,7 @@ def updated(case):
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES))
 def test_three_updates_land_where_torch_does(name):
     import torch
 
