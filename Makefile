@@ -62,7 +62,7 @@ $(BIN)/python:
 
 # One set of versions for every Python and system: JAX 0.10 is the last for Python 3.11. Without torch's CUDA packages.
 constraints:
-	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --extra eval --universal \
+	$(UV) pip compile setup.cfg --extra test --extra parity --extra filters --extra eval --extra wandb --extra mlflow --universal \
 		--python-version 3.11 --upgrade --no-header --no-annotate --strip-extras \
 		| grep -Ev '^(nvidia|cuda|triton)' > constraints.txt
 

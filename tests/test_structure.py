@@ -23,8 +23,8 @@ ALL = FILES + SCRIPTS + TESTS
 
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
-    "config reporting sharding checkpoints runtime tokenization data tasks layers models zoo optim adapt distill "
-    "interop inference scoring training planning scaling"
+    "config reporting trackers sharding checkpoints runtime tokenization data tasks layers models zoo optim adapt "
+    "distill interop inference scoring training planning scaling"
 ).split()
 COMMANDS = (
     "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan evaluate generate predict verify_resume "

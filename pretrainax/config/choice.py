@@ -30,6 +30,7 @@ BUILT_IN = (  # the modules that have the choices of this package
     "pretrainax.distill",
     "pretrainax.tasks",
     "pretrainax.interop.adaptations",
+    "pretrainax.trackers",
 )
 ENTRY_POINTS = "pretrainax.choices"  # the group of those in which other packages name theirs
 

@@ -1,6 +1,7 @@
 """The configuration of a run: a tree of plain dataclasses."""
 
 import dataclasses
+import importlib
 from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 from pretrainax.config.choice import free
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # with their methods
     from pretrainax.interop.adaptations import Adaptation
     from pretrainax.optim import Optimizer, Schedule
     from pretrainax.tokenization import TokenizerConfig
+    from pretrainax.trackers import Tracker
 else:  # their bases, which need neither JAX nor NumPy
     from pretrainax.config.kinds import (
         Adaptation,
@@ -29,6 +31,7 @@ else:  # their bases, which need neither JAX nor NumPy
         Schedule,
         Source,
         TokenizerConfig,
+        Tracker,
         Tuning,
     )
 
@@ -181,6 +184,11 @@ class CheckpointConfig:
         return step & (step - 1) == 0 if self.keep_at == "log" else step in self.keep_at
 
 
+def _default_trackers() -> tuple[Tracker, ...]:
+    """Returns what shows a run where nothing is said; the classes need this module, so it knows one by its name."""
+    return (importlib.import_module("pretrainax.trackers").TensorBoard(),)
+
+
 @dataclasses.dataclass
 class Experiment:
     """A run: what is trained, on which text, how, and on which devices."""
@@ -199,6 +207,8 @@ class Experiment:
     tuning: Optional[Tuning] = None  # trains a few parameters of `checkpoint.init_from` alone; None: all are trained
     distill: Optional[DistillConfig] = None  # a teacher that the model learns from too; None: there is none
     phases: tuple[Phase, ...] = ()  # parts of the run with other lengths, batches, text, …; (): it is one
+    # where the run is shown beside its metrics.jsonl, which is always written: (WandB(project='t5'), TensorBoard())
+    trackers: tuple[Tracker, ...] = dataclasses.field(default_factory=_default_trackers, metadata={"free": True})
 
     @property
     def validation_objective(self) -> Objective:

@@ -49,3 +49,7 @@ class DistillConfig(Choice):
 
 class Adaptation(Choice):
     """Gives what a run starts from the family, or the shape, of its own model: pretrainax.interop.adaptations."""
+
+
+class Tracker(Choice):
+    """Shows a run elsewhere too, beside its metrics.jsonl: pretrainax.trackers."""

@@ -103,8 +103,8 @@ def _choice_problems(e: Experiment, files: bool) -> Iterator[str]:
         if files or path not in _READ:
             for line in choice.problems(e):
                 yield line.replace("config.objective", f"config.{path}") if path == "evaluate.objective" else line
-    for adaptation in e.checkpoint.adapt:
-        yield from adaptation.problems(e)
+    for part in (*e.checkpoint.adapt, *e.trackers):
+        yield from part.problems(e)
 
 
 def _number_problems(e: Experiment) -> Iterator[str]:

@@ -43,27 +43,29 @@ class Stated(NamedTuple):
     is_free: bool  # it changes no mathematics
 
 
-def stated(config: object, path: str = "") -> Iterator[Stated]:
-    """Yields each field of the innermost parts of a config, and the name of the class of each part that is chosen."""
+def stated(config: object, path: str = "", is_free: bool = False) -> Iterator[Stated]:
+    """Yields each field of the innermost parts of a config, and the name of the class of each part that is chosen.
+
+    is_free: all of it changes no mathematics.
+    """
     assert dataclasses.is_dataclass(config)
     for field in dataclasses.fields(config):
         where, value, default = f"{path}.{field.name}".lstrip("."), getattr(config, field.name), default_of(field)
-        parts = value if isinstance(value, tuple) else ()
+        parts, free = value if isinstance(value, tuple) else (), is_free or "free" in field.metadata
         if dataclasses.is_dataclass(value):
-            yield from _part(value, where, default)
+            yield from _part(value, where, default, free)
         elif any(map(dataclasses.is_dataclass, parts)):
             for i, part in enumerate(parts):
-                yield from _part(part, f"{where}[{i}]", None)
+                yield from _part(part, f"{where}[{i}]", None, free)
         else:
-            yield Stated(where, value, default, "free" in field.metadata)
+            yield Stated(where, value, default, free)
 
 
-def _part(part: object, path: str, default: object) -> Iterator[Stated]:
+def _part(part: object, path: str, default: object, is_free: bool) -> Iterator[Stated]:
     if isinstance(part, Choice) and Choice not in type(part).__bases__:  # there are others of its kind
-        yield Stated(
-            f"{path}.type", part.type_name(), default.type_name() if isinstance(default, Choice) else None, False
-        )
-    yield from stated(part, path)
+        name = default.type_name() if isinstance(default, Choice) else None
+        yield Stated(f"{path}.type", part.type_name(), name, is_free)
+    yield from stated(part, path, is_free)
 
 
 def type_problems(experiment: Experiment) -> Iterator[str]:

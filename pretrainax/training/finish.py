@@ -51,6 +51,7 @@ def finish(
     baseline = _always_original(metrics)
     with _or_without("the baseline", writer):
         baseline |= (_baseline(run, preemption) or {}) if run.task is None else {}
+    writer.trackers.finish(metrics)
     with _or_without("the table", writer):
         writer.finish(metrics, baseline)
     with _or_without("the mean of the last checkpoints", writer):
@@ -59,7 +60,14 @@ def finish(
     with _or_without("curves.png", writer):
         writer.draw(baseline)
     with _or_without("samples", writer):
-        show_samples(run, params, writer.note, lambda: preemption.requested)
+        shown: list[str] = []
+
+        def show(line: str) -> None:
+            writer.note(line)
+            shown.append(line)
+
+        show_samples(run, params, show, lambda: preemption.requested)
+        writer.trackers.text("samples", "\n".join(shown))
 
 
 def _validate_average(run: Run, writer: MetricsWriter, alone: dict[str, float]) -> None:

@@ -37,6 +37,7 @@ from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.tasks import Task
+from pretrainax.trackers import check_trackers, shown_config
 from pretrainax.training import expert_balance, header, loss_spikes
 from pretrainax.training.finish import finish
 from pretrainax.training.loop_state import Counts, LoopState
@@ -66,6 +67,7 @@ def train(
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
     """
     complete(experiment)
+    check_trackers(experiment.trackers)
     extended, figure = "", experiment.select_by
     exact_path(workdir)  # refused before anything is prepared
     describe_start(experiment, workdir)  # a mistake shows before the text is prepared; sizes may still be auto
@@ -88,13 +90,12 @@ def train(
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
-        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure)
+        tracked = experiment.trackers, shown_config(experiment)
+        writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure, *tracked)
         stack.callback(writer.close)
-        resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
-        beside = [row for row in (("steps", extended), ("counts", _uncounted(loop_state))) if row[1]]
-        header.show(run, writer, [("workdir", workdir + resumed), *describe_start(experiment, workdir), *beside], paper)
+        header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
         corpus_check = stack.enter_context(_check_corpora(run, writer))
         loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
         state, exit_code = loop.train(state)
@@ -109,6 +110,14 @@ def train(
             writer.note(goodput.table())
         goodput.save(done=exit_code == 0)
     return exit_code
+
+
+def _rows_of_start(experiment: Experiment, workdir: str, loop_state: LoopState, extended: str) -> list[tuple[str, str]]:
+    """Returns the first rows of the header: where the run is, what it starts from, where it is shown."""
+    resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
+    shown = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
+    said = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", shown)]
+    return [("workdir", workdir + resumed), *describe_start(experiment, workdir), *(row for row in said if row[1])]
 
 
 def _uncounted(loop_state: LoopState) -> str:

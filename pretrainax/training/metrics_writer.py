@@ -1,15 +1,14 @@
-"""Shows a run while it goes on, and keeps it: progress, metrics.jsonl, TensorBoard events, curves.png.
+"""Shows a run while it goes on, and keeps it: progress, metrics.jsonl, the trackers of its config, curves.png.
 
 Progress is one line a log; on a terminal a bar below says how far the run is. All of it goes to stderr.
 """
 
-import functools
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Optional, SupportsFloat
 
@@ -17,23 +16,36 @@ from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
+from pretrainax.trackers import TrackedRun, Tracker, Trackers
+from pretrainax.trackers.base import Value
 from pretrainax.training.metrics import MEANINGS, cut_after, meaning, of_loss, parts_among, read_metrics
-from pretrainax.training.tensorboard import EventsWriter
 
 
 class MetricsWriter:
     """Writes and prints the metrics of one run, in the primary process; in the others every method does nothing."""
 
     def __init__(
-        self, workdir: str, total_steps: int, resume_step: int = 0, primary: bool = True, select_by: str = "loss"
+        self,
+        workdir: str,
+        total_steps: int,
+        resume_step: int = 0,
+        primary: bool = True,
+        select_by: str = "loss",
+        trackers: Sequence[Tracker] = (),
+        config: Mapping[str, Value] = MappingProxyType({}),
     ):
         """Goes on in the files of an earlier start, without what they hold of steps after `resume_step`.
 
-        select_by: the figure that the best checkpoint is found by.
+        Args:
+          select_by: the figure that the best checkpoint is found by.
+          trackers: where the run is shown too.
+          config: what they show of it, as `shown_config` returns it.
         """
         self.workdir, self.total_steps, self.primary, self.select_by = workdir, total_steps, primary, select_by
         self.path = os.path.join(workdir, "metrics.jsonl")
         self.model = ""  # one line for the picture; from the header
+        tracked = TrackedRun(workdir, resume_step, config)
+        self.trackers = Trackers(trackers if primary else (), tracked, self.note)
         if primary:
             os.makedirs(workdir, exist_ok=True)
             self._open(resume_step)
@@ -43,7 +55,6 @@ class MetricsWriter:
         self._file = open(self.path, "a", encoding="utf-8")
         self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
         self._first = None  # (step, time) of the first log: what the remaining time is reckoned from
-        self.resume_step = step
         if damaged:
             lines = "line is" if damaged == 1 else "lines are"
             self.note(f"{damaged} {lines} damaged in {self.path} and left out; as it was: {self.path}.damaged")
@@ -51,8 +62,9 @@ class MetricsWriter:
     def rewind(self, step: int) -> None:
         """Takes back what was logged of the steps after `step`, which are about to be run again."""
         if self.primary:
-            self.close()
+            self._close_files()
             self._open(step)
+            self.trackers.rewind(step)
 
     def header(self, rows: list[tuple[str, str]]) -> None:
         """Prints a table of names and values. The row "model" becomes the subtitle of the picture."""
@@ -74,7 +86,7 @@ class MetricsWriter:
         metrics: Mapping[str, Optional[float]],
         loads: Mapping[str, list] = MappingProxyType({}),
     ) -> None:
-        """Adds a line to metrics.jsonl, points to TensorBoard, and moves the progress on.
+        """Adds a line to metrics.jsonl, points to the trackers, and moves the progress on.
 
         Args:
           split: "train" or "valid".
@@ -82,7 +94,7 @@ class MetricsWriter:
           loads: of experts, as `expert_balance.expert_loads`: "experts" in the file, where there are any.
 
         Raises:
-          RunFailed: the files cannot be written (a full disk).
+          RunFailed: the file cannot be written (a full disk).
         """
         if not self.primary:
             return
@@ -92,11 +104,11 @@ class MetricsWriter:
         try:
             self._file.write(line + "\n")
             self._file.flush()
-            self._events.add(step, {f"{split}/{name}": x for name, x in metrics.items() if x is not None})
         except OSError as error:
             raise RunFailed(
                 f"could not write the metrics of step {step} in {self.workdir}: {error.strerror}"
             ) from error
+        self.trackers.figures(step, split, {name: x for name, x in metrics.items() if x is not None})
         if split == "train":
             self._progress(step, metrics)
         else:
@@ -158,21 +170,16 @@ class MetricsWriter:
             self.note(f"balance of the experts: {path}")
 
     def close(self) -> None:
-        """Closes the files and the bar."""
-        if not self.primary:
-            return
+        """Closes the file, the bar and the trackers."""
+        if self.primary:
+            self._close_files()
+            self.trackers.close()
+
+    def _close_files(self) -> None:
         self._file.close()
-        if "_events" in vars(self):
-            self._events.close()
-            del self._events
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-
-    @functools.cached_property
-    def _events(self) -> EventsWriter:
-        """Opens the file at the first log, after the first step: the import takes a second where torch is installed."""
-        return EventsWriter(os.path.join(self.workdir, "events"), self.resume_step)
 
     def _progress(self, step: int, metrics: dict[str, Optional[float]]) -> None:
         now = time.perf_counter()

@@ -1,0 +1,129 @@
+"""The curves of a run in MLflow: a database in the run's folder, or a server."""
+
+import dataclasses
+import logging
+import os
+import pathlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Optional
+from urllib.parse import urlsplit
+
+from pretrainax.config import Experiment
+from pretrainax.trackers.base import TrackedRun, Tracker, Writer, as_markdown
+from pretrainax.trackers.remembered import Remembered
+
+_MOST_PARAMS = 100  # of one request
+_MOST_CHARACTERS = 500  # of a parameter: what the oldest servers take
+
+
+@dataclasses.dataclass
+class MLflow(Tracker):
+    """Shows the run in MLflow (extra `mlflow`).
+
+    A start that resumes goes on in the same run. MLflow takes nothing back: what follows a rollback is a run of its own
+    below the first one, and the one before is marked with the step until which it counts.
+    """
+
+    # http://HOST:5000 or sqlite:///FILE; None: as MLFLOW_TRACKING_URI says, without it mlflow.db in the run's folder
+    tracking_uri: Optional[str] = None
+    experiment: str = "pretrainax"  # that the run is of there
+    name: Optional[str] = None  # of the run there; None: that of its folder
+
+    extra = "mlflow"
+    packages = ("mlflow", "sqlalchemy", "alembic")
+
+    def uri(self, workdir: str) -> str:
+        """Returns where the run is kept."""
+        return self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{_own(workdir)}/mlflow.db"
+
+    def open(self, run: TrackedRun) -> "MLflowWriter":
+        return MLflowWriter(self, run)
+
+    def describe(self, workdir: str) -> str:
+        uri = self.uri(workdir)
+        return f"MLflow experiment {self.experiment}, {uri if '@' not in uri else uri.rpartition('@')[2]}"
+
+    def problems(self, experiment: Experiment) -> Iterator[str]:
+        yield from super().problems(experiment)
+        if self.tracking_uri and urlsplit(self.tracking_uri).password:
+            yield (
+                "MLflow.tracking_uri of config.trackers has a password, which config.json would keep: give it by "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            )
+        if not self.experiment:
+            yield "MLflow.experiment of config.trackers is empty, it must name an experiment"
+
+
+class MLflowWriter(Writer):
+    """Writes one run by MLflow's client, which knows no run but those that it is told: other threads may have one."""
+
+    def __init__(self, tracker: MLflow, run: TrackedRun):
+        from mlflow import MlflowClient, entities
+
+        for name in ("alembic", "mlflow"):  # which tell of each table that they make
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._entities, self._tracker, self._run = entities, tracker, run
+        self._client = MlflowClient(tracker.uri(run.workdir))
+        self._remembered = Remembered.of(run.workdir, "MLflow")
+        if self._remembered.run:
+            self._client.update_run(self._remembered.run, status="RUNNING")
+        else:
+            self._begin(tracker.name or run.name, {})
+
+    def _begin(self, name: str, tags: dict[str, str]) -> None:
+        experiment = self._client.get_experiment_by_name(self._tracker.experiment)
+        number = experiment.experiment_id if experiment else self._new_experiment()
+        made = self._client.create_run(number, tags=tags, run_name=name)
+        self._remembered.begin(made.info.run_id)
+        found = [
+            self._entities.Param(_name(key), str(value)[:_MOST_CHARACTERS]) for key, value in self._run.config.items()
+        ]
+        for first in range(0, len(found), _MOST_PARAMS):
+            self._client.log_batch(self._id, params=found[first : first + _MOST_PARAMS])
+        self._client.log_text(self._id, as_markdown(self._run.config), "config.md")
+
+    def _new_experiment(self) -> str:
+        """Makes the experiment; files of one in the run's folder are there too, else where the server has them."""
+        own = pathlib.Path(_own(self._run.workdir))
+        is_own = self._tracker.uri(self._run.workdir) == f"sqlite:///{own}/mlflow.db"
+        where = (own / "mlflow").as_uri() if is_own else None
+        return self._client.create_experiment(self._tracker.experiment, where)
+
+    @property
+    def _id(self) -> str:
+        return self._remembered.run
+
+    def figures(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        if self._remembered.is_new(step, split):
+            now = int(1000 * time.time())
+            points = [self._entities.Metric(_name(f"{split}/{k}"), x, now, step) for k, x in values.items()]
+            self._client.log_batch(self._id, metrics=points)
+            self._remembered.wrote(step, split)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._client.log_text(self._id, text, f"{name}/step-{step}.md")
+
+    def rewind(self, step: int) -> None:
+        before, first = self._id, self._remembered.first
+        self._client.set_tag(before, "pretrainax.counts_until_step", str(step))
+        self._client.set_terminated(before, "KILLED")
+        self._remembered.rewind(step)
+        tags = {"mlflow.parentRunId": first, "pretrainax.from_run": before, "pretrainax.from_step": str(step)}
+        self._begin(f"{self._tracker.name or self._run.name}, rollback {self._remembered.rollbacks}", tags)
+
+    def finish(self, step: int, figures: Mapping[str, float]) -> None:
+        self.figures(step, "final", figures)
+
+    def close(self, done: bool) -> None:
+        self._client.set_terminated(self._id, "FINISHED" if done else "KILLED")
+
+
+def _own(workdir: str) -> str:
+    return os.path.abspath(os.path.expanduser(workdir))
+
+
+def _name(name: str) -> str:
+    """Returns a name as MLflow takes it: "loss/source=wiki" has a sign that it refuses."""
+    return re.sub(r"[^\w\-. /]", "_", name)

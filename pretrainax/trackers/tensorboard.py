@@ -1,0 +1,132 @@
+"""The curves of a run for TensorBoard, by what tensorboardX has for writing without a thread of its own.
+
+That of its `SummaryWriter` ends at a full disk or a clock that jumps, and the process would wait for it forever.
+"""
+
+import contextlib
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from pretrainax.trackers.base import TrackedRun, Tracker, Value, Writer, as_markdown
+
+_FLUSH_SECONDS = 30
+_FOLDER = "events"
+_SPLITS = ("train", "valid")
+
+
+class _Message(Protocol):
+    """Is what protobuf makes."""
+
+    def SerializeToString(self) -> bytes: ...
+
+
+@dataclasses.dataclass
+class TensorBoard(Tracker):
+    """Writes event files to the folder of the run: `tensorboard --logdir=RUN` shows them.
+
+    Training and validation are two runs there, so that a chart has both. What came after the step that a start begins
+    at, or a rollback goes back to, is void by the mark of a session's start, which readers of event files know.
+    """
+
+    def open(self, run: TrackedRun) -> "EventWriter":
+        return EventWriter(os.path.join(run.workdir, _FOLDER), run)
+
+    def describe(self, workdir: str) -> str:
+        return f"TensorBoard, {os.path.join(workdir, _FOLDER)}"
+
+
+@contextlib.contextmanager
+def _no_torch() -> Iterator[None]:
+    """Keeps tensorboardX from importing torch, where that is installed: 2 seconds, for tensors that nobody gives it."""
+    hidden = "torch" not in sys.modules
+    if hidden:
+        sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # to `import` it is not there then
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules["torch"]
+
+
+class EventWriter(Writer):
+    """Writes the event files of a run: events/train, events/valid, and beside them texts and hyperparameters."""
+
+    def __init__(self, folder: str, run: TrackedRun):
+        """Opens files of its own, in which what others there say of steps after `run.step` is void."""
+        with _no_torch():
+            from tensorboardX import summary
+        self._summary, self._folder, self._config = summary, folder, run.config
+        is_new = not os.path.isdir(folder)
+        self._open(run.step)
+        if is_new or run.step == 0:
+            self.text(0, "config", as_markdown(run.config))
+
+    def _open(self, step: int) -> None:
+        after = step + 1 if step else 0  # a run that begins anew writes its config again, too
+        self._files = {split: _EventFile(os.path.join(self._folder, split), after) for split in (*_SPLITS, "")}
+
+    def figures(self, step: int, split: str, values: Mapping[str, float]) -> None:
+        found = [value for name, x in values.items() for value in self._summary.scalar(name, x).value]
+        self._files[split].add(step, found)
+
+    def text(self, step: int, name: str, text: str) -> None:
+        self._files[""].add(step, self._summary.text(name, text).value)
+
+    def rewind(self, step: int) -> None:
+        self._close_files()
+        self._open(step)
+
+    def finish(self, step: int, figures: Mapping[str, float]) -> None:
+        """Writes a line of the tab HPARAMS."""
+        values = {f"final/{name}": value for name, value in figures.items()}
+        parts = self._summary.hparams(dict[str, Value](self._config), values)
+        file = _EventFile(os.path.join(self._folder, "hparams"), 0)
+        for part in parts:
+            file.add(step, part.value)
+        file.add(step, [value for name, x in values.items() for value in self._summary.scalar(name, x).value])
+        file.close()
+
+    def close(self, done: bool) -> None:
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class _EventFile:
+    """Is one event file; OSError where the disk is full."""
+
+    def __init__(self, folder: str, after: int):
+        """Opens a new file, in which what others in the folder say of step `after` and later ones is void."""
+        from tensorboardX import RecordWriter
+        from tensorboardX.proto import event_pb2
+
+        # Protobuf makes these classes when it is imported, where no type checker sees them.
+        self._event, log = event_pb2.Event, event_pb2.SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        self._next_flush = 0.0
+        os.makedirs(folder, exist_ok=True)
+        # Readers take the files of a folder in the order of their names: a rollback may come in the same second.
+        self._records = RecordWriter(os.path.join(folder, f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"))
+        self._write(self._event(wall_time=time.time(), file_version="brain.Event:2"))
+        self._write(self._event(wall_time=time.time(), step=after, session_log=log(status=log.START)))
+
+    def add(self, step: int, values: Iterable[_Message]) -> None:
+        """Adds points at a step; values: of a summary of tensorboardX."""
+        event = self._event(wall_time=time.time(), step=step)
+        event.summary.value.extend(values)
+        self._write(event)
+
+    def _write(self, event: _Message) -> None:
+        self._records.write(event.SerializeToString())
+        if time.monotonic() > self._next_flush:  # which waits for the disk
+            self._records.flush()
+            self._next_flush = time.monotonic() + _FLUSH_SECONDS
+
+    def close(self) -> None:
+        self._records.flush()
+        self._records.close()
