@@ -7,7 +7,7 @@ way are read here, as protocol buffers are encoded (protobuf.dev/programming-gui
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from jaxlib import xla_client
 
@@ -24,7 +24,16 @@ _STAT_NAME = 2
 _STAT_OF, _STAT_BYTES = 1, 6
 _MODULE = 1
 
-Fields = dict[int, list[Union[int, bytes]]]
+
+class Message(NamedTuple):
+    """Holds the values of a message's fields."""
+
+    numbers: dict[int, int]  # the last one of each
+    parts: dict[int, list[bytes]]  # texts, and further messages, in their order
+
+    def messages(self, number: int) -> Iterator["Message"]:
+        """Yields those of one field."""
+        return map(_read, self.parts.get(number, ()))
 
 
 class Compiled(NamedTuple):
@@ -43,36 +52,36 @@ def programs_of(content: bytes) -> dict[int, Compiled]:
 
 
 def _programs(content: bytes) -> Iterator[tuple[int, Compiled]]:
-    for plane in map(_fields, _fields(content).get(_PLANES, ())):
-        if plane.get(_NAME) != [_PLANE]:
+    for plane in _read(content).messages(_PLANES):
+        if plane.parts.get(_NAME) != [_PLANE]:
             continue
-        stats = {
-            entry[_KEY][0]: _fields(entry[_VALUE][0]).get(_STAT_NAME) for entry in map(_fields, plane.get(_STATS, ()))
+        names = {
+            entry.numbers[_KEY]: value.parts.get(_STAT_NAME)
+            for entry in plane.messages(_STATS)
+            for value in entry.messages(_VALUE)
         }
-        for entry in map(_fields, plane.get(_EVENTS, ())):
-            event = _fields(entry[_VALUE][0])
-            named = re.fullmatch(r"(.*)\((\d+)\)", str(event[_EVENT_NAME][0], "utf-8"))
-            for stat in map(_fields, event.get(_EVENT_STATS, ())):
-                if named and stats.get(stat[_STAT_OF][0]) == [_PROTO]:
-                    yield int(named[2]), Compiled(named[1], _program(_fields(stat[_STAT_BYTES][0])[_MODULE][0]))
+        for event in (value for entry in plane.messages(_EVENTS) for value in entry.messages(_VALUE)):
+            named = re.fullmatch(r"(.*)\((\d+)\)", event.parts[_EVENT_NAME][0].decode())
+            for stat in event.messages(_EVENT_STATS):
+                if named and names.get(stat.numbers[_STAT_OF]) == [_PROTO]:
+                    (proto,) = stat.messages(_STAT_BYTES)
+                    yield int(named[2]), Compiled(named[1], _program(proto.parts[_MODULE][0]))
 
 
 def _program(module: bytes) -> Program:
     return Program(xla_client.XlaComputation(module).get_hlo_module().to_string())
 
 
-def _fields(message: bytes) -> Fields:
-    """Returns the values of each field of a message, those of a number that stands once too."""
-    found: Fields = {}
-    at = 0
+def _read(message: bytes) -> Message:
+    found, at = Message({}, {}), 0
     while at < len(message):
         key, at = _varint(message, at)
         if key & 7 == 0:
-            value, at = _varint(message, at)
+            found.numbers[key >> 3], at = _varint(message, at)
         else:
             size, at = _varint(message, at) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], at)
-            value, at = message[at : at + size], at + size
-        found.setdefault(key >> 3, []).append(value)
+            found.parts.setdefault(key >> 3, []).append(message[at : at + size])
+            at += size
     return found
 
 

@@ -12,7 +12,7 @@ import bisect
 import collections
 import re
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, TypeAlias
 
 import jax
 from jax.profiler import ProfileData
@@ -24,6 +24,8 @@ from pretrainax.planning.hlo.instructions import VIEWS
 from pretrainax.profiling.programs import Compiled, programs_of
 from pretrainax.runtime.recorder import STEP
 
+Event: TypeAlias = jax.profiler.ProfileEvent  # pyright: ignore[reportInvalidTypeForm]  # typed as a variable
+Plane: TypeAlias = jax.profiler.ProfilePlane  # pyright: ignore[reportInvalidTypeForm]
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _HOST = "/host:CPU"
 _MOST_BYTES = 2**31  # of a trace, as of any message of protocol buffers
@@ -79,7 +81,7 @@ def read_trace(path: str) -> Trace:
         raise UserError(f"{path} has no {what}: it is no profile that pretrainax has written")
     every = [run for device in runs.values() for run in device]
     window = max(run.end for run in every) - min(run.start for run in every)
-    busy: collections.Counter = collections.Counter()
+    busy: dict[Op, float] = collections.defaultdict(float)
     for device in runs.values():
         for op, nanoseconds in shared(device).items():
             busy[op] += nanoseconds * 1e-9 / len(steps) / len(runs)
@@ -93,7 +95,7 @@ def shared(runs: Iterable[Run]) -> dict[Op, float]:
     """
     runs = list(runs)
     changes = sorted((time, is_end, i) for i, run in enumerate(runs) for time, is_end in _ends(run))
-    found: collections.Counter = collections.Counter()
+    found: dict[Op, float] = collections.defaultdict(float)
     active: set[int] = set()
     since = 0.0
     for time, is_end, i in changes:
@@ -109,7 +111,7 @@ def _ends(run: Run) -> Iterator[tuple[float, bool]]:
     yield run.end, True
 
 
-def _events(data: ProfileData, plane: str) -> Iterator[jax.profiler.ProfileEvent]:
+def _events(data: ProfileData, plane: str) -> Iterator[Event]:
     for found in data.planes:
         if found.name == plane:
             for line in found.lines:
@@ -165,13 +167,13 @@ def _without_loops(runs: list[Run], programs: dict[Called, Program]) -> list[Run
     return [run for run in runs if run.op not in around]
 
 
-def _of_gpu(plane: jax.profiler.ProfilePlane) -> Iterator[Run]:
+def _of_gpu(plane: Plane) -> Iterator[Run]:
     for line in plane.lines:
         if line.name.startswith("Stream"):
             yield from (_run(event, dict(event.stats)) for event in line.events)
 
 
-def _of_tpu(plane: jax.profiler.ProfilePlane) -> Iterator[Run]:
+def _of_tpu(plane: Plane) -> Iterator[Run]:
     lines = {line.name: list(line.events) for line in plane.lines}
     modules = sorted((event.start_ns, event.name) for event in lines.get("XLA Modules", ()))
     starts = [start for start, _ in modules]
@@ -187,7 +189,7 @@ def _of_tpu(plane: jax.profiler.ProfilePlane) -> Iterator[Run]:
 _OF_PLANE = {"gpu": _of_gpu, "tpu": _of_tpu}
 
 
-def _run(event: jax.profiler.ProfileEvent, stats: dict) -> Run:
+def _run(event: Event, stats: dict) -> Run:
     """Makes a run of an event and its statistics."""
     called = Called(str(stats["hlo_module"]), int(stats.get("program_id", -1))) if "hlo_module" in stats else None
     op = Op(called, str(stats.get("hlo_op") or event.name))

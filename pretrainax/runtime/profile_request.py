@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from types import FrameType
 from typing import Optional
@@ -45,7 +44,7 @@ class ProfileRequest:
         said = self.refusal or ("it is asked for already" if self.requested else SOON)
         self.requested = not self.refusal
         with contextlib.suppress(OSError):  # nobody reads it any more
-            os.write(sys.__stderr__.fileno(), f"\nSIGUSR1: {said}\n".encode())  # print may be interrupted by this
+            os.write(2, f"\nSIGUSR1: {said}\n".encode())  # a print may be what this interrupts
 
 
 @contextlib.contextmanager
