@@ -35,6 +35,7 @@ def main() -> None:
         path = _path(_workdir(), step.value, process.value)
         trace = read_trace(path)
         topology = _topology(devices.value, trace)
+        assert cli.CONFIG.value is not None  # that of _config
         experiment = phase_at(phases_of(cli.CONFIG.value), trace.steps[0] - 1).experiment
         print(f"{path}\n\n{report.report(trace, experiment, topology)}", end="")
         if drawn.value:

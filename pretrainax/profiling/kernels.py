@@ -31,11 +31,11 @@ class Work:
 def step_program(trace: Trace) -> Optional[Called]:
     """Returns the program of the step, of several (as there are of rows of several lengths) that with most of the time;
     None where none is known."""
-    seconds: collections.Counter = collections.Counter()
+    seconds: dict[Called, float] = collections.defaultdict(float)
     for op, spent in trace.busy.items():
-        if op.program in trace.programs and op.program.name == _PROGRAM:
+        if op.program is not None and op.program in trace.programs and op.program.name == _PROGRAM:
             seconds[op.program] += spent
-    return seconds.most_common(1)[0][0] if seconds else None
+    return max(seconds, key=lambda called: seconds[called], default=None)
 
 
 def work_of(trace: Trace, chip: Optional[Chip] = None) -> list[Work]:

@@ -24,7 +24,8 @@ from pretrainax.planning.hlo.instructions import VIEWS
 from pretrainax.profiling.programs import Compiled, programs_of
 from pretrainax.runtime.recorder import STEP
 
-Event: TypeAlias = jax.profiler.ProfileEvent  # pyright: ignore[reportInvalidTypeForm]  # typed as a variable
+Data: TypeAlias = ProfileData  # pyright: ignore[reportInvalidTypeForm]  # jax types it as a variable
+Event: TypeAlias = jax.profiler.ProfileEvent  # pyright: ignore[reportInvalidTypeForm]
 Plane: TypeAlias = jax.profiler.ProfilePlane  # pyright: ignore[reportInvalidTypeForm]
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _HOST = "/host:CPU"
@@ -111,7 +112,7 @@ def _ends(run: Run) -> Iterator[tuple[float, bool]]:
     yield run.end, True
 
 
-def _events(data: ProfileData, plane: str) -> Iterator[Event]:
+def _events(data: Data, plane: str) -> Iterator[Event]:
     for found in data.planes:
         if found.name == plane:
             for line in found.lines:
@@ -140,7 +141,7 @@ def _shared(program: Program, names: set[str]) -> int:
     return len(names & {name for values in program.computations.values() for name in values})
 
 
-def _runs(data: ProfileData) -> tuple[str, dict[str, list[Run]]]:
+def _runs(data: Data) -> tuple[str, dict[str, list[Run]]]:
     """Returns the platform, and the runs of each device."""
     runs: dict[str, list[Run]] = {}
     platform = "cpu"

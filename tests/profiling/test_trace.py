@@ -12,6 +12,7 @@ from pretrainax.profiling import report
 from pretrainax.profiling.kernels import work_of
 from pretrainax.profiling.trace import Called, Op, Run, read_trace, shared
 from pretrainax.runtime.chips import CHIPS
+from tests.support import tiny
 from tests.support.xspace import Event, xspace
 
 SIZE = 64  # of the matrices [SIZE, SIZE] of STEP
@@ -66,9 +67,9 @@ def gpu_trace(tmp_path, steps=STEPS, devices=1, programs=None):
     return read_trace(str(path))
 
 
-def tpu_trace(tmp_path):
-    """As that of the GPU, without the copy; a loop has an event around what it runs."""
-    lines = {
+def tpu_lines():
+    """As those of the GPU, without the copy."""
+    return {
         "Steps": [Event("7", 0, 800), Event("8", 1000, 800)],
         "XLA Modules": [Event("jit_step(5)", 0, 800), Event("jit_step(5)", 1000, 800)],
         "XLA Ops": [
@@ -81,8 +82,11 @@ def tpu_trace(tmp_path):
         ],
         "Async XLA Ops": [Event("%copy-start = ()", 0, 1800)],
     }
+
+
+def tpu_trace(tmp_path):
     path = tmp_path / "tpu.xplane.pb"
-    planes = [("/host:CPU", {"python": list(STEPS)}), ("/device:TPU:0", lines)]
+    planes = [("/host:CPU", {"python": list(STEPS)}), ("/device:TPU:0", tpu_lines())]
     path.write_bytes(xspace(planes, {"jit_step(5)": step_proto()}))
     return read_trace(str(path))
 
@@ -135,6 +139,15 @@ def test_the_table_of_a_chip_has_the_plan_beside_it(tmp_path):
     said = report.report(trace, None, Topology.parse("h100:1"))
     assert "plan" in said and "no plan is beside it" not in said
     assert "say which --topology it is of" in report.report(trace, None, None)
+
+
+def test_what_is_expected_of_the_step_is_of_the_program_that_was_traced(tmp_path):
+    """Products by the plan's own count for the config, memory by what the traced program moves besides products."""
+    topology = Topology.parse("v5e:1x1")
+    expected = report.expectation(tpu_trace(tmp_path), tiny.get_config("gpt"), topology)
+    besides = (SIZE * SIZE + SIZE + 1) * 4  # the sum reads the product and a zero, and writes a row
+    assert expected.memory == pytest.approx(besides / topology.chip.memory_rate)
+    assert expected.seconds == expected.compute + expected.memory > expected.memory > 0
 
 
 def test_rows_and_what_is_idle_are_all_of_a_step(tmp_path):
