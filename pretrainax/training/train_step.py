@@ -298,11 +298,11 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
     """
     options: LossOptions = {**loss_options(train), "sequences": sequences}
 
-    def step(params, batch, frozen=None):
+    def eval_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+    return jax.jit(eval_step, out_shardings=NamedSharding(mesh, P()))
 
 
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
@@ -311,13 +311,13 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
     The sums are those of `make_eval_step`. The answers of its head, arrays [B, …], are whole on each device.
     """
 
-    def step(params, batch, frozen=None):
+    def answer_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         (name,) = outputs.heads  # a model of a task has one
         answers = HEADS[name].answers(outputs.heads[name], batch)
         return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+    return jax.jit(answer_step, out_shardings=NamedSharding(mesh, P()))
 
 
 def loss_options(train: TrainConfig) -> LossOptions:
