@@ -12,6 +12,7 @@ from pretrainax.config import (
     DisentangledPositions,
     LearnedPositions,
     MeshConfig,
+    MixtureOfExperts,
     ModelConfig,
     RelativePositionBuckets,
     UserError,
@@ -34,6 +35,10 @@ DECODER = ModelConfig(
 )
 ENCODER_DECODER = dataclasses.replace(
     DECODER, family="encoder_decoder", position=RelativePositionBuckets(8, 10), qk_norm=True, num_decoder_layers=2
+)
+# Experts in every second layer, and a feed-forward behind them (ST-MoE).
+TURNS = dataclasses.replace(
+    ENCODER_DECODER, num_layers=4, experts=MixtureOfExperts(num_experts=3, every=2, dense_after=24)
 )
 
 
@@ -119,7 +124,9 @@ def whole(config, arrays):
 
 
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=("one_device", "eight"))
-@pytest.mark.parametrize("config", [DECODER, ENCODER_DECODER], ids=("decoder", "encoder_decoder"))
+@pytest.mark.parametrize(
+    "config", [DECODER, ENCODER_DECODER, TURNS], ids=("decoder", "encoder_decoder", "experts in turns")
+)
 def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
     got = stepped(loaded(config, **mesh), texts(config), PROMPTS)
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
