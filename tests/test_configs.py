@@ -62,7 +62,7 @@ VARIANTS = {
     "st_moe": ("l", "32b"),
     "switch_base": "base_8 base_16 base_32 base_64 base_128 base_256 large_128 xxl_128 c_2048".split(),
     "t5_base": ["nano", *(f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b"))],
-    "t5gemma": "s_s b_b l_l xl_xl 2b_2b 9b_9b".split(),
+    "t5gemma": "s_s b_b l_l ml_ml xl_xl 2b_2b 9b_9b".split(),
     "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),
 }
