@@ -11,10 +11,12 @@ from pretrainax import models
 from pretrainax.config import (
     DisentangledPositions,
     LearnedPositions,
+    LongRopeScaling,
     MeshConfig,
     MixtureOfExperts,
     ModelConfig,
     RelativePositionBuckets,
+    RotaryPositions,
     UserError,
 )
 from pretrainax.inference.cached import CachedModel
@@ -130,6 +132,18 @@ def whole(config, arrays):
 def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
     got = stepped(loaded(config, **mesh), texts(config), PROMPTS)
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
+
+
+def test_texts_that_grow_past_the_old_context_are_turned_as_long_ones_from_the_start():
+    """Which all of them end up as; keys of the prompt are not turned again."""
+    scaling = LongRopeScaling((1.0, 2.0), (5.0, 20.0), factor=4.0, original_length=8)
+    config = dataclasses.replace(DECODER, position=RotaryPositions(32, theta=100.0, scaling=scaling))
+    expected = whole(config, texts(config))
+    short = dataclasses.replace(scaling, original_length=16, factor=4.0)
+    other = dataclasses.replace(config, position=dataclasses.replace(config.position, scaling=short))
+    assert np.abs(expected - whole(other, texts(config))).max() > 0.1
+    got = stepped(loaded(config), texts(config), PROMPTS)
+    np.testing.assert_allclose(got, places(expected, PROMPTS, STEPS), atol=1e-4)
 
 
 def test_a_prefix_is_seen_from_both_sides():
