@@ -100,8 +100,9 @@ def _split(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
     """Leaves of a model the part that one device computes."""
     whole = {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
     whole |= {"d_ff": model.d_ff, "vocab_size": model.vocab_size}
-    if model.experts is not None and model.experts.d_ff is not None:
-        model.experts.d_ff //= math.prod(mesh_sizes[axis] for axis in mesh_axes("d_ff"))
+    for name in ("d_ff", "dense_after") if model.experts is not None else ():
+        if (width := getattr(model.experts, name)) is not None:
+            setattr(model.experts, name, width // math.prod(mesh_sizes[axis] for axis in mesh_axes("d_ff")))
     parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in whole}
     if max(parts.values()) > 1:
         model.head_dim = model.dim_per_head

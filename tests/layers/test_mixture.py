@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MeshConfig, MixtureOfExperts, ModelConfig
-from pretrainax.layers.feed_forward import ACTIVATIONS, Dense, Mixture, feed_forward_of
+from pretrainax.layers.feed_forward import ACTIVATIONS, Dense, Mixture
 from pretrainax.layers.feed_forward.router import balance, route
 from pretrainax.layers.feed_forward.slots import assign, from_slots, room_of, to_slots
 from pretrainax.sharding.mesh import make_mesh
@@ -66,11 +66,6 @@ def test_is_the_sum_over_the_chosen_of_all_experts(gated, capacity, experts):
     got = value_and_gradients(lambda p, x: Mixture(settings).apply(p, x)[0], params)
     want = value_and_gradients(lambda p, x: all_experts(settings, p, x), params)
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-3)  # float32, in another order; sums of 280 tokens
-
-
-def test_the_config_says_so():
-    assert feed_forward_of(config()) is Mixture
-    assert feed_forward_of(dataclasses.replace(config(), experts=None)) is not Mixture
 
 
 def test_bfloat16_stays_bfloat16_and_the_router_sees_float32():

@@ -24,7 +24,7 @@ EVERY = pytest.mark.parametrize("every", [2, 4])
 
 
 def config_of(every, **changes):
-    experts = MixtureOfExperts(num_experts=3, top_k=1, normalized=False, every=every)
+    experts = MixtureOfExperts(num_experts=3, top_k=1, normalized=False, every=every, dense_after=24)
     return dataclasses.replace(MODEL, experts=experts, **changes)
 
 
@@ -66,7 +66,7 @@ def test_it_is_the_layers_one_after_the_other(every):
     assert hidden.shape == (4, *X.shape)
     for i, layer in enumerate(in_a_row(params, every)):
         has_experts = "router" in layer["mlp"]
-        assert has_experts == (i % every == every - 1)
+        assert has_experts == ("mlp_after" in layer) == (i % every == every - 1)
         experts = config.experts and dataclasses.replace(config.experts, every=None) if has_experts else None
         one = dataclasses.replace(plain, num_layers=1, experts=experts, norm_at="pre")
         own = {"blocks": jax.tree.map(lambda p: p[None], layer), "final_norm": params["final_norm"]}

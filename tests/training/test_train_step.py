@@ -122,8 +122,8 @@ LATENT = {  # as DeepSeek-V3
 }
 # Layers that differ by their number: over stages of one or two the pattern must go on.
 STAGED = {"num_layers": 4, "position": RotaryPositions(16, no_rotation_every=2)}
-TURNS = {  # as Switch Transformer
-    "experts": dataclasses.replace(EXPERTS, top_k=1, normalized=False, every=2),
+TURNS = {  # as ST-MoE
+    "experts": dataclasses.replace(EXPERTS, normalized=False, every=2, dense_after=48),
     "num_layers": 4,
     "num_decoder_layers": 2,
 }
