@@ -79,12 +79,7 @@ QUICK = (
     "bert_base",
     "llama",
     "finetune",
-    "switch_base",
-    "deepseek",
     "electra_small",
-    "elmo",
-    "gpt2",
-    "longformer",
 )
 
 

@@ -15,6 +15,7 @@ from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.layers.stack import Stack
 from pretrainax.models.outputs import hidden_states
 from pretrainax.sharding.param_paths import numbers_of_layers, parameter_names
+from tests.support.tiers import few
 
 MODEL = ModelConfig(num_layers=4, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
 X = jax.random.normal(jax.random.key(5), (2, 6, 16))
@@ -94,7 +95,7 @@ def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     assert len(np.unique(kernel)) == kernel.size  # each layer starts with numbers of its own
 
 
-@EVERY
+@pytest.mark.parametrize("every", few([2, 4], [2]))
 def test_how_it_runs_changes_no_gradient(every):
     config = config_of(every)
     params = params_of(config)
