@@ -221,10 +221,17 @@ def _carried(
     modules = {word for name in parameter_names((params, variables)) for word in name.split("/")}
     seen = set(jaxpr.invars)  # parameters and batch are there anyway
     for var in jaxpr.outvars:
-        if not isinstance(var, Literal) and var not in seen:
-            seen.add(var)
+        if not isinstance(var, Literal) and _viewed(jaxpr, var) not in seen:
+            seen.add(_viewed(jaxpr, var))
             words = [word for word in _stack(jaxpr, var) if word in modules]
             yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
+
+
+def _viewed(jaxpr: Jaxpr, var: Var) -> Var:
+    """Returns what a variable is another shape of, which takes no memory of its own: parameters of layers in turns."""
+    eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
+    is_view = eqn is not None and eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var)
+    return _viewed(jaxpr, eqn.invars[0]) if is_view else var
 
 
 def _bytes(var: Var) -> int:
