@@ -1,5 +1,5 @@
-"""T5Gemma by a mixture of denoisers (Zhang et al. 2025, arXiv 2504.06225): `:s_s`, `:b_b`, `:l_l`, `:xl_xl`, `:2b_2b`,
-`:9b_9b`.
+"""T5Gemma by a mixture of denoisers (Zhang et al. 2025, arXiv 2504.06225): `:s_s`, `:b_b`, `:l_l`, `:ml_ml`, `:xl_xl`,
+`:2b_2b`, `:9b_9b`.
 
     python -m pretrainax.main --config=configs/t5gemma.py:b_b --config.mesh.fsdp=8 --config.data.source="HuggingFace(
         path='HuggingFaceFW/fineweb', streaming=True)"

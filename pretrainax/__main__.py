@@ -14,7 +14,8 @@ from pretrainax.reporting.tables import text_table
 MODULES = {"train": "main"} | {
     name.replace("_", "-"): name
     for name in (
-        "tokenizer prepare prepare_beam inspect recipe plan evaluate generate predict huggingface verify_resume zoo"
+        "tokenizer prepare prepare_beam inspect recipe plan profile evaluate generate predict huggingface "
+        "verify_resume zoo"
     ).split()
 }
 

@@ -11,6 +11,8 @@ that depends on them would have been another one until now, `--extend` says that
 for each value of a field; both together, one for each pair. The same command goes on where it was ended. At the end
 stand a table and runs.json: the best checkpoint of each by the figure that the run selects by, medians and spreads.
 
+--config.train.profile_steps=10:13 writes a profile of these steps, SIGUSR1 one of the next steps: docs/profiling.md.
+
 Exit codes: 0 done, 1 failed, 2 bad config or input, 75 preempted after saving (run the same command again).
 """
 
@@ -22,6 +24,7 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, RunFailed, UserError, grid
+from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
 
 _EXTEND = flags.DEFINE_bool("extend", False, "Go on past the planned end with another learning rate than until there")
@@ -31,14 +34,16 @@ _SWEEP = flags.DEFINE_multi_string("sweep", [], "A run for each value: optimizer
 
 def main() -> int:
     end_with_parent()
+    request = ProfileRequest().listen()  # before anything that takes long: unheard, SIGUSR1 ends a process
     experiment = cli.experiment()
     workdir = cli.WORKDIR.value or os.path.join("runs", f"{cli.config_name()}-{time.strftime('%Y%m%d-%H%M%S')}")
 
     # after the flags are known to be good; loader workers must not import JAX
     if _SEEDS.value is not None or _SWEEP.value:
-        return _train_grid(experiment, workdir)
+        return _train_grid(experiment, workdir, request)
+    from pretrainax.profiling import report
     from pretrainax.runtime import cluster, goodput, host
-    from pretrainax.training import header, loop, next_steps
+    from pretrainax.training import header, loop, next_steps, profiles
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
@@ -50,6 +55,7 @@ def main() -> int:
         goodput.process_age(),
         paper=header.Paper(cli.papers_source(), cli.deviations()),
         extend=_EXTEND.value,
+        profiling=profiles.Profiling(request, report.of_run),
     )
     if code == 0 and cluster.distributed_state().process_id == 0:
         print(next_steps.after_training(workdir, sys.argv[1:]), file=sys.stderr)
@@ -58,7 +64,7 @@ def main() -> int:
     return code
 
 
-def _train_grid(experiment: Experiment, workdir: str) -> int:
+def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -> int:
     """Makes the runs that --seeds and --sweep ask for."""
     from pretrainax.runtime import cluster
 
@@ -71,7 +77,7 @@ def _train_grid(experiment: Experiment, workdir: str) -> int:
     if _SEEDS.value is not None:
         print(f"pretrainax: {grid.what_differs(experiment)}", file=sys.stderr)
     own = next_steps.without(words, ["workdir", "seeds", "sweep"], ["extend"])
-    code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value)
+    code = grid_runs.train_grid(runs, workdir, own, _EXTEND.value, request)
     if code in (PREEMPTED, RunFailed.exit_code):
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code

@@ -59,9 +59,10 @@ VARIANTS = {
     "roberta_base": ("base", "large"),
     "shakespeare_char": ("",),
     "smollm": ("3_3b",),
+    "st_moe": ("l", "32b"),
     "switch_base": "base_8 base_16 base_32 base_64 base_128 base_256 large_128 xxl_128 c_2048".split(),
     "t5_base": ["nano", *(f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b"))],
-    "t5gemma": "s_s b_b l_l xl_xl 2b_2b 9b_9b".split(),
+    "t5gemma": "s_s b_b l_l ml_ml xl_xl 2b_2b 9b_9b".split(),
     "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),
 }
@@ -78,12 +79,7 @@ QUICK = (
     "bert_base",
     "llama",
     "finetune",
-    "switch_base",
-    "deepseek",
     "electra_small",
-    "elmo",
-    "gpt2",
-    "longformer",
 )
 
 
@@ -142,7 +138,7 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
         model.generator = dataclasses.replace(model.generator, num_layers=2, d_model=16, d_ff=32, num_heads=2)
     if model.experts is not None:
         sizes = {"num_experts": 4, "top_k": min(model.experts.top_k, 2), "d_ff": model.experts.d_ff and 16}
-        fewer = {"groups": 2, "top_groups": 1, "first_dense": 1}
+        fewer = {"groups": 2, "top_groups": 1, "first_dense": 1, "every": 2, "dense_after": 48}
         sizes |= {name: size for name, size in fewer.items() if getattr(model.experts, name)}
         model.experts = dataclasses.replace(model.experts, **sizes)
     if model.latent_attention is not None:

@@ -14,7 +14,7 @@ from tests.test_structure import COMMANDS, PACKAGES
 ROOT = pathlib.Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/design.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docs/design.md", "docs/profiling.md")]
 
 
 def paths_named(page: pathlib.Path) -> list[str]:
@@ -27,7 +27,7 @@ def paths_named(page: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_path_that_is_named_exists(page):
     folders = (page.parent, ROOT, ROOT / "pretrainax")
-    in_a_run = ("events/", "tokenizer/", "checkpoints/")
+    in_a_run = ("events/", "tokenizer/", "checkpoints/", "profiles/", "plugins/profile/step_10")
     missing = [p for p in paths_named(page) if p not in in_a_run and not any((f / p).exists() for f in folders)]
     assert missing == []
 

@@ -96,6 +96,7 @@ def test_gke_refuses_what_is_not_set():
     assert out.returncode == 2 and "not set: IMAGE CLAIM;" in out.stderr
 
 
+@pytest.mark.slow
 def test_local_starts_a_run_again_that_ends_like_one_never_killed(tmp_path, text, cache):
     """The whole run has as many processes and devices: the figures are the same to the last bit."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.support.runs import assert_same_run, command, lines, run, start
+from tests.support.tiers import few
 
 
 @pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
@@ -48,7 +49,7 @@ def interrupt(args: list[str], workdir, step: int, number: signal.Signals) -> in
     return process.wait(timeout=100)
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", few([signal.SIGKILL, signal.SIGTERM], [signal.SIGKILL]))
 def test_an_interrupted_run_ends_bit_identical_to_a_whole_one(number, whole, tmp_path, text, cache):
     args = command("tests/support/tiny.py:t5", tmp_path, text, cache)
     code = interrupt(args, tmp_path, random.SystemRandom().randint(3, 30), number)  # not between the last saves

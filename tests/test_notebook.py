@@ -6,6 +6,7 @@ import sys
 
 import nbclient
 import nbformat
+import pytest
 
 from tests.support.runs import ENV, ROOT
 
@@ -30,6 +31,7 @@ def check(notebook: nbformat.NotebookNode) -> None:
     assert pictures(notebook) == 2  # curves and sentences
 
 
+@pytest.mark.slow
 def test_it_runs_where_a_user_has_nothing_but_the_package(tmp_path, monkeypatch):
     notebook = nbformat.read(NOTEBOOK, 4)
     (parameters,) = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))

@@ -24,11 +24,11 @@ ALL = FILES + SCRIPTS + TESTS
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
     "config reporting trackers sharding checkpoints runtime tokenization data tasks layers models zoo optim adapt "
-    "distill interop inference scoring training planning scaling"
+    "distill interop inference scoring training planning profiling scaling"
 ).split()
 COMMANDS = (
-    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan evaluate generate predict verify_resume "
-    "huggingface"
+    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan profile evaluate generate predict "
+    "verify_resume huggingface"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.

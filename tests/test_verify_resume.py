@@ -30,6 +30,7 @@ def verify(config, text, cache, *flags) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_a_config_that_resumes_passes_also_where_its_phases_change(text, cache):
     phases = "--config.phases=(Phase(steps=20, sequence_length=16, global_batch_size=16), Phase(dropout_rate=0.1))"
     out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", "--kills=1", "--processes=2", phases)

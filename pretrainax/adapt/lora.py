@@ -30,7 +30,8 @@ class LoRA(Tuning):
     rank: int = 8  # of the update
     alpha: float = 16.0  # the update is scaled by alpha / rank
     dropout: float = 0.0  # of what the update reads
-    # ends of the paths of the matrices, as regular expressions over whole names: "query", "decoder/.*/value", "mlp/.*"
+    # ends of the paths of the matrices, as regular expressions over whole names: "query", "decoder/.*/value", "mlp/.*".
+    # Experts of a mixture and its router are none of them, whatever the expression: they stay as they are
     targets: tuple[str, ...] = ("query", "value")
     dora: bool = False  # magnitudes of the outputs are trained apart from the directions
 

@@ -12,7 +12,7 @@ from pretrainax.config import nearest
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.sharding.rules import PARTITION_RULES, add_partition_rules, axes_of_leaves
 
-_KERNEL = "/kernel"
+_KERNEL, _ROUTER = "/kernel", "/router/"
 
 
 class Matrix(NamedTuple):
@@ -30,10 +30,14 @@ class Matrix(NamedTuple):
 
 
 def matrices_of(params: PyTree) -> list[Matrix]:
-    """Returns the linear maps of the blocks of a model; params: arrays or shapes."""
+    """Returns the linear maps of the blocks of a model; params: arrays or shapes.
+
+    Of a mixture of experts neither the experts nor the router is among them: they are computed by no `Linear`, so that
+    what is added to them would change a merged model, and nothing in training.
+    """
     found = []
     for name, x, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
-        if is_stacked(name) and name.endswith(_KERNEL) and "experts" not in axes:  # of which a tuning knows nothing
+        if is_stacked(name) and name.endswith(_KERNEL) and "experts" not in axes and _ROUTER not in name:
             cut = 1 + _summed(axes[1:])
             found.append(Matrix(name.removesuffix(_KERNEL), x.shape[0], x.shape[1:cut], x.shape[cut:]))
     return found

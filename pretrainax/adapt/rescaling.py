@@ -10,8 +10,8 @@ from pretrainax.adapt.matrices import matrices_of
 from pretrainax.adapt.tuning import Flat, Tuning, beside
 from pretrainax.layers.linear import Linear
 
-_READS = "mlp/down"  # whose inputs are rescaled; of keys and values it is the outputs
-_RESCALED = re.compile(rf"_attention/(key|value)$|{_READS}$")
+_READS = re.compile(r"/mlp(_after)?/down$")  # whose inputs are rescaled; of keys and values it is the outputs
+_KEYS = re.compile(r"_attention/(key|value)$")
 
 
 @dataclasses.dataclass
@@ -22,8 +22,8 @@ class IA3(Tuning):
 
     def added(self, params, key):
         del key
-        found = [matrix for matrix in matrices_of(params) if _RESCALED.search(matrix.path)]
-        sizes = {m.path: m.inputs if m.path.endswith(_READS) else m.outputs for m in found}
+        found = [matrix for matrix in matrices_of(params) if _READS.search(matrix.path) or _KEYS.search(matrix.path)]
+        sizes = {m.path: m.inputs if _READS.search(m.path) else m.outputs for m in found}
         layers = {matrix.path: matrix.layers for matrix in found}
         return {f"{path}/ia3": jnp.ones((layers[path], *size), jnp.float32) for path, size in sizes.items()}
 
@@ -38,7 +38,7 @@ class IA3(Tuning):
         params = dict(params)
         for path in [name.removesuffix("/ia3") for name in params if name.endswith("/ia3")]:
             vector, kernel = params.pop(f"{path}/ia3"), params[f"{path}/kernel"]
-            if path.endswith(_READS):
+            if _READS.search(path):
                 params[f"{path}/kernel"] = kernel * vector[:, :, None]  # [L, F, D]
                 continue
             params[f"{path}/kernel"] = jax.vmap(lambda kernel, vector: kernel * beside(vector, kernel))(kernel, vector)

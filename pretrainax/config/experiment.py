@@ -94,6 +94,8 @@ class TrainConfig:
     rollback_skip: int = free(200)  # ... and the next so many batches are left out
     max_rollbacks: int = free(20)  # one more, and the run fails
     log_every: int = free(0)  # steps; 0: at least 50 lines a run, and one every 50 steps
+    # first and last step of which a profile is written to WORKDIR/profiles, as 10:13; "": none (docs/profiling.md)
+    profile_steps: str = free("")
     # auto: the fastest that fits
     attention: Literal["auto", "xla", "cudnn", "tpu_flash", "tpu_splash"] = free("auto")
     remat: Remat = free("none")  # kept: none: products, kernels' results | dots: products | block: inputs
@@ -106,6 +108,14 @@ class TrainConfig:
     def logged_every(self) -> int:
         """Returns `log_every`, or what stands for its 0: curves of any length have enough points."""
         return self.log_every or min(max(self.steps // 50, 1), 50)
+
+    @property
+    def profiled(self) -> range:
+        """Returns the steps of `profile_steps`, counted as in metrics.jsonl; ValueError where it is no such text."""
+        if not self.profile_steps:
+            return range(0)
+        first, last = map(int, self.profile_steps.split(":"))
+        return range(first, last + 1)
 
     def seed_of(self, use: Literal["init", "order", "dropout", "mask"]) -> int:
         """Returns the seed of one use: its own, or that of all."""

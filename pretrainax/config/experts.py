@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
     from pretrainax.config.model import ModelConfig
 
+_SIZES = "num_experts", "top_k", "d_ff", "shared_experts", "first_dense", "dense_after"
+
 
 @dataclasses.dataclass
 class MixtureOfExperts(Choice):
@@ -30,6 +32,9 @@ class MixtureOfExperts(Choice):
     first_dense: Optional[int] = None
     # experts are in the last layer of each so many, and in the others one feed-forward (Switch Transformer: 2); None: 1
     every: Optional[int] = None
+    # width of one more feed-forward for all tokens, behind the experts of each layer, with a norm of its own (ST-MoE:
+    # Zoph et al. 2022, the released st_moe_base.gin); None: there is none
+    dense_after: Optional[int] = None
     # room of an expert, as a multiple of the tokens it gets where all get as many; for others it does nothing (GShard);
     # None: there is room for all, as there is in every model that is loaded
     capacity: Optional[float] = None
@@ -42,7 +47,7 @@ class MixtureOfExperts(Choice):
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         path = "config.model.experts"
-        for name in ("num_experts", "top_k", "d_ff", "shared_experts", "first_dense", "groups", "top_groups"):
+        for name in (*_SIZES, "groups", "top_groups"):
             if (value := getattr(self, name)) is not None and value < 1:
                 yield f"{path}.{name} is {value}, it must be at least 1"
         if self.top_k > self.num_experts:
@@ -68,6 +73,11 @@ class MixtureOfExperts(Choice):
             yield f"{path}.first_dense is {self.first_dense}: it must leave a layer of {min(model.stacks.values())}"
         if self.first_dense and model.share_layers:
             yield f"{path}.first_dense is {self.first_dense}, and config.model.share_layers makes all layers one"
+        if self.dense_after and model.parallel:
+            yield (
+                f"{path}.dense_after is {self.dense_after}, and with config.model.parallel nothing of a block is after "
+                "its feed-forward: set one of them to its default"
+            )
         yield from self._problems_of_turns(path, model)
 
     def _problems_of_turns(self, path: str, model: "ModelConfig") -> Iterator[str]:

@@ -47,6 +47,10 @@ class SinusoidalPositions(Position):
 class RotaryScaling(Choice):
     """Stretches the frequencies of a trained context to a longer one."""
 
+    def problems_of(self, planes: int) -> Iterator[str]:
+        """Yields what keeps it from stretching so many planes, a line each."""
+        yield from ()
+
 
 @dataclasses.dataclass
 class LongContextScaling(RotaryScaling):
@@ -83,6 +87,31 @@ class YarnScaling(RotaryScaling):
 
 
 @dataclasses.dataclass
+class LongRopeScaling(RotaryScaling):
+    """Each plane stretched by a number of its own, one of two (Ding et al. 2024, arXiv 2402.13753; Phi-3.5).
+
+    All tokens of a text that is longer than `original_length` are turned by the long ones, of others by the short ones.
+    What is turned is multiplied by sqrt(1 + ln(factor) / ln(original_length)), in both.
+    """
+
+    short_factors: tuple[float, ...] = ()  # one for each plane of a head
+    long_factors: tuple[float, ...] = ()  # the same, of a text of more tokens than original_length
+    factor: float = 32.0  # how much longer the new context is
+    original_length: int = 4096  # the context before stretching
+
+    def problems_of(self, planes: int) -> Iterator[str]:
+        for name in ("short_factors", "long_factors"):
+            numbers = getattr(self, name)
+            if len(numbers) != planes or not all(number > 0 for number in numbers):
+                yield (
+                    f"config.model.position.scaling.{name} has {len(numbers)} numbers from {min(numbers, default=0)}; "
+                    f"it must have {planes} above 0, one for each plane of a head that is turned"
+                )
+        if self.original_length < 2:
+            yield f"config.model.position.scaling.original_length is {self.original_length}, it must be at least 2"
+
+
+@dataclasses.dataclass
 class RotaryPositions(Position):
     """Rotation of queries and keys by an angle that grows with the position (Su et al. 2021)."""
 
@@ -107,6 +136,8 @@ class RotaryPositions(Position):
                 f"config.model.position.fraction {self.fraction} of a head, {m.dim_per_head} wide, is not one plane: "
                 "raise it, or set it to None"
             )
+        elif self.scaling is not None:
+            yield from self.scaling.problems_of(self.turned(m.position_dim) // 2)
         if self.no_rotation_every is not None and self.no_rotation_every < 2:
             yield (
                 f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "

@@ -1,6 +1,7 @@
 """Finds what is wrong with a config before anything has run: value got, what is allowed, field to set, in one line."""
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -23,6 +24,8 @@ _NOT_NEGATIVE = (
     "data.workers data.prepare_workers train.z_loss train.pipeline_parts train.scan_unroll train.loss_chunk "
     "train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
 ).split()
+
+MOST_PROFILED = 100  # steps of one profile
 
 
 def get(config: object, path: str) -> Any:
@@ -70,6 +73,7 @@ def _problems_of_values(e: Experiment, files: bool) -> Iterator[str]:
     yield from _brick_problems(e.model)
     yield from _layer_problems(e)
     yield from _spike_problems(e)
+    yield from _profile_problems(e)
     yield from _choice_problems(e, files)
 
 
@@ -229,6 +233,24 @@ def _spike_problems(e: Experiment) -> Iterator[str]:
             f"config.checkpoint.keep {e.checkpoint.keep} holds the last {kept} steps, config.train.rollback_steps is "
             f"{train.rollback_steps}: raise config.checkpoint.keep or config.checkpoint.every"
         )
+
+
+def _profile_problems(e: Experiment) -> Iterator[str]:
+    """Yields what is wrong with `train.profile_steps`; of more steps no reader opens the trace of a large model."""
+    given = e.train.profile_steps
+    if given and re.fullmatch(r"\d{1,10}:\d{1,10}", given) is None:
+        yield f"config.train.profile_steps is {given!r}, it must be its first and its last step, as 10:13"
+        return
+    steps = e.train.profiled
+    if given and not steps:
+        yield f"config.train.profile_steps is {given!r}, the last step must not be before the first"
+    elif given and (steps[0] < 2 or steps[-1] > e.train.steps):
+        yield (
+            f"config.train.profile_steps is {given!r}, it must be of steps from 2, as the first one is compiled, to "
+            f"config.train.steps, {e.train.steps}"
+        )
+    elif len(steps) > MOST_PROFILED:
+        yield f"config.train.profile_steps is {given!r}, of {len(steps)} steps: set it to at most {MOST_PROFILED}"
 
 
 def _brick_problems(m: ModelConfig) -> Iterator[str]:

@@ -1,4 +1,5 @@
-"""The one block of every family: self-attention, cross-attention where it is given something to read, feed-forward."""
+"""The one block of every family: self-attention, cross-attention where it is given something to read, feed-forward; of
+some mixtures of experts, another feed-forward."""
 
 import functools
 from collections.abc import Callable
@@ -15,13 +16,13 @@ from pretrainax.layers.attention import Mask
 from pretrainax.layers.cache import BlockMemory
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
-from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.self_attention import self_attention_of
-from pretrainax.layers.sums import Sums
+from pretrainax.layers.sums import Sums, added
 from pretrainax.sharding.arrays import constrain
 from pretrainax.sharding.param_paths import PyTree
 
@@ -100,13 +101,13 @@ class Block(nn.Module):
         attend = self_attention_of(config)(config, self.compute, context.deterministic, name="self_attention")
         ring = None if context.index is None else memory.own
         real = None if mask.query_segment_ids is None else mask.query_segment_ids > 0
-        feed_forward = feed_forward_of(config)(config, name="mlp")
+        feed_forwards = [part.kind(part.config, name=part.name) for part in feed_forwards_of(config)]
 
         def attended(y: jax.Array) -> tuple[jax.Array, PyTree]:
             return attend(y, y if source is None else source, mask, positions, ring, context.index)
 
         def both(y: jax.Array) -> tuple[jax.Array, PyTree]:
-            (one, own), (other, sums) = attended(y), feed_forward(y, real)
+            (one, own), (other, sums) = attended(y), feed_forwards[0](y, real)
             return one + other, (own, sums)
 
         read = None
@@ -116,7 +117,10 @@ class Block(nn.Module):
             x, own = sublayer("self_attention", x, attended)
             if context.cross_mask is not None:
                 x, read = self._read(x, memory, context, sublayer)
-            x, sums = sublayer("mlp", x, lambda y: feed_forward(y, real))
+            sums: Sums = {}
+            for feed_forward in feed_forwards:
+                x, found = sublayer(str(feed_forward.name), x, lambda y, run=feed_forward: run(y, real))
+                sums = added(sums, found)
         x = constrain(x)
         if branch is not None:
             x = jnp.where(layer.is_first, branch.join(x, config), x)

@@ -109,6 +109,7 @@ class Memory:
 
     blocks: tuple[BlockMemory, ...]
     index: Optional[jax.Array] = None  # [] int32, of the next token, in all rows; None: there are no rings yet
+    reach: Optional[int] = flax.struct.field(pytree_node=False, default=None)  # tokens that the longest row may grow to
 
     @property
     def longest(self) -> int:
@@ -122,7 +123,7 @@ class Memory:
         blocks = tuple(
             block.replace(own=block.own.ring(lengths, size)) for block, size in zip(self.blocks, sizes, strict=True)
         )
-        return Memory(blocks, jnp.asarray(first.keys.shape[-2], jnp.int32))
+        return self.replace(blocks=blocks, index=jnp.asarray(first.keys.shape[-2], jnp.int32))
 
     def take(self, rows: jax.Array) -> "Memory":
         """Returns the memory of `rows` [B'], indices into B."""

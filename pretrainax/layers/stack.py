@@ -130,10 +130,12 @@ class Stack(nn.Module):
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
         chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
         index = state.index if isinstance(state, Memory) else None
+        before = 0 if index is None else state.longest - 1
+        places = Places(positions, before, state.reach if isinstance(state, Memory) else None)
         if index is None:
-            places, mask = Places(positions), Mask(self.causal, segment_ids, segment_ids, prefix=prefix_mask)
+            mask = Mask(self.causal, segment_ids, segment_ids, prefix=prefix_mask)
         else:
-            places, mask = Places(positions, state.longest - 1), Mask(self.causal, query_positions=positions)
+            mask = Mask(self.causal, query_positions=positions)
         context = Context(
             mask=mask.replace(window=config.window_of(self.causal) if "local" in config.layer_pattern else None),
             positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
@@ -249,7 +251,7 @@ class Stack(nn.Module):
             kept[i] = side.state
             sums += [side.sums] if kind is kinds[1] else []
         if memory is not None:
-            memory = Memory(tuple(kept), None if memory.index is None else memory.index + 1)
+            memory = memory.replace(blocks=tuple(kept), index=None if memory.index is None else memory.index + 1)
         stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
         return x, SideOutputs(memory, over_layers(stacked, str(self.name), kinds[1].numbers))
 

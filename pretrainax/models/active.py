@@ -28,4 +28,5 @@ def describe_experts(config: ModelConfig) -> str:
     where = f"each block but the first {first}" if first else "each block"
     where = where if settings.every is None else f"one block of each {settings.every}"
     for_token = f"{each} for a token" + (f" and {shared} for all" if shared else "")
+    for_token += " and a feed-forward behind them" if settings.dense_after else ""
     return f"{count} in {where}, {for_token}, which uses {active_parameters(config) / 1e6:,.1f} M parameters"

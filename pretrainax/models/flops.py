@@ -12,7 +12,7 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import BACKENDS, choose_implementation
 from pretrainax.layers.attention_spec import PRODUCTS, AttentionSpec, Work
 from pretrainax.layers.characters import CharacterEmbedding
-from pretrainax.layers.feed_forward import feed_forward_of, kinds_of_layers
+from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import positions_of
 from pretrainax.layers.recurrent import RecurrentBlock
@@ -115,8 +115,9 @@ def _blocks(config: ModelConfig, layers: int, length: int) -> int:
     """Counts feed-forward, positions, and the projections of self-attention, of one example's forward."""
     attention = self_attention_of(config).flops(config, length, length) + positions_of(config).flops(length, length)
     return layers * attention + sum(
-        len(kind.numbers) * feed_forward_of(kind.config).flops(kind.config, length)
+        len(kind.numbers) * part.kind.flops(part.config, length)
         for kind in kinds_of_layers(config, layers)
+        for part in feed_forwards_of(kind.config)
     )
 
 

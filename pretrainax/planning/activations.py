@@ -100,8 +100,9 @@ def _split(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
     """Leaves of a model the part that one device computes."""
     whole = {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
     whole |= {"d_ff": model.d_ff, "vocab_size": model.vocab_size}
-    if model.experts is not None and model.experts.d_ff is not None:
-        model.experts.d_ff //= math.prod(mesh_sizes[axis] for axis in mesh_axes("d_ff"))
+    for name in ("d_ff", "dense_after") if model.experts is not None else ():
+        if (width := getattr(model.experts, name)) is not None:
+            setattr(model.experts, name, width // math.prod(mesh_sizes[axis] for axis in mesh_axes("d_ff")))
     parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in whole}
     if max(parts.values()) > 1:
         model.head_dim = model.dim_per_head
@@ -220,10 +221,17 @@ def _carried(
     modules = {word for name in parameter_names((params, variables)) for word in name.split("/")}
     seen = set(jaxpr.invars)  # parameters and batch are there anyway
     for var in jaxpr.outvars:
-        if not isinstance(var, Literal) and var not in seen:
-            seen.add(var)
+        if not isinstance(var, Literal) and _viewed(jaxpr, var) not in seen:
+            seen.add(_viewed(jaxpr, var))
             words = [word for word in _stack(jaxpr, var) if word in modules]
             yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
+
+
+def _viewed(jaxpr: Jaxpr, var: Var) -> Var:
+    """Returns what a variable is another shape of, which takes no memory of its own: parameters of layers in turns."""
+    eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
+    is_view = eqn is not None and eqn.primitive.name == "reshape" and isinstance(eqn.invars[0], Var)
+    return _viewed(jaxpr, eqn.invars[0]) if is_view else var
 
 
 def _bytes(var: Var) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
-from pretrainax.layers.feed_forward import feed_forward_of, kinds_of_layers
+from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.recurrent import RecurrentBlock
 from pretrainax.layers.self_attention import self_attention_of
@@ -63,8 +63,11 @@ def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
     def stack(layers: int, length: int) -> int:
         # input, attention's, inside
         attention = config.d_model + sum(self_attention_of(config).kept(config))
-        kinds = kinds_of_layers(config, layers)
-        inside = sum(len(kind.numbers) * feed_forward_of(kind.config).kept(kind.config) for kind in kinds)
+        inside = sum(
+            len(kind.numbers) * part.kind.kept(part.config)
+            for kind in kinds_of_layers(config, layers)
+            for part in feed_forwards_of(kind.config)
+        )
         return length * (layers * attention + inside)
 
     kept = stack(config.num_layers, inputs)

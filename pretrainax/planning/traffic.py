@@ -16,7 +16,7 @@ import jax
 
 from pretrainax.config import Experiment
 from pretrainax.data.batch import lengths_of
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.axes import AXES, DATA_AXIS, EXPERT_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS, TENSOR_AXIS
@@ -118,7 +118,7 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
 
 
 def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
-    """Returns (name, layers, tokens of a row, sublayers) of each stack."""
+    """Returns (name, layers, tokens of a row, sublayers of all layers) of each stack."""
     model, lengths = experiment.model, lengths_of(shapes_of(experiment))
     if model.family == "encoder_decoder":
         return [
@@ -138,7 +138,9 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
     rows, accumulate = _rows_of_layers(experiment, sizes), experiment.train.accumulate
     for name, layers, length, sublayers in _stacks(experiment):
         stream = rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
-        times = sublayers * _passes(experiment) * layers * accumulate
+        kinds = kinds_of_layers(experiment.model, layers)
+        beside = sum(len(kind.numbers) * (len(feed_forwards_of(kind.config)) - 1) for kind in kinds)
+        times = (sublayers * layers + beside) * _passes(experiment) * accumulate
         yield Collective(TENSOR_AXIS, "all-reduce", _sent(stream, sizes[TENSOR_AXIS], 2), times, f"{name}/blocks")
 
 

@@ -28,6 +28,7 @@ PARTS = {
     "waiting": "waiting for data",
     "evaluating": "evaluating",
     "saving": "saving",
+    "profiling": "writing profiles",
     "finishing": "the tables and pictures of the end",
     "down": "between the starts",
 }

@@ -70,6 +70,7 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
                 by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
                 field = f"generator.{field}" if "generator/" in path and hasattr(Generator, field) else field
                 field = _OF_EXPERTS.get(field, field) if "experts" in axes else field
+                field = "experts.dense_after" if field == "d_ff" and "mlp_after/" in path else field
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
                 problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
     if problems:

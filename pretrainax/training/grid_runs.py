@@ -18,6 +18,7 @@ from pretrainax.config import UserError, to_json
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.grid import GridRun
 from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.runtime.profile_request import ProfileRequest, held_back
 from pretrainax.runtime.signals import ENDING, PARENT, PREEMPTED
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.training.grid_results import Comparison, result_of
@@ -26,7 +27,9 @@ PROGRAM = (sys.executable, "-m", "pretrainax.main")
 RECORD = "runs.json"
 
 
-def train_grid(runs: Sequence[GridRun], workdir: str, words: Sequence[str], extend: bool) -> int:
+def train_grid(
+    runs: Sequence[GridRun], workdir: str, words: Sequence[str], extend: bool, request: Optional[ProfileRequest] = None
+) -> int:
     """Makes all runs that are not done; prints the table; returns the exit code of the command.
 
     0: all are done; 1: some have failed, which the same command tries again, and all others are done; 2: a mistake,
@@ -35,13 +38,14 @@ def train_grid(runs: Sequence[GridRun], workdir: str, words: Sequence[str], exte
     Args:
       words: those after `python -m pretrainax.main`, without those that ask for a grid and without a workdir.
       extend: runs that are there may go on past their planned end.
+      request: what hears SIGUSR1, which the run that is under way gets, or the next one; None: nothing does.
     """
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(
             f"--workdir={workdir} holds a run, and those of --seeds and --sweep are in folders below one that is none: "
             "take another --workdir"
         )
-    with WorkdirLock(workdir), _Children() as children:
+    with WorkdirLock(workdir), _Children(request or ProfileRequest()) as children:
         record = _Record(runs, workdir)
         for number, run in enumerate(runs, 1):
             directory, where = os.path.join(workdir, run.name), f"run {number} of {len(runs)}, {run.name}"
@@ -111,6 +115,9 @@ class _Children:
     this process; elsewhere it goes on to its end, and holds its workdir until then.
     """
 
+    def __init__(self, request: ProfileRequest):
+        self._request = request
+
     def __enter__(self) -> "_Children":
         self.heard = 0  # signals
         self._child: Optional[subprocess.Popen] = None
@@ -127,7 +134,9 @@ class _Children:
         """Returns the exit code: 75 also where a first signal came before the run could catch it, 1 where something
         else has killed it."""
         environment = os.environ | {PARENT: str(os.getpid())}
-        self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0)
+        with held_back():  # it would end a run that does not listen yet
+            self._child = subprocess.Popen([*PROGRAM, *words], env=environment, process_group=0)
+            self._request.hand_on(self._child)
         if self.heard:  # meanwhile
             self._child.send_signal(signal.SIGTERM)
         code = self._child.wait()

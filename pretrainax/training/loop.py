@@ -5,6 +5,7 @@ Loop       all that happens around the jitted update
   train          the steps; after a spike of the loss, once more from an earlier checkpoint
   _train_steps   one after the other: a batch, the update, and what is due after it
   _roll_back, _next_batch, _watch_batches, _announce_speed: parts of that
+  _profile  begins or ends a profile between two steps
   _read_metrics  metrics stay on the device until something needs them; each step's are looked at once
   _log, _evaluate, _save: every `train.logged_every`, `evaluate.every`, `checkpoint.every` steps
 """
@@ -18,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import jax
 
@@ -32,6 +33,7 @@ from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.pipeline import iterate
 from pretrainax.data.preparation.prepare import Prepared, prepare
 from pretrainax.runtime.goodput import Goodput
+from pretrainax.runtime.recorder import Recorder
 from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
@@ -43,6 +45,7 @@ from pretrainax.training.finish import finish
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
 from pretrainax.training.metrics_writer import MetricsWriter
+from pretrainax.training.profiles import Profiling, recorder_of
 from pretrainax.training.restore import claim_workdir, describe_start, restore_or_init
 from pretrainax.training.setup import Run, open_run
 from pretrainax.training.train_step import TrainState
@@ -57,6 +60,7 @@ def train(
     observe: Optional[Observer] = None,
     paper: header.Paper = header.UNKNOWN,
     extend: bool = False,
+    profiling: Optional[Profiling] = None,
 ) -> int:
     """Trains until `train.steps`, or until a signal. Returns the exit code.
 
@@ -65,6 +69,7 @@ def train(
       observe: is called with each batch, in a thread, as soon as it is made.
       paper: what is known of the one whose config this is, for the header.
       extend: the run may go on past its planned end, whatever else that changes (see `claim_workdir`).
+      profiling: None: profiles are those of the config alone, and nobody reads them.
     """
     complete(experiment)
     check_trackers(experiment.trackers)
@@ -96,12 +101,10 @@ def train(
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
-        corpus_check = stack.enter_context(_check_corpora(run, writer))
-        loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, corpus_check, observe)
-        state, exit_code = loop.train(state)
-        corpus_check.raise_if_damaged()
-        if left := corpus_check.left:
-            writer.note(f"the checksums of {left:,} files of the corpus were not compared: the run was over")
+        with _check_corpora(run, writer) as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
+            watched = Beside(check, recorder)
+            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, watched, observe)
+            state, exit_code = loop.train(state)
         if exit_code == 0:
             with goodput.on("saving"):
                 checkpoints.wait()  # whatever becomes of what follows, the run is whole
@@ -127,13 +130,18 @@ def _uncounted(loop_state: LoopState) -> str:
     return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
 
 
-def _check_corpora(run: Run, writer: MetricsWriter) -> CorpusCheck:
-    """Returns the check of the corpora that goes on beside the steps; says which of them have no checksums."""
+@contextlib.contextmanager
+def _check_corpora(run: Run, writer: MetricsWriter) -> Iterator[CorpusCheck]:
+    """Yields the check of the corpora that goes on beside the steps; says which of them have no checksums, and how much
+    was left when the steps were over; raises UserError where some of the text is damaged."""
     corpora = run.prepared.corpora
-    corpus_check = CorpusCheck(corpora, jax.process_index(), jax.process_count())
-    for directory in corpus_check.unknown:
-        writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
-    return corpus_check
+    with CorpusCheck(corpora, jax.process_index(), jax.process_count()) as corpus_check:
+        for directory in corpus_check.unknown:
+            writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
+        yield corpus_check
+        corpus_check.raise_if_damaged()
+        if left := corpus_check.left:
+            writer.note(f"the checksums of {left:,} files of the corpus were not compared: the run was over")
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:
@@ -144,6 +152,13 @@ def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator
         if len(ahead) > 1:
             yield ahead.popleft()
     yield from ahead
+
+
+class Beside(NamedTuple):
+    """Names what goes on beside the steps of a run."""
+
+    corpus_check: CorpusCheck
+    recorder: Recorder
 
 
 class Loop:
@@ -160,12 +175,13 @@ class Loop:
         goodput: Goodput,
         preemption: PreemptionHandler,
         loop_state: LoopState,
-        corpus_check: CorpusCheck,
+        beside: Beside,
         observe: Optional[Observer] = None,
     ):
         self.run, self.checkpoints, self.writer, self.goodput = run, checkpoints, writer, goodput
         self.preemption, self.loop_state, self.observe = preemption, loop_state, observe
-        self.corpus_check, self.saved = corpus_check, False  # a step of this start has been saved
+        self.corpus_check, self.recorder = beside
+        self.saved = False  # a step of this start has been saved
         self.compiled: Optional[Run] = None  # the phase whose update is
         self.dead_experts = 0.0  # of the last line
         self.first_step = loop_state.step + 1  # of this start, whatever is rolled back later
@@ -239,13 +255,16 @@ class Loop:
                     )
                     break
                 self._enter_phase(step)
-                batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
-                self.goodput.step(step)
-                is_compiled = self.compiled is self.run
-                with contextlib.nullcontext() if is_compiled else self.goodput.on("compiling"):
-                    state, metrics = self.run.step(state, batch, self.run.frozen)
-                    if not is_compiled:  # the other processes may take longer
-                        jax.block_until_ready(metrics)
+                if self.recorder.begins_at(step):
+                    self._profile(lambda step=step: self.recorder.begin(step))
+                with self.recorder.step(step):
+                    batch, fetched = self._next_batch(fetched), loader.submit(next, batches, None)
+                    self.goodput.step(step)
+                    is_compiled = self.compiled is self.run
+                    with contextlib.nullcontext() if is_compiled else self.goodput.on("compiling"):
+                        state, metrics = self.run.step(state, batch, self.run.frozen)
+                        if not is_compiled:  # the other processes may take longer
+                            jax.block_until_ready(metrics)
                 self.compiled = self.run
                 index = self.batches.index(step - 1)
                 flops = self.run.flops_of(index)
@@ -255,6 +274,8 @@ class Loop:
                 if step in (self.first_step, self.first_step + 3):
                     self._announce_speed(step - self.first_step)
                 jax.block_until_ready(self.pending[-2:-1])  # never more than one step ahead of the devices
+                if self.recorder.ends_at(step):
+                    self._profile(self.recorder.end)
 
                 self._stop_if_text_is_damaged()
                 self.run.peers.beat(step)
@@ -274,6 +295,13 @@ class Loop:
                     self.writer.note(f"saved step {step}; the same command resumes here")
                     return state, PREEMPTED
         return state, 0
+
+    def _profile(self, change: Callable[[], None]) -> None:
+        """Begins or ends a profile, when the devices have nothing to do; the time that takes is that of no step."""
+        self._read_metrics()
+        with self.goodput.on("profiling"):
+            change()
+        self.resumed = time.perf_counter()
 
     def _roll_back(self, spike: loss_spikes.Spike) -> TrainState:
         """Returns the state of a checkpoint before the spike; deletes those after it, and what was logged since.

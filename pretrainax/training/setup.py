@@ -335,7 +335,8 @@ def build_steps(
     train = for_this_machine(experiment.train)
     model = trained_model(experiment, train)
     with collect_attention_specs() as attention_specs:
-        params = train_step.abstract_params(model, batch_shapes)
+        variables = train_step.abstract_variables(model, batch_shapes)
+    params = variables["params"]
     schedule = experiment.schedule.build(experiment.optimizer.learning_rate, experiment.train.steps)
     chosen, layers = experiment.optimizer, experiment.layers
     optimizer = by_layer(layers, chosen, chosen.build(schedule, params), params)
@@ -345,8 +346,8 @@ def build_steps(
         step=train_step.make_train_step(model, optimizer, schedule, train, mesh, chosen, layers),
         eval_step=train_step.make_eval_step(model, train, mesh, _has_answers(validated or experiment)),
         answer_step=train_step.make_answer_step(model, train, mesh),
-        abstract_state=train_step.abstract_state(model, optimizer, batch_shapes, mesh, train.ema_decay is not None),
-        abstract_frozen=train_step.abstract_frozen(model, batch_shapes, mesh),
+        abstract_state=train_step.abstract_state(params, optimizer, mesh, train.ema_decay is not None),
+        abstract_frozen=train_step.abstract_frozen(variables, mesh),
         attention_specs=attention_specs,
     )
 

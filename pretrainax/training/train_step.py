@@ -65,23 +65,19 @@ def abstract_variables(model: AnyModel, batch_shapes: Shapes) -> dict[str, Param
     return jax.eval_shape(lambda: _init(model, batch_shapes, seed=0))
 
 
-def abstract_frozen(model: AnyModel, batch_shapes: Shapes, mesh: Mesh) -> Frozen:
-    """Returns the shapes, dtypes and shardings of what the model has beside its trained parameters."""
-    shapes = abstract_variables(model, batch_shapes)
-    frozen = {name: tree for name, tree in shapes.items() if name != "params"}
+def abstract_frozen(variables: dict[str, Params], mesh: Mesh) -> Frozen:
+    """Returns the shapes, dtypes and shardings of what a model of these variables has beside its trained parameters."""
+    frozen = {name: tree for name, tree in variables.items() if name != "params"}
     return {name: with_shardings(tree, tree_shardings(mesh, tree)) for name, tree in frozen.items()} or None
 
 
 def abstract_state(
-    model: AnyModel,
-    optimizer: optax.GradientTransformationExtraArgs,
-    batch_shapes: Shapes,
-    mesh: Mesh,
-    has_ema: bool = False,
+    params: Params, optimizer: optax.GradientTransformationExtraArgs, mesh: Mesh, has_ema: bool = False
 ) -> TrainState:
-    """Returns the shapes, dtypes and shardings of the state: what a checkpoint is restored into."""
-    shapes = jax.eval_shape(lambda: _state(_init_params(model, batch_shapes, seed=0), optimizer, has_ema))
-    return with_shardings(shapes, state_shardings(mesh, optimizer, shapes.params, has_ema))
+    """Returns the shapes, dtypes and shardings of the state of parameters of these shapes: what a checkpoint is
+    restored into."""
+    shapes = jax.eval_shape(lambda params: _state(params, optimizer, has_ema), params)
+    return with_shardings(shapes, state_shardings(mesh, optimizer, params, has_ema))
 
 
 def state_shardings(
@@ -106,9 +102,12 @@ def init_state(
     has_ema: bool = False,
 ) -> TrainState:
     """Fresh parameters and moments, computed shard by shard where they will live; the same on any mesh."""
-    shardings = state_shardings(mesh, optimizer, abstract_params(model, batch_shapes), has_ema)
-    make = lambda: _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)  # noqa: E731
-    return jax.jit(make, out_shardings=shardings)()
+
+    def make():
+        state = _state(_init_params(model, batch_shapes, seed), optimizer, has_ema)
+        return jax.lax.with_sharding_constraint(state, state_shardings(mesh, optimizer, state.params, has_ema))
+
+    return jax.jit(make)()
 
 
 def fresh_params(
@@ -116,12 +115,13 @@ def fresh_params(
 ) -> dict[str, jax.Array]:
     """Returns the parameters of these paths as `init_state` draws them, computed where they will live."""
 
-    def chosen(tree):
-        pairs = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
+    def make():
+        params = _init_params(model, batch_shapes, seed)
+        params = jax.lax.with_sharding_constraint(params, tree_shardings(mesh, params))
+        pairs = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
         return {path: x for path, x in pairs if path in paths}
 
-    shardings = chosen(tree_shardings(mesh, abstract_params(model, batch_shapes)))
-    return jax.jit(lambda: chosen(_init_params(model, batch_shapes, seed)), out_shardings=shardings)()
+    return jax.jit(make)()
 
 
 def state_from(
@@ -298,11 +298,11 @@ def make_eval_step(model: AnyModel, train: TrainConfig, mesh: Mesh, sequences: b
     """
     options: LossOptions = {**loss_options(train), "sequences": sequences}
 
-    def step(params, batch, frozen=None):
+    def eval_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         return losses.objective(outputs, batch, losses.counts(batch), **options)[1]
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+    return jax.jit(eval_step, out_shardings=NamedSharding(mesh, P()))
 
 
 def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.stages.Wrapped:
@@ -311,13 +311,13 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
     The sums are those of `make_eval_step`. The answers of its head, arrays [B, …], are whole on each device.
     """
 
-    def step(params, batch, frozen=None):
+    def answer_step(params, batch, frozen=None):
         outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=True)
         (name,) = outputs.heads  # a model of a task has one
         answers = HEADS[name].answers(outputs.heads[name], batch)
         return losses.objective(outputs, batch, losses.counts(batch), **loss_options(train))[1], answers
 
-    return jax.jit(step, out_shardings=NamedSharding(mesh, P()))
+    return jax.jit(answer_step, out_shardings=NamedSharding(mesh, P()))
 
 
 def loss_options(train: TrainConfig) -> LossOptions:

@@ -32,6 +32,7 @@ from pretrainax.zoo import (
     qwen,
     roberta,
     smollm,
+    st_moe,
     switch,
     t5,
     t5gemma,
@@ -43,7 +44,7 @@ _ENCODERS = (bert, roberta, longformer, bigbird, albert, electra, deberta, moder
 _DECODERS = (gpt, llama, mistral, mixtral, qwen, gemma, olmo, palm, grok, deepseek, gpt_oss, phi, smollm)
 FAMILIES: tuple[Family, ...] = tuple(
     family
-    for module in (elmo, transformer, *_ENCODERS, t5, switch, t5gemma, bart, *_DECODERS)
+    for module in (elmo, transformer, *_ENCODERS, t5, switch, st_moe, t5gemma, bart, *_DECODERS)
     for family in module.FAMILIES
 )
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from pretrainax.config import (
     LinearScaling,
     LongContextScaling,
+    LongRopeScaling,
     ModelConfig,
     RotaryPositions,
     RotaryScaling,
@@ -213,6 +214,15 @@ _SCALINGS = {  # their rope_type -> our class, and their names of its fields
             "mscale_all_dim": "logit_weight",
         },
     ),
+    "longrope": (
+        LongRopeScaling,
+        {
+            "short_factor": "short_factors",
+            "long_factor": "long_factors",
+            "factor": "factor",
+            "original_max_position_embeddings": "original_length",
+        },
+    ),
 }
 _USUAL = {"yarn": {"beta_fast": 32, "beta_slow": 1, "truncate": True}}  # what may be left out
 
@@ -257,9 +267,27 @@ def read_scaling(json: ConfigJson, parameters: ConfigJson, max_length: int) -> R
     said = {"original_max_position_embeddings": max_length, **_USUAL.get(kind, {}), **parameters}
     if kind == "yarn":
         said |= _yarn_weights(parameters)
+    if kind == "longrope":
+        said |= _long_rope(json, parameters, max_length)
     if missing := set(names) - set(said):
         raise UserError(f"config.json has rotary positions of rope_type {kind!r} without {sorted(missing)}")
     return cls(**{ours: said[theirs] for theirs, ours in names.items()})
+
+
+_FACTORS = "short_factor", "long_factor"
+
+
+def _long_rope(json: ConfigJson, parameters: ConfigJson, max_length: int) -> ConfigJson:
+    """Returns what LongRoPE's files say beside its numbers, or let follow from two contexts."""
+    if parameters.get("attention_factor") is not None:
+        raise UserError(
+            f"config.json has attention_factor {parameters['attention_factor']!r}; only that of the paper is known"
+        )
+    beside = json.get("original_max_position_embeddings")
+    original = parameters.get("original_max_position_embeddings", max_length) if beside is None else beside
+    numbers = {name: tuple(map(float, parameters[name])) for name in _FACTORS if parameters.get(name)}
+    factor = parameters.get("factor") or max_length / original
+    return {**numbers, "factor": factor, "original_max_position_embeddings": original}
 
 
 def _yarn_weights(parameters: ConfigJson) -> ConfigJson:
@@ -281,7 +309,11 @@ def write_rotary(config: ModelConfig) -> ConfigJson:
             described = {theirs: getattr(scaling, ours) for theirs, ours in names.items()}
             if isinstance(scaling, YarnScaling) and not scaling.logit_weight:
                 described = {name: x for name, x in described.items() if not name.startswith("mscale")}
-            return {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
+            json: ConfigJson = {"rope_theta": config.position.theta, "rope_scaling": {"rope_type": kind, **described}}
+            if isinstance(scaling, LongRopeScaling):  # whose classes look for the old context beside it
+                json["rope_scaling"] |= {name: list(described[name]) for name in _FACTORS}
+                json["original_max_position_embeddings"] = scaling.original_length
+            return json
     return {"rope_theta": config.position.theta, "rope_scaling": None}
 
 

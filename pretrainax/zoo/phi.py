@@ -2,13 +2,15 @@
 2023): parallel blocks with biases everywhere, of whose heads a part is turned. Phi-3 and 4 (Abdin et al. 2024, arXiv
 2404.14219 and 2412.08905): LLaMA, whose queries, keys and values are one matrix in released files.
 
-NOTE Phi-3.5-mini, Phi-4-mini and the files of Phi-3 for 128 k are stretched by LongRoPE, which is not known here.
+Phi-3.5-mini and Phi-4-mini are stretched from 4,096 tokens to 131,072 by LongRoPE.
 """
 
 import itertools
 from typing import Optional
 
-from pretrainax.config import ModelConfig, RotaryPositions
+import numpy as np
+
+from pretrainax.config import LongRopeScaling, ModelConfig, RotaryPositions
 from pretrainax.zoo import llama
 from pretrainax.zoo.family import (
     LAST,
@@ -33,13 +35,187 @@ SIZES_3 = {
     "3_14b": (40, 5120, 17920, 40, 10, 32_064, 4096, 10_000.0, 2047),
     "4_14b": (40, 5120, 17920, 40, 10, 100_352, 16_384, 250_000.0, None),
 }
+# variant -> the same, but for the window, which is longer than all rows
+SIZES_LONG = {
+    "3_5_3_8b": (32, 3072, 8192, 32, 32, 32_064, 131_072, 10_000.0),
+    "4_3_8b": (32, 3072, 8192, 24, 8, 200_064, 131_072, 10_000.0),
+}
+# what each plane is stretched by, in texts of up to 4,096 tokens and in longer ones; Phi-3.5's file has float32 in full
+_FACTORS = {
+    "3_5_3_8b": (
+        (
+            1.0,
+            1.02,
+            1.03,
+            1.03,
+            1.05,
+            1.05,
+            1.05,
+            1.05,
+            1.05,
+            1.0699999,
+            1.0999999,
+            1.1099999,
+            1.1599998,
+            1.1599998,
+            1.1699998,
+            1.2899998,
+            1.3399998,
+            1.6799998,
+            1.7899998,
+            1.8199998,
+            1.8499998,
+            1.8799998,
+            1.9099997,
+            1.9399997,
+            1.9899997,
+            2.0199997,
+            2.0199997,
+            2.0199997,
+            2.0199997,
+            2.0199997,
+            2.0199997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0299997,
+            2.0799997,
+            2.0899997,
+            2.1899996,
+            2.2199996,
+            2.5899994,
+            2.7299995,
+            2.7499995,
+            2.8399994,
+        ),
+        (
+            1.08,
+            1.11,
+            1.14,
+            1.34,
+            1.5899999,
+            1.6,
+            1.62,
+            2.6200001,
+            3.23,
+            3.23,
+            4.79,
+            7.4,
+            7.7000003,
+            9.09,
+            12.2,
+            17.67,
+            24.460001,
+            28.570002,
+            30.420002,
+            30.840002,
+            32.590004,
+            32.930004,
+            42.320004,
+            44.960003,
+            50.340004,
+            50.450005,
+            57.550003,
+            57.930004,
+            58.210003,
+            60.140003,
+            62.610004,
+            62.620003,
+            62.710003,
+            63.140003,
+            63.140003,
+            63.770004,
+            63.930004,
+            63.960003,
+            63.97,
+            64.03,
+            64.07,
+            64.08,
+            64.12,
+            64.41,
+            64.48,
+            64.51,
+            64.53,
+            64.84,
+        ),
+    ),
+    "4_3_8b": (
+        (1.0,) * 48,
+        (
+            1.0,
+            1.118320672,
+            1.250641126,
+            1.398617824,
+            1.564103225,
+            1.74916897,
+            1.956131817,
+            2.187582649,
+            2.446418898,
+            2.735880826,
+            3.059592084,
+            3.421605075,
+            3.826451687,
+            4.279200023,
+            4.785517845,
+            5.351743533,
+            5.984965424,
+            6.693110555,
+            7.485043894,
+            8.370679318,
+            9.36110372,
+            10.4687158,
+            11.70738129,
+            13.09260651,
+            14.64173252,
+            16.37415215,
+            18.31155283,
+            20.47818807,
+            22.90118105,
+            25.61086418,
+            28.64115884,
+            32.03,
+            32.1,
+            32.13,
+            32.23,
+            32.6,
+            32.61,
+            32.64,
+            32.66,
+            32.7,
+            32.71,
+            32.93,
+            32.97,
+            33.28,
+            33.49,
+            33.5,
+            44.16,
+            47.77,
+        ),
+    ),
+}
 DROPOUT = {"1": 0.1, "1_5": 0.0, "2": 0.1}
 
 
 def phi(variant: str = "1_5") -> ModelConfig:
     """Returns Phi; UserError for an unknown variant."""
-    sizes = pick("phi", variant, SIZES | SIZES_3)
-    return _first(variant, *sizes) if variant in SIZES else _third(*sizes)
+    sizes = pick("phi", variant, SIZES | SIZES_3 | SIZES_LONG)
+    if variant in SIZES:
+        return _first(variant, *sizes)
+    if variant in SIZES_3:
+        return _third(*sizes)
+    config = _third(*sizes, None)
+    short, long = _FACTORS[variant]
+    if variant == "3_5_3_8b":
+        short, long = (tuple(np.array(numbers, np.float32).tolist()) for numbers in (short, long))
+    config.position.scaling = LongRopeScaling(short, long, factor=32.0, original_length=4096)
+    if variant == "4_3_8b":
+        config.position.fraction, config.tie_embeddings = 0.75, True
+    return config
 
 
 def _first(variant: str, num_layers: int, d_model: int, num_heads: int, fraction: float) -> ModelConfig:
@@ -138,6 +314,8 @@ def _base_3() -> ModelConfig:
 
 def _read_3(json: ConfigJson, config: ModelConfig) -> None:
     llama.read_partial_rotary(json, config)
+    if config.window is not None and config.window >= config.position.max_length:
+        config.window = None  # of which no row would see an end
     config.layer_pattern = _pattern(config.window)
 
 
@@ -177,7 +355,7 @@ FAMILIES = (
         name="Phi-3, 4",
         prefix="phi",
         preset=phi,
-        sizes=SIZES_3,
+        sizes=SIZES_3 | SIZES_LONG,
         paper="Abdin et al. 2024, arXiv 2404.14219, 2412.08905",
         objective="causal language modelling",
         configs=trained_by("phi", SIZES_3),

@@ -1,7 +1,6 @@
 """T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder that are each a Gemma 2.
 
-NOTE Models whose encoder is wider than their decoder, as 9b-2b, are left out: here both stacks have one width. So is
-ml-ml, whose sizes are not at hand.
+NOTE Models whose encoder is wider than their decoder, as 9b-2b, are left out: here both stacks have one width.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ SIZES = {
     "s_s": (8, 512, 1024, 8, 8, 64),
     "b_b": (12, 768, 2048, 12, 12, 64),
     "l_l": (24, 1024, 2816, 16, 16, 64),
+    "ml_ml": (26, 1152, 6912, 4, 4, 256),
     "xl_xl": (24, 2048, 5120, 32, 32, 64),
     "2b_2b": gemma.SIZES_2["2_2b"],
     "9b_9b": gemma.SIZES_2["2_9b"],

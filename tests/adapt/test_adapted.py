@@ -21,7 +21,8 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
 from tests.golden import CASES, electra
-from tests.golden.case import batch, weights
+from tests.golden.case import Case, batch, weights
+from tests.support import written
 
 ALL = (".*",)  # matrices
 
@@ -42,30 +43,45 @@ def logits_of(model, arrays):
     return jax.jit(logits)
 
 
+def config_of(name):
+    return written.CONFIGS[name] if name in written.CONFIGS else CASES[name].config
+
+
 def adapted(name, tuning, **compute):
     """The model of a case under a tuning, its parameters as it starts, and those that stay."""
-    model = Adapted(models.build(CASES[name].config, Compute(**compute)), tuning, train_heads=False)
-    params = weights(CASES[name].config)
+    model = Adapted(models.build(config_of(name), Compute(**compute)), tuning, train_heads=False)
+    params = weights(config_of(name))
     return model, model.start(params, jax.random.key(0)), model.frozen(params)
 
 
 # ALBERT shares its layers, T5 has cross-attention and a gated feed-forward without biases, LLaMA groups of keys;
-# DeBERTa's mask decoder runs its last layer twice, and its maps of queries and keys read its positions too.
+# DeBERTa's mask decoder runs its last layer twice, and its maps of queries and keys read its positions too. The others
+# are all kinds of mixtures of experts: with experts that all tokens pass through, with biases, with layers in turns,
+# with a feed-forward behind the experts.
 MERGED = {
     "bert_masked_lm": IA3(),
     "albert": LoRA(rank=3, targets=ALL),
     "t5_1_1": LoRA(rank=3, targets=ALL, dora=True),
     "llama3": IA3(),
     "deberta_v2": LoRA(rank=3, targets=ALL, dora=True),
+    "mixtral": LoRA(rank=3, targets=ALL),
+    "olmoe": LoRA(rank=3, targets=ALL, dora=True),
+    "qwen3_moe": LoRA(rank=3, targets=ALL),
+    "deepseek_v2": LoRA(rank=3, targets=ALL),
+    "deepseek_v3": LoRA(rank=3, targets=ALL, dora=True),
+    "gpt_oss": LoRA(rank=3, targets=ALL),
+    "switch": LoRA(rank=3, targets=ALL, dora=True),
+    "switch_c": LoRA(rank=3, targets=ALL),
+    "st_moe": LoRA(rank=3, targets=ALL),
 }
 
 
 @pytest.mark.parametrize("name", MERGED)
 def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     model, start, frozen = adapted(name, MERGED[name])
-    arrays = batch(CASES[name])
+    arrays = batch(CASES.get(name) or Case(config_of(name), family=None))
     tuned, plain = logits_of(model, arrays), logits_of(model.model, arrays)
-    before = plain({"params": weights(CASES[name].config)})
+    before = plain({"params": weights(config_of(name))})
     # the same products, and of DoRA a division by what was multiplied
     np.testing.assert_allclose(tuned({"params": start, "frozen": frozen}), before, atol=1e-4, rtol=0)
     trained = noisy(start)

@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax import zoo
+from pretrainax import models, zoo
 from pretrainax.adapt import IA3, Adapted, BitFit, HeadAlone, LoRA, PrefixTuning, PromptTuning
-from pretrainax.adapt.matrices import matrices_of
+from pretrainax.adapt.matrices import chosen, matrices_of
 from pretrainax.adapt.tuning import flat
 from pretrainax.config import LearnedPositions, MeshConfig, SlidingWindows, UserError, kinds
 from pretrainax.config.validation import validate
@@ -36,6 +36,20 @@ def test_low_rank_updates_are_of_the_matrices_that_are_named():
     paths = {path.rpartition("/")[0] for path in flat(trained("t5_base", LoRA(targets=("decoder/.*/query", "down"))))}
     attentions = {f"decoder/blocks/{kind}_attention/query" for kind in ("self", "cross")}
     assert paths == attentions | {"encoder/blocks/mlp/down", "decoder/blocks/mlp/down"}
+
+
+@pytest.mark.parametrize("preset", [name for name in zoo.PRESETS if zoo.preset(name).experts is not None])
+def test_of_a_mixture_neither_router_nor_experts_are_tuned(preset):
+    params = models.abstract_params(zoo.preset(preset))
+    matrices = {matrix.path for matrix in matrices_of(params)}
+    assert matrices and not [path for path in matrices if "/router" in path or "/experts_" in path]
+    assert matrices_of(params) == chosen(matrices_of(params), (".*",))
+
+
+def test_a_feed_forward_behind_experts_is_rescaled_and_updated_as_others_are():
+    after = {f"{stack}/blocks/mlp_after/down" for stack in ("encoder", "decoder")}
+    for tuning in (IA3(), LoRA(targets=("down",))):
+        assert after < {path.rpartition("/")[0] for path in flat(trained("st_moe_l", tuning))}
 
 
 def test_biases_alone():

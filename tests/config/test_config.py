@@ -8,7 +8,16 @@ import pytest
 
 from pretrainax import config as config_lib
 from pretrainax import optim
-from pretrainax.config import Choice, DataConfig, Experiment, RotaryPositions, TrainConfig, UserError, validation
+from pretrainax.config import (
+    Choice,
+    DataConfig,
+    Experiment,
+    LongRopeScaling,
+    RotaryPositions,
+    TrainConfig,
+    UserError,
+    validation,
+)
 from pretrainax.config.validation import complete
 from pretrainax.data.objectives import Objective, ObjectiveMixture
 from pretrainax.data.sources import PythonDocs, Source, SourceMixture, TextFiles
@@ -152,6 +161,10 @@ def test_a_field_that_another_source_has_says_which():
         ({"tokenizer.vocab_size": 1000}, "512"),  # rows of the embedding
         ({"model.position": RotaryPositions(fraction=1.5)}, r"position.fraction is 1.5, it must be in \(0, 1\)"),
         ({"model.position": RotaryPositions(fraction=0.1)}, "fraction 0.1 of a head, 8 wide, is not one plane"),
+        (
+            {"model.position": RotaryPositions(scaling=LongRopeScaling((1.0,), (2.0, -1.0)))},
+            "scaling.short_factors has 1 numbers from 1.0; it must have 4 above 0, one for each plane",
+        ),
         ({"model.position": RotaryPositions(no_rotation_every=1)}, "no_rotation_every is 1, it must be at least 2"),
         ({"model.encoder_window": 8}, "config.model.encoder_window is 8: at least 2, and beside config.model.window"),
         (

@@ -221,6 +221,8 @@ def _of_paths():
         ("verify_resume", [TINY], "--record"),
         ("plan", [], "--fit"),
         ("plan", ["--fit=x"], "--to"),
+        ("profile", [], "--workdir"),
+        ("profile", ["--workdir=x"], "--picture"),
         ("plan", ["--flops=1e18"], "--law"),
         ("main", [], "--config"),
     ]

@@ -7,6 +7,7 @@ from pretrainax.config import (
     LearnedPositions,
     LinearScaling,
     LongContextScaling,
+    LongRopeScaling,
     MixtureOfExperts,
     RotaryPositions,
     YarnScaling,
@@ -102,6 +103,22 @@ CASES = {
     "phi2": case(PHI, "2", SIZES, head_dim=10, position=RotaryPositions(20, theta=40.0, fraction=0.4)),
     "phi3": case(PHI3, "3_14b", GROUPED, window=4),
     "phi4": case(PHI3, "4_14b", GROUPED, head_dim=8, position=RotaryPositions(20, theta=40.0, fraction=0.75)),
+    # Rows that are all longer than the old context, and none that is.
+    "phi3_5": case(
+        PHI3,
+        "3_5_3_8b",
+        GROUPED,
+        position=RotaryPositions(20, theta=40.0, scaling=LongRopeScaling((1.0, 1.1), (1.5, 4.0), 5.0, 4)),
+    ),
+    "phi4_mini": case(
+        PHI3,
+        "4_3_8b",
+        GROUPED,
+        d_model=32,
+        position=RotaryPositions(
+            32, theta=40.0, fraction=0.75, scaling=LongRopeScaling((1.0, 1.1, 1.2), (1.5, 4.0, 8.0), 2.0, 16)
+        ),
+    ),
     "smollm3": case(
         SMOLLM, "3_3b", GROUPED, num_layers=5, position=RotaryPositions(20, theta=40.0, no_rotation_every=2)
     ),

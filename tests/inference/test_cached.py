@@ -11,9 +11,12 @@ from pretrainax import models
 from pretrainax.config import (
     DisentangledPositions,
     LearnedPositions,
+    LongRopeScaling,
     MeshConfig,
+    MixtureOfExperts,
     ModelConfig,
     RelativePositionBuckets,
+    RotaryPositions,
     UserError,
 )
 from pretrainax.inference.cached import CachedModel
@@ -34,6 +37,10 @@ DECODER = ModelConfig(
 )
 ENCODER_DECODER = dataclasses.replace(
     DECODER, family="encoder_decoder", position=RelativePositionBuckets(8, 10), qk_norm=True, num_decoder_layers=2
+)
+# Experts in every second layer, and a feed-forward behind them (ST-MoE).
+TURNS = dataclasses.replace(
+    ENCODER_DECODER, num_layers=4, experts=MixtureOfExperts(num_experts=3, every=2, dense_after=24)
 )
 
 
@@ -119,10 +126,24 @@ def whole(config, arrays):
 
 
 @pytest.mark.parametrize("mesh", [{}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=("one_device", "eight"))
-@pytest.mark.parametrize("config", [DECODER, ENCODER_DECODER], ids=("decoder", "encoder_decoder"))
+@pytest.mark.parametrize(
+    "config", [DECODER, ENCODER_DECODER, TURNS], ids=("decoder", "encoder_decoder", "experts in turns")
+)
 def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
     got = stepped(loaded(config, **mesh), texts(config), PROMPTS)
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
+
+
+def test_texts_that_grow_past_the_old_context_are_turned_as_long_ones_from_the_start():
+    """Which all of them end up as; keys of the prompt are not turned again."""
+    scaling = LongRopeScaling((1.0, 2.0), (5.0, 20.0), factor=4.0, original_length=8)
+    config = dataclasses.replace(DECODER, position=RotaryPositions(32, theta=100.0, scaling=scaling))
+    expected = whole(config, texts(config))
+    short = dataclasses.replace(scaling, original_length=16, factor=4.0)
+    other = dataclasses.replace(config, position=dataclasses.replace(config.position, scaling=short))
+    assert np.abs(expected - whole(other, texts(config))).max() > 0.1
+    got = stepped(loaded(config), texts(config), PROMPTS)
+    np.testing.assert_allclose(got, places(expected, PROMPTS, STEPS), atol=1e-4)
 
 
 def test_a_prefix_is_seen_from_both_sides():

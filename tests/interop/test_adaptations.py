@@ -131,6 +131,26 @@ def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path
     )
 
 
+@pytest.mark.parametrize("name", ["gpt2", "t5_1_1"])
+def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path):
+    source = dataclasses.replace(CASES[name].config, num_layers=4)
+    model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=3, top_k=2, every=2, dense_after=40))
+    start = write_run(tmp_path / "start", source)
+    params = taken(start, model, DenseToExperts())
+    arrays = batch(CASES[name])
+    np.testing.assert_allclose(
+        our_logits(model, params, arrays), our_logits(source, weights(source), arrays), **ROUNDING
+    )
+    made = {path: how for path, how in planned(start, model, DenseToExperts()).made.items() if "/mlp_after" in path}
+    of_norm = {"scale", "bias"} if source.use_bias else {"scale"}
+    assert {path.partition("/mlp_after")[2] for path, how in made.items() if how == "drawn anew"} == {
+        *(f"_norm/{name}" for name in of_norm),
+        *(f"/{name}/kernel" for name in (("up", "gate") if source.gated else ("up",))),
+        *(["/up/bias"] * source.use_bias),
+    }
+    assert all("zero" in how for path, how in made.items() if "/down/" in path)
+
+
 def test_of_weights_that_do_not_add_up_to_one_a_router_without_an_opinion_gives_their_share(tmp_path):
     """All weights are then 1 / E, and k of them are added: what the dense model would compute with k / E of the last
     map, as the report says."""

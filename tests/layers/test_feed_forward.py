@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pretrainax.config import MixtureOfExperts, ModelConfig
-from pretrainax.layers.feed_forward import FEED_FORWARDS, Dense, Mixture, feed_forward_of, register_feed_forward
+from pretrainax.layers.feed_forward import FEED_FORWARDS, Dense, Mixture, feed_forwards_of, register_feed_forward
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 4))
 
@@ -14,9 +14,15 @@ def config(**fields):
     return ModelConfig(**{"d_model": 4, "d_ff": 6, "activation": "relu", "init_stddev": 0.5} | fields)
 
 
+def kind_of(config):
+    ((name, kind, own),) = feed_forwards_of(config)
+    assert name == "mlp" and own is config
+    return kind
+
+
 @pytest.mark.parametrize("gated", (False, True))
 def test_by_hand(gated, variant):
-    module = feed_forward_of(config(gated=gated))(config(gated=gated))
+    module = kind_of(config(gated=gated))(config(gated=gated))
     params = module.init(jax.random.key(1), X)
     y, sums = variant(module.apply)(params, X)
     kernels = jax.tree.map(np.asarray, params["params"])  # biases start at 0
@@ -29,7 +35,14 @@ def test_by_hand(gated, variant):
 
 
 def test_the_config_says_which():
-    assert feed_forward_of(config()) is Dense and feed_forward_of(config(experts=MixtureOfExperts())) is Mixture
+    assert kind_of(config()) is Dense and kind_of(config(experts=MixtureOfExperts())) is Mixture
+
+
+def test_behind_experts_there_may_be_one_more_for_all_tokens():
+    experts = MixtureOfExperts(d_ff=5, dense_after=7)
+    (name, kind, own), (after, dense, its) = feed_forwards_of(config(experts=experts))
+    assert (name, kind, own) == ("mlp", Mixture, config(experts=experts))
+    assert (after, dense, its) == ("mlp_after", Dense, config(d_ff=7))
 
 
 def test_a_kind_that_is_added_goes_before_those_that_were_there(monkeypatch):
@@ -43,12 +56,12 @@ def test_a_kind_that_is_added_goes_before_those_that_were_there(monkeypatch):
         def is_in(config):
             return config.d_ff > 100
 
-    assert feed_forward_of(config(d_ff=101)) is Wide and feed_forward_of(config()) is Dense
+    assert kind_of(config(d_ff=101)) is Wide and kind_of(config()) is Dense
 
 
 def test_flops_are_those_of_the_products():
     for gated, maps in ((False, 2), (True, 3)):
-        assert feed_forward_of(config(gated=gated)).flops(config(gated=gated), 5) == 2 * 5 * 4 * 6 * maps
+        assert kind_of(config(gated=gated)).flops(config(gated=gated), 5) == 2 * 5 * 4 * 6 * maps
 
 
 def test_bfloat16_stays_bfloat16():

@@ -15,6 +15,7 @@ from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.layers.stack import Stack
 from pretrainax.models.outputs import hidden_states
 from pretrainax.sharding.param_paths import numbers_of_layers, parameter_names
+from tests.support.tiers import few
 
 MODEL = ModelConfig(num_layers=4, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
 X = jax.random.normal(jax.random.key(5), (2, 6, 16))
@@ -24,7 +25,7 @@ EVERY = pytest.mark.parametrize("every", [2, 4])
 
 
 def config_of(every, **changes):
-    experts = MixtureOfExperts(num_experts=3, top_k=1, normalized=False, every=every)
+    experts = MixtureOfExperts(num_experts=3, top_k=1, normalized=False, every=every, dense_after=24)
     return dataclasses.replace(MODEL, experts=experts, **changes)
 
 
@@ -66,7 +67,7 @@ def test_it_is_the_layers_one_after_the_other(every):
     assert hidden.shape == (4, *X.shape)
     for i, layer in enumerate(in_a_row(params, every)):
         has_experts = "router" in layer["mlp"]
-        assert has_experts == (i % every == every - 1)
+        assert has_experts == ("mlp_after" in layer) == (i % every == every - 1)
         experts = config.experts and dataclasses.replace(config.experts, every=None) if has_experts else None
         one = dataclasses.replace(plain, num_layers=1, experts=experts, norm_at="pre")
         own = {"blocks": jax.tree.map(lambda p: p[None], layer), "final_norm": params["final_norm"]}
@@ -94,7 +95,7 @@ def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     assert len(np.unique(kernel)) == kernel.size  # each layer starts with numbers of its own
 
 
-@EVERY
+@pytest.mark.parametrize("every", few([2, 4], [2]))
 def test_how_it_runs_changes_no_gradient(every):
     config = config_of(every)
     params = params_of(config)

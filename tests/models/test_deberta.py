@@ -26,6 +26,7 @@ from pretrainax.zoo.deberta import FAMILIES, HUGGINGFACE, deberta_v2, deberta_v3
 from tests.golden import make
 from tests.golden.case import Case, batch, needs_transformers, weights
 from tests.golden.deberta import CASES, tiny
+from tests.support.tiers import few
 
 CONFIG = pathlib.Path(__file__).parents[2] / "configs" / "deberta_v3_base.py"
 PRESETS = [family.prefix + variant for family in FAMILIES for variant in family.sizes]
@@ -191,7 +192,7 @@ def test_the_mask_decoder_is_the_generators():
 
 
 @pytest.mark.parametrize("mesh", [dict(data=8), dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, tensor=2)], ids=str)
-@pytest.mark.parametrize("name", ["deberta_convolution", "deberta_v2", "deberta_v3"])
+@pytest.mark.parametrize("name", few(["deberta_convolution", "deberta_v2", "deberta_v3"], ["deberta_v3"]))
 def test_split_over_devices_it_is_the_same(name, mesh):
     config = dataclasses.replace(CASES[name].config, vocab_size=100)
     arrays = {key: np.concatenate([x] * 3)[:8] for key, x in batch(CASES[name]).items()}

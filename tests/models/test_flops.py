@@ -252,6 +252,13 @@ def test_of_layers_in_turns_each_costs_what_its_kind_does():
     assert none < some == (all_of_them + none) / 2
 
 
+def test_a_feed_forward_behind_experts_costs_what_it_does_elsewhere():
+    config = zoo.preset("st_moe_l")
+    without = dataclasses.replace(config, experts=dataclasses.replace(config.experts, dense_after=None))
+    extra = flops_per_step(config, 4, 64, 16) - flops_per_step(without, 4, 64, 16)
+    assert extra == 3 * 4 * 6 * (64 + 16) * 2 * 3 * 1024 * 2816  # six layers of each stack, three maps
+
+
 def test_a_convolution_beside_the_first_block_is_counted_once():
     config = dataclasses.replace(bert("base"), input_convolution=3)
     without = dataclasses.replace(config, input_convolution=None)

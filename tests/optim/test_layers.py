@@ -139,7 +139,7 @@ def stepping(mesh_name, freezes=True):
     train = for_this_machine(tiny.get_config("gpt").train)
     with jax.set_mesh(mesh):
         step = train_step.make_train_step(MODEL, tx, schedule, train, mesh, optimizer, layers)
-        abstract = train_step.abstract_state(MODEL, tx, SHAPES, mesh)
+        abstract = train_step.abstract_state(params, tx, mesh)
         return mesh, step, put_batch(make_batch(), mesh), abstract, train_step.init_state(MODEL, tx, SHAPES, mesh, 0)
 
 

@@ -362,6 +362,7 @@ RELEASED = {
     "roberta_base": adam_of_rate,
     "shakespeare_char": adamw,
     "smollm": adamw,
+    "st_moe": adafactor,
     "switch_base": adafactor,
     "t5_base": adamw_scale,
     "t5_base:base": adafactor,

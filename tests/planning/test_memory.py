@@ -7,7 +7,7 @@ import runpy
 import jax
 import pytest
 
-from pretrainax.config import MeshConfig, UserError
+from pretrainax.config import MeshConfig, MixtureOfExperts, UserError
 from pretrainax.optim import Adafactor, ScheduleFreeAdamW, Sophia
 from pretrainax.planning import memory
 from pretrainax.planning.activations import local, saved_residuals
@@ -116,10 +116,20 @@ def test_what_is_kept_has_the_name_of_the_module_that_makes_it():
     assert {"encoder/blocks/mlp/up", "decoder/blocks/cross_attention", "decoder/blocks"} <= names
 
 
-@pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
+def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
+    experiment = tiny.get_config("t5")
+    experiment.model.num_layers = 4
+    experiment.model.experts = MixtureOfExperts(num_experts=3, d_ff=24, every=2)
+    shapes = {x.shape for x in saved_residuals(experiment, ONE, "tpu")}
+    assert shapes and not [shape for shape in shapes if {(3, 32, 24), (3, 24, 32)} & {shape[-3:]}]
+
+
+@pytest.mark.parametrize("family", ["t5", "bert", "gpt", "experts"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
-    experiment = tiny.get_config(family)
+    experiment = tiny.get_config("t5" if family == "experts" else family)
+    if family == "experts":
+        experiment.model.experts = MixtureOfExperts(num_experts=2, d_ff=24, every=2, dense_after=48)
     split = memory.estimate(experiment, ONE | {"tensor": 2})
     alone = memory.estimate(local(experiment, {**ONE, "tensor": 2}), ONE)
     # The stack's are all of them. Of a masked LM's transform, 32 x 32 in float32, the table splits the columns too.

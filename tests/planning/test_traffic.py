@@ -2,6 +2,7 @@
 
 import pytest
 
+from pretrainax.config import MixtureOfExperts
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective, collectives
 from pretrainax.sharding.mesh import AXES
@@ -118,6 +119,16 @@ def test_an_encoder_decoder_has_a_third_sum_in_the_decoder():
     found = collectives(tiny.get_config("t5"), ONE | {"tensor": 2})
     counts = {c.where: c.count for c in found if c.axis == "tensor"}
     assert counts == {"encoder/blocks": 2 * 2 * LAYERS, "decoder/blocks": 3 * 2 * LAYERS}
+
+
+def test_a_feed_forward_behind_experts_has_a_sum_of_its_own():
+    experiment = tiny.get_config("t5")
+    experiment.model.num_layers = 4
+    experiment.model.experts = MixtureOfExperts(num_experts=2, every=2, dense_after=64)
+    found = collectives(experiment, ONE | {"tensor": 2})
+    counts = {c.where: c.count for c in found if c.axis == "tensor"}
+    # two layers of each stack have it
+    assert counts == {"encoder/blocks": 2 * (2 * 4 + 2), "decoder/blocks": 2 * (3 * 4 + 2)}
 
 
 def test_the_total_is_bytes_times_runs():

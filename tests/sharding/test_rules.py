@@ -170,6 +170,11 @@ def test_a_parameter_of_another_rank_than_its_row_is_an_error():
             r"config.model.d_ff 18 is not a multiple of config.mesh.tensor 4",
         ),
         (
+            ("blocks", "mlp_after", "up", "kernel"),
+            (2, 8, 18),
+            r"config.model.experts.dense_after 18 is not a multiple of config.mesh.tensor 4",
+        ),
+        (
             ("token_embedding", "embedding"),
             (50_257, 8),
             r"config.model.vocab_size 50257 is not a multiple of config.mesh.tensor 4 \(pad it to 50260\)",

@@ -19,7 +19,7 @@ from pretrainax.sharding.rules import param_specs
 
 PRESETS = (
     *("bert_base", "albert_base", "electra_base", "deberta_v3_base", "modernbert_base"),
-    *("t5_base", "switch_base_8", "t5gemma_2b_2b", "bart_base"),
+    *("t5_base", "switch_base_8", "st_moe_l", "t5gemma_2b_2b", "bart_base"),
     *("gpt2_124m", "llama3_8b", "qwen2_7b", "qwen3_8b", "gemma2_2b", "phi2"),
 )
 

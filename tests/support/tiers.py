@@ -1,7 +1,7 @@
 """The slow tier of the tests: what `make test` leaves to `make test-slow`, case by case.
 
 A test over all models always runs with a few that have every brick between them. Each model's logits, hidden states and
-gradients are held to the golden files in any case.
+gradients are held to the golden files in any case. A test over meshes runs with those that split the most axes.
 """
 
 from collections.abc import Iterable
@@ -16,8 +16,10 @@ ALWAYS = {
 }
 
 
-def few(cases: Iterable[str], always: Iterable[str] = ALWAYS) -> list[Any]:
-    """Returns parameters for `pytest.mark.parametrize`, all but those named in the slow tier."""
-    cases, always = list(cases), set(always)
-    assert always & set(cases), f"none of {sorted(always)} is among {cases}"
-    return [case if case in always else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+def few(cases: Iterable[Any], always: Iterable[Any] = ALWAYS) -> list[Any]:
+    """Returns cases for `pytest.mark.parametrize`, all but those of `always` in the slow tier; a tuple is of several
+    parameters."""
+    cases, always = list(cases), list(always)
+    assert any(case in always for case in cases), f"none of {always} is among {cases}"
+    slow = [pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=pytest.mark.slow) for x in cases]
+    return [case if case in always else param for case, param in zip(cases, slow, strict=True)]

@@ -1,16 +1,19 @@
 """Models that transformers does not have, written in torch from their papers and released descriptions.
 
-Each is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the stream after each block). Rows are
-padded on the right by token 0, which a causal model does not see, and an encoder is not to see.
+Each is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the stream after each block of each
+stack); an encoder-decoder's is told the encoder's tokens [B, S] too. Rows are padded on the right by token 0, which a
+causal model does not see, and an encoder is not to see.
 """
 
 import dataclasses
+import math
 
-from pretrainax.config import MixtureOfExperts, RotaryPositions
+from pretrainax.config import MixtureOfExperts, RelativePositionBuckets, RotaryPositions
 from pretrainax.zoo.deepseek import deepseek
 from pretrainax.zoo.grok import grok
 from pretrainax.zoo.neobert import neobert
 from pretrainax.zoo.palm import palm
+from pretrainax.zoo.st_moe import st_moe
 from tests.golden.case import VOCABULARY
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads=4, head_dim=8)
@@ -31,6 +34,15 @@ CONFIGS = {
         num_kv_heads=None,
         position=POSITION,
         experts=dataclasses.replace(deepseek("moe_16b").experts, num_experts=5, top_k=3, d_ff=24, balance_weight=0.0),
+    ),
+    # Two turns of two layers in the encoder, one in the decoder.
+    "st_moe": dataclasses.replace(
+        st_moe("l"),
+        **SIZES | {"num_layers": 4, "num_decoder_layers": 2},
+        position=RelativePositionBuckets(num_buckets=8, max_distance=10),
+        experts=dataclasses.replace(
+            st_moe("l").experts, num_experts=3, every=2, dense_after=40, balance_weight=0.0, z_weight=0.0
+        ),
     ),
 }
 
@@ -80,7 +92,7 @@ def palm_forward(params, tokens):
         x = x + inside @ p["mlp/down/kernel"] + attended(p, y, config, 40.0)
         hidden.append(x)
     x = norm(x, params["decoder/final_norm/scale"])
-    return x @ table.T / config.d_model**0.5, hidden
+    return x @ table.T / config.d_model**0.5, {"decoder": hidden}
 
 
 def grok_forward(params, tokens):
@@ -112,7 +124,7 @@ def grok_forward(params, tokens):
         x = x + norm(experts(p, norm(x, p["mlp_norm/scale"])), p["mlp_post_norm/scale"])
         hidden.append(x)
     x = norm(x, params["decoder/final_norm/scale"])
-    return (x @ table.T) / 3**0.5, hidden
+    return (x @ table.T) / 3**0.5, {"decoder": hidden}
 
 
 def deepseek_forward(params, tokens):
@@ -144,7 +156,7 @@ def deepseek_forward(params, tokens):
         x = x + attended(p, norm(x, p["self_attention_norm/scale"]), config, 40.0)
         x = x + inside(p, norm(x, p["mlp_norm/scale"]))
         hidden.append(x)
-    return norm(x, params["decoder/final_norm/scale"]) @ params["unembedding/kernel"], hidden
+    return norm(x, params["decoder/final_norm/scale"]) @ params["unembedding/kernel"], {"decoder": hidden}
 
 
 def neobert_forward(params, tokens):
@@ -164,7 +176,86 @@ def neobert_forward(params, tokens):
         x = x + (functional.silu(y @ p["mlp/gate/kernel"]) * (y @ p["mlp/up/kernel"])) @ p["mlp/down/kernel"]
         hidden.append(x)
     x = norm(x, params["encoder/final_norm/scale"])
-    return x @ params["unembedding/kernel"] + params["unembedding/bias"], hidden
+    return x @ params["unembedding/kernel"] + params["unembedding/bias"], {"encoder": hidden}
+
+
+def st_moe_forward(params, tokens, read):
+    """Zoph et al. 2022: the blocks of T5 1.1, of which every so many-th has experts, and a dense feed-forward after
+    them, as flaxformer's SparseEncoderLayer; no capacity."""
+    import torch
+
+    config, functional = CONFIGS["st_moe"], torch.nn.functional
+
+    def norm(x, scale):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + config.norm_epsilon) * scale
+
+    def feed_forward(p, name, x):
+        gate, up, down = (p[f"{name}{which}/kernel"] for which in ("gate", "up", "down"))
+        return (functional.gelu(x @ gate, approximate="tanh") * (x @ up)) @ down
+
+    def inside(p, x):
+        y = norm(x, p["mlp_norm/scale"])
+        if "mlp/up/kernel" in p:
+            return x + feed_forward(p, "mlp/", y)
+        scores = torch.softmax(y @ p["mlp/router/kernel"], dim=-1)
+        gates = torch.where(scores >= scores.topk(2).values[..., -1:], scores, 0.0)
+        for e in range(3):
+            own = {name: kernel[e] for name, kernel in p.items() if "mlp/experts_" in name}
+            x = x + gates[..., e, None] * feed_forward(own, "mlp/experts_", y)
+        return x + feed_forward(p, "mlp_after/", norm(x, p["mlp_after_norm/scale"]))
+
+    def stack(side, x, real, encoded=None):
+        length, hidden = x.shape[1], []
+        seen = real[:, None, None] if encoded is None else torch.ones(length, length).tril().bool()
+        numbers = [[bucket(key - query, encoded is None) for key in range(length)] for query in range(length)]
+        bias = params[f"{side}/relative_bias/embedding"][torch.tensor(numbers)].permute(2, 0, 1)
+        for p in turns(params, side, config):
+            x = x + heads(p, "self", norm(x, p["self_attention_norm/scale"]), None, seen, bias)
+            if encoded is not None:
+                y = norm(x, p["cross_attention_norm/scale"])
+                x = x + heads(p, "cross", y, encoded, (read != 0)[:, None, None], 0.0)
+            x = inside(p, x)
+            hidden.append(x)
+        return norm(x, params[f"{side}/final_norm/scale"]), hidden
+
+    def heads(p, kind, x, other, seen, bias):
+        other = x if other is None else other
+        q, k, v = (p[f"{kind}_attention/{name}/kernel"] for name in ("query", "key", "value"))
+        logits = torch.einsum("btd,dhk,bse,ehk->bhts", x, q, other, k) + bias
+        weights = torch.softmax(logits.masked_fill(~seen, float("-inf")), dim=-1)
+        return torch.einsum("bhts,bse,ehk,hkd->btd", weights, other, v, p[f"{kind}_attention/out/kernel"])
+
+    table = params["token_embedding/embedding"]
+    encoded, of_encoder = stack("encoder", table[read], read != 0)
+    x, of_decoder = stack("decoder", table[tokens], tokens != 0, encoded)
+    return x @ params["unembedding/kernel"], {"encoder": of_encoder, "decoder": of_decoder}
+
+
+def bucket(distance, both_ways):
+    """Raffel et al. 2020, section 2.1: the number of the bias for a key so far behind a query; half of the numbers are
+    for single distances, the others for ever wider ranges of them up to the largest."""
+    position = CONFIGS["st_moe"].position
+    count, offset = position.num_buckets, 0
+    if both_ways:
+        count //= 2
+        offset, distance = count * (distance > 0), -abs(distance)
+    behind, exact = max(-distance, 0), count // 2
+    if behind < exact:
+        return offset + behind
+    wider = math.log(behind / exact) / math.log(position.max_distance / exact) * (count - exact)
+    return offset + min(exact + int(wider), count - 1)
+
+
+def turns(params, side, config):
+    """The parameters of each block of a stack whose last layer of each turn has experts, by their paths below it."""
+    parts = [f"{side}/between/blocks/", f"{side}/blocks/"]
+    plain, sparse = ({n.removeprefix(p): x for n, x in params.items() if n.startswith(p)} for p in parts)
+    every, found = config.experts.every, []
+    for i in range(config.stacks[side]):
+        turn, place = divmod(i, every)
+        of_kind, number = (sparse, turn) if place == every - 1 else (plain, turn * (every - 1) + place)
+        found.append({name: x[number] for name, x in of_kind.items()})
+    return found
 
 
 def layers(params, config):
@@ -182,4 +273,5 @@ FORWARDS = {
     "grok": grok_forward,
     "deepseek": deepseek_forward,
     "neobert": neobert_forward,
+    "st_moe": st_moe_forward,
 }

@@ -1,5 +1,6 @@
 """A run with experts: the balance in its lines, what it says of experts that die, and that a resume changes nothing."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -142,6 +143,7 @@ def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_pat
         ({"every": 1}, r"every is 1, it must be at least 2; None puts experts in all layers"),
         ({"every": 3}, r"every is 3, which does not divide the 2 layers of the decoder: set it to a divisor, or None"),
         ({"every": 2, "first_dense": 1}, r"every is 2 and .*\.first_dense 1, which both say where experts are"),
+        ({"dense_after": 0}, r"config\.model\.experts\.dense_after is 0, it must be at least 1"),
         ({"scale": 0.0}, r"experts\.scale is 0\.0, it must be above 0"),
         ({"z_weight": -1.0}, r"config\.model\.experts\.z_weight is -1\.0, it must be at least 0"),
     ],
@@ -149,6 +151,12 @@ def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_pat
 def test_settings_that_mean_nothing_are_one_line(settings, message, experiment):
     problems = MixtureOfExperts(**{"num_experts": 4, "top_k": 2} | settings).problems(experiment)
     assert re.search(message, "; ".join(problems))
+
+
+def test_behind_experts_there_is_nothing_where_a_block_is_parallel(experiment):
+    experiment = dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, parallel=True))
+    (line,) = MixtureOfExperts(dense_after=8).problems(experiment)
+    assert "dense_after is 8, and with config.model.parallel nothing of a block is after its feed-forward" in line
 
 
 def mesh(**sizes):

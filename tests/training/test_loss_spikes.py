@@ -20,6 +20,7 @@ from pretrainax.training.loop_state import Rollback
 from pretrainax.training.loss_spikes import Skipping, Spike, find_spike, observe_step, plan_rollback, skipped
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, steps
+from tests.support.tiers import few
 from tests.support.traces import limit_traces
 
 # --- what a spike is -----------------------------------------------------------------------------------------------
@@ -308,7 +309,9 @@ def killing(at, time=1):
     return observe_step
 
 
-@pytest.mark.parametrize("moment", ["during the rollback", "before the next save", "after the next save"])
+@pytest.mark.parametrize(
+    "moment", few(["during the rollback", "before the next save", "after the next save"], ["during the rollback"])
+)
 def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp_path, planted, monkeypatch):
     with monkeypatch.context() as patch:
         if moment == "during the rollback":

@@ -33,6 +33,7 @@ from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.training import train_step
 from tests.support import tables
+from tests.support.tiers import few
 from tests.support.traces import limit_traces
 
 MODELS = {
@@ -122,8 +123,8 @@ LATENT = {  # as DeepSeek-V3
 }
 # Layers that differ by their number: over stages of one or two the pattern must go on.
 STAGED = {"num_layers": 4, "position": RotaryPositions(16, no_rotation_every=2)}
-TURNS = {  # as Switch Transformer
-    "experts": dataclasses.replace(EXPERTS, top_k=1, normalized=False, every=2),
+TURNS = {  # as ST-MoE
+    "experts": dataclasses.replace(EXPERTS, normalized=False, every=2, dense_after=48),
     "num_layers": 4,
     "num_decoder_layers": 2,
 }
@@ -189,7 +190,7 @@ class Run:
         with jax.set_mesh(self.mesh):
             params = train_step.abstract_params(self.model, self.shapes)
             self.optimizer = (optimizer or AdamW()).build(schedule, params)
-            self.abstract = train_step.abstract_state(self.model, self.optimizer, self.shapes, self.mesh)
+            self.abstract = train_step.abstract_state(params, self.optimizer, self.mesh)
             self.step = train_step.make_train_step(self.model, self.optimizer, schedule, self.train, self.mesh)
 
     def init(self):
@@ -238,7 +239,7 @@ def five_steps(family, mesh, accumulate):
 # --- the same mathematics on any mesh ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mesh", list(MESHES)[1:])
+@pytest.mark.parametrize("mesh", few(list(MESHES)[1:], ["8 fsdp", "2 data 2 fsdp 2 tensor", "2 fsdp 4 sequence"]))
 @pytest.mark.parametrize("family", MODELS)
 def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, mesh):
     losses, params = five_steps(family, "1 device", 1)
@@ -256,7 +257,7 @@ def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 
-@pytest.mark.parametrize("mesh", EXPERT_MESHES)
+@pytest.mark.parametrize("mesh", few(EXPERT_MESHES, ["2 fsdp 2 expert 2 tensor"]))
 @pytest.mark.parametrize("family", ["experts", "latent", "turns"])
 def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     """In one batch: the balance of parts of it is another than that of all."""
@@ -266,7 +267,7 @@ def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-7)  # as above; gradients of few tokens
 
 
-@pytest.mark.parametrize("mesh", PIPELINES)
+@pytest.mark.parametrize("mesh", few(PIPELINES, ["4 pipeline 2 data", "2 pipeline 2 fsdp 2 tensor"]))
 def test_a_pipeline_changes_neither_losses_nor_parameters(mesh):
     losses, params = five_steps("staged", "1 device", 1)
     other_losses, other_params = five_steps("staged", mesh, 2)

@@ -93,6 +93,8 @@ PUBLISHED = {
     "phi3_3_8b": 3_821_079_552,
     "phi3_14b": 13_960_238_080,
     "phi4_14b": 14_659_507_200,
+    "phi3_5_3_8b": 3_821_079_552,
+    "phi4_3_8b": 3_836_021_760,
     "smollm3_3b": 3_075_098_624,
 }
 ROUNDED = {
@@ -431,7 +433,14 @@ def test_a_mistral_without_a_window_sees_everything():
         (GPT1 | {"afn": "gelu_new"}, "afn 'gelu_new'"),
         ({"model_type": "gpt2", "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
         ({"model_type": "gpt2", "add_cross_attention": True}, "add_cross_attention True"),
-        ({"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, "rope_type 'longrope'"),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "long_factor": [1.0]}},
+            r"rope_type 'longrope' without \['short_factor'\]",
+        ),
+        (
+            {"model_type": "phi3", "rope_scaling": {"type": "longrope", "attention_factor": 1.2}},
+            "attention_factor 1.2; only that of the paper is known",
+        ),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0] * 17 + [1, 1]}, "only every n-th layer"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0]}, "2 no_rope_layers for 36 layers"),
         ({"model_type": "smollm3", "attention_bias": True}, "attention_bias True"),

@@ -22,7 +22,7 @@ def ours(config, arrays):
     def objective(params):
         outputs, kept = model.apply({"params": params}, arrays, deterministic=True, mutable=["intermediates"])
         value, _ = losses.objective(outputs, arrays, losses.counts(arrays))
-        return value, (outputs.logits, hidden_states(kept["intermediates"])[config.family])
+        return value, (outputs.logits, hidden_states(kept["intermediates"]))
 
     with jax.default_matmul_precision("highest"):
         (loss, (logits, hidden)), gradients = jax.jit(jax.value_and_grad(objective, has_aux=True))(weights(config))
@@ -41,18 +41,22 @@ def test_as_written(name):
         path: torch.from_numpy(np.array(x)).requires_grad_()
         for path, x in zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
     }
-    logits, hidden = FORWARDS[name](params, torch.from_numpy(arrays["tokens"].astype(np.int64)))
+    texts = [arrays[side] for side in ("tokens", "encoder_tokens") if side in arrays]
+    logits, hidden = FORWARDS[name](params, *(torch.from_numpy(text.astype(np.int64)) for text in texts))
     counted = torch.from_numpy(arrays["loss_weights"] > 0)
     targets = torch.from_numpy(arrays["targets"].astype(np.int64))
     loss = torch.nn.functional.cross_entropy(logits[counted], targets[counted])
     loss.backward()
     got_loss, got_logits, got_hidden, gradients = ours(config, jax.tree.map(jnp.asarray, arrays))
-    real = arrays["segment_ids"] > 0
+    of_text = arrays["segment_ids"] > 0
+    real = {"decoder": of_text, "encoder": arrays.get("encoder_segment_ids", arrays["segment_ids"]) > 0}
     # float32 sums in another order; hidden states reach 10 and logits 30 with weights as large as these
     np.testing.assert_allclose(float(got_loss), float(loss), rtol=1e-5)
-    np.testing.assert_allclose(np.asarray(got_logits)[real], logits.detach().numpy()[real], atol=2e-4)
-    for mine, theirs in zip(got_hidden, hidden, strict=True):
-        np.testing.assert_allclose(np.asarray(mine)[real], theirs.detach().numpy()[real], atol=2e-4)
+    np.testing.assert_allclose(np.asarray(got_logits)[of_text], logits.detach().numpy()[of_text], atol=2e-4)
+    assert got_hidden.keys() == hidden.keys()
+    for side, states in hidden.items():
+        for mine, theirs in zip(got_hidden[side], states, strict=True):
+            np.testing.assert_allclose(np.asarray(mine)[real[side]], theirs.detach().numpy()[real[side]], atol=2e-4)
     whole = np.sqrt(sum(float(p.grad.square().sum()) for p in params.values()))
     for path, p in params.items():
         theirs = p.grad.numpy()

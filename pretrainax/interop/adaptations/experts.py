@@ -18,7 +18,10 @@ _EXPERTS = re.compile(r"/mlp/experts_(up|gate|down)/")
 
 @dataclasses.dataclass
 class DenseToExperts(Adaptation):
-    """Makes each expert a copy of the dense feed-forward; the router is fresh (Komatsuzaki et al. 2022, section 3)."""
+    """Makes each expert a copy of the dense feed-forward; the router is fresh (Komatsuzaki et al. 2022, section 3).
+
+    So is a feed-forward behind the experts (`dense_after`), but that it adds nothing to the stream at first.
+    """
 
     fields = ("experts",)
 
@@ -59,7 +62,7 @@ class DenseToExperts(Adaptation):
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
         assert ours.experts is not None
-        if "/mlp/router/" in path:
+        if "/mlp/router/" in path or "/mlp_after" in path and "/mlp_after/down/" not in path:
             return Way(None)
         experts, made = ours.experts.num_experts, []
         plain, _ = kinds_of_layers(ours, ours.num_layers)
@@ -75,6 +78,10 @@ class DenseToExperts(Adaptation):
         if _EXPERTS.search(path):
             # [L, D, F] -> [L, E, D, F]
             made.append(Making(f"{experts} copies", lambda x: jnp.repeat(x[:, None], experts, axis=1)))
+        if (width := ours.experts.dense_after) is not None and "/mlp_after/" in path:
+            # [L, F, D] -> [L, W, D]; a bias stays [L, D]
+            made.append(Making("zero", lambda x: jnp.zeros((len(x), *(width,) * (x.ndim - 2), x.shape[-1]), x.dtype)))
+            path = path.replace("/mlp_after/", "/mlp/")
         return Way(_EXPERTS.sub(r"/mlp/\1/", path), tuple(made))
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
@@ -92,6 +99,8 @@ class DenseToExperts(Adaptation):
             )
         if settings.capacity is not None:
             lost.append("for a token that is dropped for want of room an expert adds nothing")
+        if settings.dense_after is not None and ours.norm_at == "post":
+            lost.append("behind the experts the stream passes through a norm more")
         return "; ".join(lost) or "whatever the router says, the same is computed at first"
 
 

@@ -15,7 +15,7 @@ from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.sharding.param_paths import part_of, stack_of
 
 # Of a sublayer the last map, whose result is added to the stream.
-_LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp/(experts_|shared_)?down)/")
+_LAST_MAP = re.compile(r"blocks/(\w+_attention/out|mlp(_after)?/(experts_|shared_)?down)/")
 
 
 @dataclasses.dataclass

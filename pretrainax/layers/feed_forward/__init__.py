@@ -5,7 +5,7 @@ from pretrainax.layers.feed_forward.base import (
     FEED_FORWARDS,
     FeedForward,
     Kind,
-    feed_forward_of,
+    feed_forwards_of,
     kinds_of_layers,
     register_feed_forward,
 )
@@ -20,7 +20,7 @@ __all__ = [
     "Kind",
     "Mixture",
     "announced",
-    "feed_forward_of",
+    "feed_forwards_of",
     "kinds_of_layers",
     "register_feed_forward",
 ]

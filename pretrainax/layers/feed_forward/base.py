@@ -86,6 +86,17 @@ def kinds_of_layers(config: ModelConfig, layers: int) -> tuple[Kind, Kind]:
     return Kind(plain, others, FIRST if every is None else BETWEEN), Kind(config, own)
 
 
-def feed_forward_of(config: ModelConfig) -> type[FeedForward]:
-    """Returns the kind that the blocks of a model have."""
-    return next(kind for kind in FEED_FORWARDS if kind.is_in(config))
+class Part(NamedTuple):
+    """Says what one of the feed-forwards of a block is."""
+
+    name: str  # of its parameters
+    kind: type[FeedForward]
+    config: ModelConfig  # of a model whose blocks have it alone
+
+
+def feed_forwards_of(config: ModelConfig) -> list[Part]:
+    """Returns the feed-forwards that the blocks of a model have, one after the other."""
+    parts = [("mlp", config)]
+    if config.experts is not None and config.experts.dense_after is not None:
+        parts.append(("mlp_after", dataclasses.replace(config, experts=None, d_ff=config.experts.dense_after)))
+    return [Part(name, next(kind for kind in FEED_FORWARDS if kind.is_in(own)), own) for name, own in parts]

@@ -17,10 +17,10 @@ class Dense(FeedForward):
     """down(activation(up(x))), or down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
 
     partition_rules = (
-        (r"blocks/mlp/(shared_)?(up|gate)/kernel", "layers d_model d_ff"),
-        (r"blocks/mlp/(shared_)?(up|gate)/bias", "layers d_ff"),
-        (r"blocks/mlp/(shared_)?down/kernel", "layers d_ff d_model"),
-        (r"blocks/mlp/(shared_)?down/bias", "layers features"),
+        (r"blocks/mlp(_after)?/(shared_)?(up|gate)/kernel", "layers d_model d_ff"),
+        (r"blocks/mlp(_after)?/(shared_)?(up|gate)/bias", "layers d_ff"),
+        (r"blocks/mlp(_after)?/(shared_)?down/kernel", "layers d_ff d_model"),
+        (r"blocks/mlp(_after)?/(shared_)?down/bias", "layers features"),
     )
 
     @staticmethod

@@ -20,6 +20,7 @@ class Places(NamedTuple):
 
     queries: jax.Array  # positions [B, T]
     before: int = 0  # tokens right before the first query, whose keys are there already; the others are of the queries
+    reach: Optional[int] = None  # tokens that the longest text may grow to; None: no text is longer than it is here
 
     @property
     def lengths(self) -> tuple[int, int]:

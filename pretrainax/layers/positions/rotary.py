@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pretrainax.config import LinearScaling, ModelConfig, RotaryPositions, RotaryScaling, YarnScaling
+from pretrainax.config import LinearScaling, LongRopeScaling, ModelConfig, RotaryPositions, RotaryScaling, YarnScaling
 from pretrainax.layers.positions.base import Places, Positions, PositionTerms, behaviour_of
 from pretrainax.layers.positions.sinusoidal import radians
 
@@ -52,7 +52,7 @@ class Rotary(Positions):
     def _angles(self, places: Places, theta: float, scaling: Optional[RotaryScaling] = None) -> RotaryTerms:
         position = self.config.position
         turned = position.turned(self.config.position_dim)
-        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling), position.neighbours)
+        return RotaryTerms(rotary_angles(places.queries, turned, theta, scaling, places.reach), position.neighbours)
 
     @property
     def logit_gain(self) -> float:
@@ -60,9 +60,17 @@ class Rotary(Positions):
         return _yarn_gain(scaling, scaling.logit_weight) ** 2 if isinstance(scaling, YarnScaling) else 1.0
 
 
-def rotary_angles(positions: jax.Array, turned: int, theta: float, scaling: Optional[RotaryScaling] = None) -> Angles:
+def rotary_angles(
+    positions: jax.Array,
+    turned: int,
+    theta: float,
+    scaling: Optional[RotaryScaling] = None,
+    reach: Optional[int] = None,
+) -> Angles:
     """Returns cosines and sines of each plane's angle, [B, T] -> each [B, T, P] float32 (Su et al. 2021, section
-    3.2.2), of `turned` dimensions, which are P planes."""
+    3.2.2), of `turned` dimensions, which are P planes; reach: as of Places."""
+    if isinstance(scaling, LongRopeScaling):
+        return _long_rope(positions, scaling, _frequencies(turned, theta), reach)
     if isinstance(scaling, YarnScaling):
         frequencies = _yarn(scaling, turned, theta)
         size = _yarn_gain(scaling, scaling.turned_weight) / _yarn_gain(scaling, scaling.logit_weight)
@@ -70,6 +78,30 @@ def rotary_angles(positions: jax.Array, turned: int, theta: float, scaling: Opti
         frequencies, size = _stretch(_frequencies(turned, theta), scaling), 1.0
     angles = radians(positions, frequencies)
     return size * jnp.cos(angles), size * jnp.sin(angles)
+
+
+def _long_rope(positions: jax.Array, scaling: LongRopeScaling, frequencies: np.ndarray, reach: Optional[int]) -> Angles:
+    """Returns the same where long texts have frequencies of their own (Ding et al. 2024, section 3.3).
+
+    NOTE In transformers the longest row of a batch decides for all; what is written is read anew once it gets longer.
+    """
+    short, long = (
+        radians(positions, frequencies / np.array(factors)) for factors in (scaling.short_factors, scaling.long_factors)
+    )
+    if reach is not None:  # what is written: keys that are kept are not turned again
+        angles = long if reach > scaling.original_length else short
+    else:
+        angles = jnp.where(_is_longer(positions, scaling.original_length)[:, :, None], long, short)
+    size = math.sqrt(1.0 + math.log(max(scaling.factor, 1.0)) / math.log(scaling.original_length))
+    return size * jnp.cos(angles), size * jnp.sin(angles)
+
+
+def _is_longer(positions: jax.Array, length: int) -> jax.Array:
+    """Tells of which texts the tokens are that have more than `length`, [B, T] bool: there is one of that position."""
+    count = positions.shape[1]
+    place = jnp.arange(count)[None] - positions + length  # where the text of each token has that position, if it has
+    there = jnp.take_along_axis(positions, place, axis=1, mode="clip")
+    return (place < count) & (there == length)
 
 
 def _frequencies(head_dim: int, theta: float) -> np.ndarray:

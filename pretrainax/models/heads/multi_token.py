@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from pretrainax.config import ModelConfig
 from pretrainax.data.batch import has_loss
 from pretrainax.layers.compute import Compute
-from pretrainax.layers.feed_forward import feed_forward_of
+from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions import positions_of
@@ -110,7 +110,8 @@ class MultiToken(Head):
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert config.multi_token is not None
         own = block_of(config)
-        block = feed_forward_of(own).flops(own, inputs) + positions_of(own).flops(inputs, inputs)
+        block = sum(part.kind.flops(part.config, inputs) for part in feed_forwards_of(own))
+        block += positions_of(own).flops(inputs, inputs)
         block += self_attention_of(own).flops(own, inputs, inputs)
         around = 2 * inputs * config.d_model * (2 * config.d_model + config.vocab_size)
         return config.multi_token.depth * (block + around)

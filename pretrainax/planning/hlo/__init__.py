@@ -10,7 +10,17 @@ was made of the program, not what was asked for.
 
 from pretrainax.planning.hlo.buffers import Buffer, buffers_of
 from pretrainax.planning.hlo.collectives import collectives_of
-from pretrainax.planning.hlo.memory_traffic import MemoryTraffic, memory_traffic_of
+from pretrainax.planning.hlo.memory_traffic import MemoryTraffic, memory_traffic_of, traffic_of_kernels
+from pretrainax.planning.hlo.products import product_flops
 from pretrainax.planning.hlo.program import Program
 
-__all__ = ["Buffer", "MemoryTraffic", "Program", "buffers_of", "collectives_of", "memory_traffic_of"]
+__all__ = [
+    "Buffer",
+    "MemoryTraffic",
+    "Program",
+    "buffers_of",
+    "collectives_of",
+    "memory_traffic_of",
+    "product_flops",
+    "traffic_of_kernels",
+]

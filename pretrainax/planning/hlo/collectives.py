@@ -6,10 +6,10 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
-from typing import Optional
+from typing import Optional, Union
 
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from pretrainax.planning.hlo.instructions import VIEWS, Instruction
 from pretrainax.planning.hlo.kernels import multiplies, parts_of
@@ -19,10 +19,11 @@ from pretrainax.planning.traffic import Collective
 
 # One that a TPU overlaps with other work has this, and stands in the fusions of all of it.
 _IN_FUSIONS = "async_collective_fusion_config"
+AnyMesh = Union[Mesh, AbstractMesh]
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
 
-def collectives_of(program: Program, mesh: Mesh) -> list[Collective]:
+def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
     """Returns all collectives of a step, those that move most bytes first.
 
     Where the compiler made a loop of permutes of a gather and the product behind it, or of a product and the
@@ -62,7 +63,7 @@ def _is_beside_products(program: Program, computation: str, made: Instruction) -
     return any(multiplies(x, parts_of(program, x)) for x in between if x.opcode not in VIEWS)
 
 
-def _collective(made: Instruction, computation: str, size: int, where: str, mesh: Mesh) -> Optional[Collective]:
+def _collective(made: Instruction, computation: str, size: int, where: str, mesh: AnyMesh) -> Optional[Collective]:
     """Describes one run of it; None where nothing leaves a device. size: bytes of its operands."""
     kind = made.opcode.removesuffix("-start")
     if kind == "collective-permute":
@@ -80,7 +81,7 @@ def _collective(made: Instruction, computation: str, size: int, where: str, mesh
     return Collective(axis, kind, sent, 1, where) if axis else None
 
 
-def _axes(groups: np.ndarray, mesh: Mesh) -> Iterator[str]:
+def _axes(groups: np.ndarray, mesh: AnyMesh) -> Iterator[str]:
     """Yields the axes along which the devices of a group differ. groups: [G, n] places in the mesh."""
     sizes = tuple(mesh.shape.values())
     for axis, places in zip(mesh.shape, np.unravel_index(groups, sizes), strict=True):

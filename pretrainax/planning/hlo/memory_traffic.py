@@ -8,6 +8,7 @@ stacks that a scan over layers leaves for its backward, and kernels that do noth
 
 import collections
 import dataclasses
+from collections.abc import Iterator
 
 from pretrainax.planning.hlo.collectives import KINDS as COLLECTIVES
 from pretrainax.planning.hlo.kernels import ATTENTION, Kernel, kernels_of, multiplies, parts_of, reads, writes
@@ -58,22 +59,40 @@ class MemoryTraffic:
         return dict(sums.most_common())
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelTraffic:
+    """A kernel, and what one run of it moves."""
+
+    kernel: Kernel
+    parts: list[Moved]  # the first is of what the kernel is, though it may move nothing; residuals apart
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.parts)
+
+
 def memory_traffic_of(program: Program) -> MemoryTraffic:
     """Counts the bytes that a step moves; the body of a loop as often as it turns, of a conditional each
     branch as often as the others."""
-    modules, stacks = Modules(program), Stacks(program)
     sums: collections.Counter = collections.Counter()
     kernels = 0.0
-    for kernel in kernels_of(program):
-        runs = program.runs[kernel.computation]
+    for one in traffic_of_kernels(program):
+        runs = program.runs[one.kernel.computation]
         kernels += runs
-        for key, size in _moved(program, modules, stacks, kernel).items():
-            sums[key] += size * runs
+        for part in one.parts:
+            sums[part.module, part.kind, part.multiplies] += part.bytes * runs
     moved = [Moved(*place, round(size)) for place, size in sums.most_common() if size]
     return MemoryTraffic(moved, round(kernels))
 
 
-def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> dict[tuple[str, str, bool], int]:
+def traffic_of_kernels(program: Program) -> Iterator[KernelTraffic]:
+    """Yields what one run of each kernel moves, and what for."""
+    modules, stacks = Modules(program), Stacks(program)
+    for kernel in kernels_of(program):
+        yield KernelTraffic(kernel, _moved(program, modules, stacks, kernel))
+
+
+def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -> list[Moved]:
     """Counts the bytes of one run, by module, kind and whether the kernel multiplies."""
     computation, name = kernel.computation, kernel.made.name
     read, written = reads(program, kernel), writes(program, kernel)
@@ -87,8 +106,9 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
     if kind == "copies" and stacked:
         if len(sources) == 1:  # a slice that is taken has no module but the loop; what is in it has
             module = modules.of(*next(iter(sources.values())))
-        return {(module, "residuals", is_product): size}
-    return {(module, kind, is_product): size - stacked, (module, "residuals", is_product): stacked}
+        return [Moved(module, "residuals", is_product, size)]
+    beside = [Moved(module, "residuals", is_product, stacked)] * bool(stacked)
+    return [Moved(module, kind, is_product, size - stacked), *beside]
 
 
 def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], is_product: bool) -> str:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pretrainax.config import LongContextScaling, ModelConfig, RotaryPositions
+from pretrainax.config import LongContextScaling, LongRopeScaling, ModelConfig, RotaryPositions
 from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.positions.rotary import rotary_angles, rotate
 
@@ -55,6 +55,28 @@ def test_long_context_scaling_by_hand():
     alone = (turns - 1) / 3
     frequencies = [1.0, 0.1 * (alone + (1 - alone) / 8), 0.01 / 8, 0.001 / 8]
     np.testing.assert_allclose(cosines[0, 0], np.cos(frequencies), rtol=1e-6)  # float32 rounding
+
+
+LONG_ROPE = LongRopeScaling((2.0, 4.0), (10.0, 20.0), factor=4.0, original_length=4)
+GAIN = np.sqrt(1 + np.log(4) / np.log(4))
+
+
+def test_long_rope_by_hand(variant):
+    """Of a text of five tokens, all are turned by the long numbers; of one of four beside it, by the short ones."""
+    positions = jnp.array([[0, 1, 2, 3, 4, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    cosines, sines = variant(lambda p: rotary_angles(p, 4, 100.0, LONG_ROPE))(positions)
+    for row, (longer, found) in enumerate(zip(([1] * 5 + [0] * 4, [0] * 4 + [1] * 5), cosines, strict=True)):
+        for place, is_long in enumerate(longer):
+            p, (first, second) = int(positions[row, place]), LONG_ROPE.long_factors if is_long else (2.0, 4.0)
+            expected = GAIN * np.cos([p / first, 0.1 * p / second])  # theta^(-1/2) is 0.1
+            np.testing.assert_allclose(found[place], expected, rtol=1e-6)  # float32 rounding
+    np.testing.assert_allclose(cosines**2 + sines**2, GAIN**2 * np.ones((2, 9, 2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reach, factors", [(4, (2.0, 4.0)), (5, (10.0, 20.0))])
+def test_what_is_written_turns_all_tokens_as_the_longest_text_that_it_may_become(reach, factors):
+    cosines, _ = rotary_angles(jnp.array([[0, 1, 2]]), 4, 100.0, LONG_ROPE, reach)
+    np.testing.assert_allclose(cosines[0, 2], GAIN * np.cos([2 / factors[0], 0.2 / factors[1]]), rtol=1e-6)  # float32
 
 
 @pytest.mark.parametrize("is_local", (False, True))

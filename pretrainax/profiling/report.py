@@ -1,0 +1,120 @@
+"""The text of a profile: the slowest kernels by module, and a step's time by what takes it, beside a plan.
+
+    (module)            (kind)     ms a step  share   plan
+    decoder/blocks/mlp  products        3.21  24.0 %  2.80
+
+Of a step that several devices make, all is of one device, the mean over those of the trace.
+"""
+
+from collections.abc import Iterator
+from typing import Optional
+
+import jax
+
+from pretrainax.config import Experiment
+from pretrainax.planning import memory, roofline
+from pretrainax.planning.hlo import collectives_of, memory_traffic_of
+from pretrainax.planning.roofline import Roofline
+from pretrainax.planning.topologies import Topology
+from pretrainax.profiling.kernels import Work, step_program, work_of
+from pretrainax.profiling.trace import Trace, read_trace
+from pretrainax.reporting.tables import text_table
+from pretrainax.runtime.chips import chip_of
+from pretrainax.sharding.mesh import abstract_mesh, mesh_sizes
+from pretrainax.training.setup import Run
+
+MOST = 20  # rows of the table; what is left is one more
+
+
+def of_run(run: Run, path: str) -> str:
+    """Returns what a trace of this process says, beside the plan of the devices of the run."""
+    return report(read_trace(path), run.trained, topology_here())
+
+
+def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[Topology]) -> str:
+    """Returns both tables; without a topology, or a config, nothing stands beside what was measured.
+
+    Args:
+      experiment: without phases.
+      topology: of the run; None: no plan knows its chip, as of any CPU.
+    """
+    work = work_of(trace, None if topology is None else topology.chip)
+    expected = None
+    if experiment is not None and topology is not None:
+        expected = expectation(trace, experiment, topology)
+    steps = f"step {trace.steps[0]}" if len(trace.steps) == 1 else f"steps {trace.steps[0]} to {trace.steps[-1]}"
+    devices = "1 device" if trace.devices == 1 else f"{trace.devices} devices of this process, their mean"
+    head = f"{steps}, {1e3 * trace.seconds:.2f} ms a step on {trace.platform}, {devices}"
+    if topology is None:
+        head += f"; no plan is beside it: {_why_none(trace)}"
+    return "\n".join([head, kernel_table(trace, work), "", step_table(trace, work, expected), ""])
+
+
+def _why_none(trace: Trace) -> str:
+    return "it knows no rates of a CPU" if trace.platform == "cpu" else "say which --topology it is of"
+
+
+def topology_here() -> Optional[Topology]:
+    """Returns the devices of this program; None where there is no plan for their like."""
+    devices = jax.devices()
+    chip = chip_of(devices[0].device_kind)
+    if chip is None:
+        return None
+    if not chip.is_tpu:
+        return Topology(chip, (jax.process_count(), jax.local_device_count()))
+    slices = {getattr(device, "slice_index", 0) for device in devices}
+    coords = [device.coords for device in devices]
+    shape = tuple(max(of_axis) - min(of_axis) + 1 for of_axis in zip(*coords, strict=True))
+    return Topology(chip, shape[: chip.torus], len(slices))
+
+
+def expectation(trace: Trace, experiment: Experiment, topology: Topology) -> Optional[Roofline]:
+    """Returns what a plan expects of the step that was traced, as compiled; None where the trace has no program."""
+    if (step := step_program(trace)) is None:
+        return None
+    program = trace.programs[step]
+    sizes = mesh_sizes(experiment.mesh, topology.num_devices, processes=topology.hosts)
+    sent = collectives_of(program, abstract_mesh(sizes, topology.chip.platform))
+    needed = memory.estimate(experiment, sizes, topology.chip)
+    return roofline.expect(experiment, sizes, topology, needed, sent, moved=memory_traffic_of(program))
+
+
+def kernel_table(trace: Trace, work: list[Work]) -> str:
+    """Returns a row for each module and kind, the slowest first, and what the devices waited."""
+    rows = [("module", "kind", "ms a step", "share", "plan")]
+    rows += [_row(trace, one.module or "(none)", one.kind, one.seconds, one.expected) for one in work[:MOST]]
+    if rest := work[MOST:]:
+        known = [one.expected for one in rest]
+        least = None if None in known else sum(filter(None, known))
+        rows.append(_row(trace, f"{len(rest)} more", "", sum(one.seconds for one in rest), least))
+    rows.append(_row(trace, "idle", "", idle_seconds(trace)))
+    return text_table(rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows], "<<>", indent="  ")
+
+
+def step_table(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> str:
+    """Returns the parts of a step that a plan has, each beside what it expects."""
+    rows = [("a step", "ms", "share", "plan")]
+    rows += [(name, *cells) for name, *cells in _parts(trace, work, expected)]
+    return text_table(rows if expected else [row[:-1] for row in rows], "<>", indent="  ")
+
+
+def _parts(trace: Trace, work: list[Work], expected: Optional[Roofline]) -> Iterator[tuple[str, ...]]:
+    products = sum(one.in_products for one in work)
+    links = sum(one.seconds - one.in_products for one in work if one.kind == "collectives")
+    memory_bound = sum(trace.busy.values()) - products - links
+    plan = (expected.compute, expected.memory, expected.exposed, 0.0, expected.seconds) if expected else (None,) * 5
+    names = ("products", "other kernels: memory", "collectives: links", "idle", "in all")
+    measured = (products, memory_bound, links, idle_seconds(trace), trace.seconds)
+    for name, seconds, least in zip(names, measured, plan, strict=True):
+        _, _, *cells = _row(trace, name, "", seconds, least)
+        yield name, *cells
+
+
+def idle_seconds(trace: Trace) -> float:
+    """Returns the seconds of a step in which no kernel ran."""
+    return max(trace.seconds - sum(trace.busy.values()), 0.0)
+
+
+def _row(trace: Trace, module: str, kind: str, seconds: float, expected: Optional[float] = None) -> tuple[str, ...]:
+    least = "" if expected is None else f"{1e3 * expected:.3f}"
+    return module, kind, f"{1e3 * seconds:.3f}", f"{seconds / trace.seconds:.1%}", least
