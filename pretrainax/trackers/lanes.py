@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from pretrainax.trackers.base import TrackedRun, Tracker, Writer, one_line
+from pretrainax.trackers.secrets import masked
 
 _ROOM = 1000  # calls that may wait: of a run with a line every 50 steps those of 50,000
 _CLOSING_SECONDS = 30.0  # for all trackers together
@@ -37,9 +38,9 @@ class Trackers:
         self._put(lambda writer: writer.figures(step, split, values))
 
     def text(self, name: str, text: str) -> None:
-        """Shows a text, in Markdown, at the last step that was shown."""
-        step = self._step
-        self._put(lambda writer: writer.text(step, name, text))
+        """Shows a text, in Markdown, at the last step that was shown; what may be secret in it is masked."""
+        step, shown = self._step, masked(text)
+        self._put(lambda writer: writer.text(step, name, shown))
 
     def rewind(self, step: int) -> None:
         """Takes back, or marks, what was shown of the steps after `step`."""
