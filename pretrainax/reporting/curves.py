@@ -12,6 +12,8 @@ matplotlib.use("Agg")  # draws without a screen
 
 from matplotlib import figure, ticker  # noqa: E402
 
+from pretrainax.reporting.run_lines import thinned  # noqa: E402
+
 INK, FAINT, GRID = "#1f2933", "#7b8794", "#e4e7eb"
 TRAINING, VALIDATION, RATE, NORM = "#3e7cb1", "#d1603d", "#5b8c5a", "#8a6fae"
 PARTS = (VALIDATION, TRAINING, RATE, NORM, "#c9a13b", "#3f9c9c", "#9c5a3c", "#5c6b7a")  # of a mixture, in turn
@@ -129,12 +131,7 @@ def _shorten(text: str, length: int) -> str:
 def _points(lines: Sequence[dict], split: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns steps and values of one curve; null becomes NaN. The last point is always one that was logged."""
     found = [(x["step"], np.nan if x.get(name) is None else x[name]) for x in lines if x["split"] == split]
-    points = np.array(found, dtype=float).reshape(-1, 2)
-    together = -(-len(points) // MOST_POINTS)
-    if together > 1:
-        before, last = np.array_split(points[:-1], MOST_POINTS - 1), points[-1:]
-        points = np.concatenate([[group.mean(axis=0) for group in before], last])
-    steps, values = points.T
+    steps, values = thinned(np.array(found, dtype=float).reshape(-1, 2), MOST_POINTS).T
     return steps, values
 
 
@@ -156,7 +153,7 @@ def _words(figure: str) -> str:
 def _draw_losses(panel, train, valid, baseline_loss: Optional[float], main: str) -> None:
     unit = ", nats per target" if main == "loss" else ", nats" if main.endswith("loss") else ""
     panel.set_title(f"{_words(main)}{unit}")
-    _line_with_trend(panel, *train, TRAINING, trend=_trend(train[1]))
+    line_with_trend(panel, *train, TRAINING, trend=trend_of(train[1]))
     panel.plot(*valid, color=VALIDATION, linewidth=1.2, alpha=0.6)
     panel.plot(*valid, "o", color=VALIDATION, markersize=5.5, markeredgecolor="white", markeredgewidth=0.8)
     if baseline_loss is not None:
@@ -178,7 +175,7 @@ def _draw_rate(panel, steps: np.ndarray, values: np.ndarray) -> None:
 def _draw_norm(panel, steps: np.ndarray, values: np.ndarray) -> None:
     panel.set_title("gradient norm")
     positive = values[values > 0]
-    _line_with_trend(panel, steps, values, NORM, trend=np.exp(_trend(np.log(np.where(values > 0, values, np.nan)))))
+    line_with_trend(panel, steps, values, NORM, trend=np.exp(trend_of(np.log(np.where(values > 0, values, np.nan)))))
     if len(positive) and positive.max() > 20 * np.median(positive):  # one spike would flatten the rest
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(ticker.StrMethodFormatter("{x:g}"))
@@ -188,7 +185,7 @@ def _draw_norm(panel, steps: np.ndarray, values: np.ndarray) -> None:
         panel.set_ylim(bottom=0)
 
 
-def _line_with_trend(panel, steps: np.ndarray, values: np.ndarray, color: str, trend: np.ndarray) -> None:
+def line_with_trend(panel, steps: np.ndarray, values: np.ndarray, color: str, trend: np.ndarray) -> None:
     _line(panel, steps, values, color=color, linewidth=1, alpha=0.3)
     _line(panel, steps, np.where(np.isfinite(values), trend, np.nan), color=color, linewidth=2)
 
@@ -200,7 +197,7 @@ def _line(panel, steps: np.ndarray, values: np.ndarray, **style: object) -> None
     panel.plot(steps, values, marker="o", markersize=5, markevery=np.flatnonzero(alone).tolist(), **style)
 
 
-def _trend(values: np.ndarray) -> np.ndarray:
+def trend_of(values: np.ndarray) -> np.ndarray:
     """Returns a Gaussian mean of the neighbours: no lag, and narrow at the start, where the loss falls steeply."""
     at = np.arange(len(values))
     width = np.clip(0.5 + 0.1 * at, None, max(len(values) / 50, 1.0))  # [N] points

@@ -114,7 +114,7 @@ def test_a_long_run_is_drawn_by_means_of_neighbours_and_its_last_point(tmp_path,
 def test_the_trend_follows_a_straight_line_and_skips_gaps():
     values = np.full(60, 2.0)
     values[20] = np.nan
-    np.testing.assert_allclose(curves._trend(values), 2.0, rtol=1e-12)  # rounding of a weighted mean
+    np.testing.assert_allclose(curves.trend_of(values), 2.0, rtol=1e-12)  # rounding of a weighted mean
 
 
 @pytest.mark.parametrize("name", ["dollar$x_{$", "back\\slash", "100%", "new\nline"])

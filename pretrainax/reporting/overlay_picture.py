@@ -1,0 +1,90 @@
+"""Draws several runs over each other: a panel for each figure, a color for each run, in the style of curves.png."""
+
+import itertools
+from collections.abc import Sequence
+
+import matplotlib
+import numpy as np
+from matplotlib import figure, ticker
+
+from pretrainax.reporting.curves import FAINT, LEFT, MOST_POINTS, PARTS, RIGHT, STYLE, line_with_trend, trend_of
+from pretrainax.reporting.run_lines import AXES, RunLines
+from pretrainax.reporting.units import clock, large_number, scientific
+
+# Told apart by people who do not see all colors too: blue before red.
+COLORS = (PARTS[1], PARTS[0], *PARTS[2:])
+SMOOTHING = "bold: Gaussian mean of neighbouring lines; faint: as logged; dots: validation"
+NOISY = ("loss", "gradient_norm", "tokens_per_second", "accuracy", "bits_per_byte")  # in training: drawn with a trend
+_NOTE_SIZE = 9
+
+
+def title_of(runs: Sequence[RunLines], by: str) -> str:
+    """Returns the headline of a picture or a page."""
+    return f"{len(runs)} runs by {AXES[by].title}" if len(runs) > 1 else f"{runs[0].name} by {AXES[by].title}"
+
+
+def draw(path: str, runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Sequence[str]) -> None:
+    """Draws the first figure above, the others below it, two in a row; training as lines, validation as dots.
+
+    Args:
+      by: of AXES.
+      notes: lines below, of what is missing.
+    """
+    rows = -(-(len(figures) - 1) // 2)
+    below = 0.5 + 0.2 * len(notes)  # inches
+    legend = -(-len(runs) // 4)  # rows of names
+    head = 0.95 + 0.22 * legend
+    height = head + 4.0 + 2.9 * rows + below
+    with matplotlib.rc_context(STYLE):
+        picture = figure.Figure(figsize=(12, height), dpi=150)
+        edges = dict(left=LEFT, right=RIGHT, top=1 - head / height, bottom=(below + 0.35) / height)
+        ratios = (1.5, *[1] * rows)
+        grid = picture.add_gridspec(len(ratios), 2, height_ratios=ratios, hspace=0.42, wspace=0.15, **edges)
+        places = [grid[0, :], *(grid[1 + i // 2, i % 2] for i in range(len(figures) - 1))]
+        for place, name in zip(places, figures, strict=True):
+            _draw_figure(picture.add_subplot(place), runs, name, by)
+        picture.text(LEFT, 1 - 0.35 / height, title_of(runs, by), fontsize=16, fontweight="bold", parse_math=False)
+        picture.text(LEFT, 1 - 0.62 / height, SMOOTHING, color=FAINT)
+        for i, (run, color) in enumerate(zip(runs, itertools.cycle(COLORS), strict=False)):
+            at = LEFT + (i % 4) * (RIGHT - LEFT) / 4, 1 - (0.88 + 0.22 * (i // 4)) / height
+            name = run.name if len(run.name) <= 34 else f"…{run.name[-33:]}"
+            picture.text(*at, f"● {name}", color=color, fontweight="bold", fontsize=_NOTE_SIZE, parse_math=False)
+        for i, note in enumerate(notes):
+            at = LEFT, (below - 0.3 - 0.2 * i) / height
+            picture.text(*at, note, color=FAINT, fontsize=_NOTE_SIZE, parse_math=False)
+        picture.savefig(path, facecolor="white")
+
+
+def _draw_figure(panel, runs: Sequence[RunLines], name: str, by: str) -> None:
+    panel.set_title(name.replace("_", " ") + (", nats per target" if name == "loss" else ""))
+    panel.grid(axis="x", visible=False)
+    for run, color in zip(runs, itertools.cycle(COLORS), strict=False):
+        places, values = run.curve("train", name, by, MOST_POINTS)
+        line_with_trend(panel, places, values, color, trend_of(values) if name in NOISY else values)
+        places, values = run.curve("valid", name, by, MOST_POINTS)
+        panel.plot(places, values, color=color, linewidth=1.0, alpha=0.6, linestyle=(0, (4, 2)))
+        panel.plot(places, values, "o", color=color, markersize=5, markeredgecolor="white", markeredgewidth=0.8)
+    panel.set_xlabel(AXES[by].title)
+    panel.xaxis.set_major_locator(ticker.MaxNLocator(nbins=6, integer=by == "step"))
+    panel.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: place_text(x, by)))
+    panel.set_xlim(left=0)
+    if name in ("learning_rate", "gradient_norm"):
+        panel.set_ylim(bottom=0)
+    if name == "gradient_norm":
+        _without_spikes(panel, runs, by)
+
+
+def _without_spikes(panel, runs: Sequence[RunLines], by: str) -> None:
+    """Takes a scale of logarithms where one spike would flatten the rest."""
+    values = np.concatenate([run.curve("train", "gradient_norm", by, MOST_POINTS)[1] for run in runs])
+    positive = values[values > 0]
+    if len(positive) and positive.max() > 20 * np.median(positive):
+        panel.set_yscale("log")
+        panel.set_ylim(bottom=positive.min() / 1.5)
+
+
+def place_text(place: float, by: str) -> str:
+    """Writes a place on an axis: 12,000 steps, "1.2 M" tokens, "3.1e18" FLOPs, "1:23:00"."""
+    if by == "time":
+        return clock(place)
+    return f"{place:,.0f}" if by == "step" else scientific(place) if by == "flops" else large_number(place)
