@@ -27,7 +27,7 @@ PACKAGES = (
     "distill interop inference scoring training planning profiling scaling"
 ).split()
 COMMANDS = (
-    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan profile evaluate generate predict "
+    "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "
     "verify_resume huggingface"
 ).split()
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))

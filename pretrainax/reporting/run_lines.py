@@ -56,7 +56,7 @@ class RunLines(NamedTuple):
 
 
 def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
-    """Returns the lines with the seconds that all steps up to theirs have taken, "seconds"; None once one is not known."""
+    """Returns the lines with "seconds", which all steps up to theirs have taken; None once one is not known."""
     seconds: Optional[float] = 0.0
     timed, before = [], 0
     for line in lines:
@@ -65,6 +65,14 @@ def with_seconds(lines: Sequence[Mapping]) -> list[dict]:
             seconds = None if seconds is None or of_step is None else seconds + of_step * steps
         timed.append({**line, SECONDS: seconds})
     return timed
+
+
+def thinned(points: np.ndarray, most: int) -> np.ndarray:
+    """Returns at most so many of the points [N, 2]: the means of neighbours, and the last one as it is."""
+    if len(points) <= most:
+        return points
+    before = np.array_split(points[:-1], most - 1)
+    return np.concatenate([[group.mean(axis=0) for group in before], points[-1:]])  # [most, 2]
 
 
 def names_of(folders: Sequence[str]) -> list[str]:

@@ -1,0 +1,92 @@
+"""`python -m pretrainax.report` lays runs over each other in a picture and a page, and says what a run lacks."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.runs import ENV, ROOT
+
+
+def write_run(folder, losses, **counted):
+    """Writes metrics.jsonl of a run with a line every 10 steps of a second each, and a validation after the last."""
+    folder.mkdir(parents=True)
+    lines = []
+    for i, loss in enumerate(losses, start=1):
+        counts = {name: each * 10 * i for name, each in counted.items()}
+        lines.append({"step": 10 * i, "split": "train", "loss": loss, "step_seconds": 1.0, **counts})
+    lines.append({**lines[-1], "split": "valid", "loss": losses[-1] + 0.125})
+    del lines[-1]["step_seconds"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "wide", [5.0, 4.0, 3.5], text_tokens=512)
+    write_run(folder / "deep</script>", [5.5, None, 3.25])
+    return folder
+
+
+def report(*args):
+    command = [sys.executable, "-m", "pretrainax.report", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def made(runs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("made") / "both"
+    done = report(runs, "--by=tokens", f"--output={output}")
+    assert done.returncode == 0, done.stderr
+    return done, output.with_suffix(".png").read_bytes(), output.with_suffix(".html").read_text()
+
+
+def test_the_page_has_each_run_over_each_axis_that_it_counted(made):
+    data = json.loads(re.search(r"^const data = (.*);$", made[2], re.MULTILINE)[1])
+    deep, wide = data["runs"]  # as the folder has them
+    assert (deep["name"], wide["name"]) == ("deep</script>", "wide")
+    train, valid = wide["curves"]["loss"]["train"], wide["curves"]["loss"]["valid"]
+    assert train["x"] == {"step": [10, 20, 30], "tokens": [5120, 10240, 15360], "time": [10, 20, 30]}
+    assert train["y"]["tokens"] == [5.0, 4.0, 3.5]
+    assert (valid["x"]["time"], valid["y"]["time"]) == ([30], [3.625])
+    assert deep["curves"]["loss"]["train"]["y"] == {"step": [5.5, None, 3.25], "time": [5.5, None, 3.25]}
+    assert [name for name, _ in data["axes"]] == ["step", "tokens", "time"]
+
+
+def test_the_page_loads_nothing_and_no_name_of_a_run_ends_its_script(made):
+    page = made[2]
+    assert "default-src 'none'" in page
+    assert re.findall(r"""(?:src|href)=["'](?!data:)""", page) == []
+    assert page.count("</script>") == 1 and "{{" not in page
+
+
+def test_the_picture_is_a_png_and_in_the_page_too(made):
+    assert made[1].startswith(b"\x89PNG") and "data:image/png;base64,iVBOR" in made[2]
+
+
+def test_what_a_run_lacks_is_said(made):
+    said = "deep</script> is left out: its lines have no text_tokens, of which --by=tokens is"
+    assert said in made[0].stderr and said.replace("<", "&lt;").replace(">", "&gt;") in made[2]
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--figures=los"], "--figures=los is in no line of these runs; they have loss"),
+        (["--by=flops"], "--by=flops: none of these runs has counted it; take --by=step"),
+        (["/nowhere"], "/nowhere is no folder: give the --workdir of a run"),
+    ],
+)
+def test_mistakes_are_a_line(runs, tmp_path, flags, said):
+    done = report(runs, *flags, f"--output={tmp_path}/report")
+    assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_without_runs_are_named(tmp_path):
+    assert f"{tmp_path} holds no run: there is no metrics.jsonl in it" in report(tmp_path).stderr
+    (tmp_path / "metrics.jsonl").touch()
+    assert f"{tmp_path} has no line in its metrics.jsonl yet" in report(tmp_path).stderr
+    assert "give the folders of runs" in report().stderr
