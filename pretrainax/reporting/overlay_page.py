@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import pathlib
+import re
 from collections.abc import Sequence
 from typing import Optional
 
@@ -46,10 +47,8 @@ def render(runs: Sequence[RunLines], figures: Sequence[str], by: str, notes: Seq
         "PICTURE": base64.b64encode(picture).decode(),
         "DATA": json.dumps(data, allow_nan=False).replace("<", "\\u003c"),  # no name of a run ends the script
     }
-    page = _TEMPLATE.read_text(encoding="utf-8")
-    for name, text in parts.items():
-        page = page.replace(f"{{{{{name}}}}}", text, 1)
-    return page
+    # In one pass: what a run is called is not filled in itself.
+    return re.sub(r"\{\{([A-Z]+)\}\}", lambda found: parts[found[1]], _TEMPLATE.read_text(encoding="utf-8"))
 
 
 def _curves(run: RunLines, figure: str) -> dict[str, dict]:
