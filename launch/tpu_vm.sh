@@ -5,8 +5,8 @@
 #   launch/tpu_vm.sh --name=my-v5e-16 --zone=us-west4-a [--restarts=10] -- --config=configs/t5_base.py --workdir=DIR
 #   --dry-run prints the commands instead of running them.
 #
-# What must be set: --name, --zone and, after --, --config and --workdir: on a slice of several hosts a folder that all
-# of them see (a bucket mounted with gcsfuse, Filestore), and so config.data.cache_dir.
+# What must be set: --name, --zone and, after --, --config and --workdir: on one host a bucket, gs://mine/t5; on a slice
+# of several a folder that all of them see (a bucket mounted with gcsfuse, Filestore), and so config.data.cache_dir.
 # Needs gcloud, logged in, and a TPU VM that exists:
 #   gcloud compute tpus tpu-vm create my-v5e-16 --zone=us-west4-a --accelerator-type=v5litepod-16 \
 #     --version=v2-alpha-tpuv5-lite
@@ -30,11 +30,13 @@ done
 
 cd "$(dirname "$0")/.."
 run() { if [[ $dry ]]; then printf '%q ' "$@" && echo; else "$@"; fi; }
+extras=tpu
+[[ " $* " == *gs://* ]] && extras=tpu,gcs
 on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"; }
 
 run tar --exclude=.venv --exclude=runs --exclude=.git -czf /tmp/pretrainax.tgz .
 run gcloud compute tpus tpu-vm scp /tmp/pretrainax.tgz "$name:" --zone="$zone" --worker=all
-on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax && make install EXTRAS=tpu"
+on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax && make install EXTRAS=$extras"
 # Each worker restarts its own process. When one ends badly the others end within 30 s, so that all of them meet again.
 # An exit code of 2 is a mistake in the config, which no restart mends.
 on_all_workers "cd pretrainax && for attempt in \$(seq 0 $restarts); do

@@ -3,6 +3,7 @@
 Imports no JAX: loader workers import the command's module again and must stay light.
 """
 
+import contextlib
 import errno
 import functools
 import os
@@ -11,7 +12,7 @@ import shutil
 import signal
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 from absl import app, flags, logging
@@ -19,11 +20,12 @@ from absl import app, flags, logging
 from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
 from pretrainax.config.overrides import fields_named, set_field
-from pretrainax.config.paths import define_path, is_utf8
+from pretrainax.config.paths import define_path, is_path, is_url, is_utf8
 from pretrainax.config.reference import docstring_of
 from pretrainax.config.validation import complete, validate
 from pretrainax.reporting import config_reference
 from pretrainax.reporting.streams import keep_streams
+from pretrainax.storage import places
 
 
 class _ConfigParser(flags.ArgumentParser):
@@ -59,6 +61,7 @@ def run(
     commands: tuple[str, ...] = (),
     config: Optional[Callable[[], Optional[Experiment]]] = None,
     texts: bool = False,
+    trains: bool = False,
 ) -> None:
     """Parses the flags, calls `main` and exits with what it returns, or with 2 after one line on a UserError.
 
@@ -67,11 +70,13 @@ def run(
       config: gives the config that flags override, of a command that takes no --config=FILE; None where there is none.
         It is called when all other flags are known.
       texts: words beside the flags are texts, which `main` is called with.
+      trains: `main` itself takes a --workdir of an object store.
     """
 
     def guarded(words: list[str]) -> int:
         try:
-            return main(*words[1:])
+            with _kept_here(trains):
+                return main(*words[1:])
         except UserError as e:
             if DEBUG.value:
                 raise
@@ -98,6 +103,17 @@ def run(
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
     sys.modules["__main__"].__doc__ = sys.modules[main.__module__].__doc__
     app.run(guarded, flags_parser=functools.partial(_parse, commands=commands, config=config, texts=texts))
+
+
+@contextlib.contextmanager
+def _kept_here(trains: bool) -> Iterator[None]:
+    """Brings what flags name in object stores to this machine, and sends what is new there at the end."""
+    with contextlib.ExitStack() as stack:
+        for name in flags.FLAGS:
+            flag = flags.FLAGS[name]
+            if flag.value and is_path(flag) and is_url(flag.value) and not (trains and name == "workdir"):
+                flag.value = stack.enter_context(places.sent(flag.value))
+        yield
 
 
 def _show_unraisable(raised: "sys.UnraisableHookArgs") -> None:

@@ -24,8 +24,10 @@ from absl import flags
 
 from pretrainax import cli
 from pretrainax.config import Experiment, RunFailed, UserError, grid
+from pretrainax.config.paths import is_url
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
+from pretrainax.storage import places
 
 _EXTEND = flags.DEFINE_bool("extend", False, "Go on past the planned end with another learning rate than until there")
 _SEEDS = flags.DEFINE_integer("seeds", None, "So many runs, with seeds from config.train.seed on", lower_bound=1)
@@ -47,18 +49,24 @@ def main() -> int:
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
+    if is_url(workdir) and cluster.is_one_of_many():
+        raise UserError(
+            f"--workdir={workdir} is for one process: several need a folder that all hosts see, as a mounted bucket"
+        )
     host.tune_malloc()
     host.start_jax(experiment)
-    code = loop.train(
-        experiment,
-        workdir,
-        goodput.process_age(),
-        paper=header.Paper(cli.papers_source(), cli.deviations()),
-        extend=_EXTEND.value,
-        profiling=profiles.Profiling(request, report.of_run),
-    )
+    with places.at_work(workdir, experiment.checkpoint.local_dir) as folder:
+        code = loop.train(
+            experiment,
+            folder,
+            goodput.process_age(),
+            paper=header.Paper(cli.papers_source(), cli.deviations()),
+            extend=_EXTEND.value,
+            profiling=profiles.Profiling(request, report.of_run),
+        )
+        told = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 else ""
     if code == 0 and cluster.distributed_state().process_id == 0:
-        print(next_steps.after_training(workdir, sys.argv[1:]), file=sys.stderr)
+        print(told, file=sys.stderr)
     elif code == PREEMPTED and not cluster.is_one_of_many() and PARENT not in os.environ:  # which says how itself
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)
     return code
@@ -68,6 +76,10 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
     """Makes the runs that --seeds and --sweep ask for."""
     from pretrainax.runtime import cluster
 
+    if is_url(workdir):
+        raise UserError(
+            f"--workdir={workdir}: --seeds and --sweep are for a folder of this machine; start single runs there"
+        )
     if cluster.is_one_of_many():
         raise UserError("--seeds and --sweep are for one process: start the runs of several processes one by one")
     from pretrainax.training import grid_runs, next_steps
@@ -84,4 +96,4 @@ def _train_grid(experiment: Experiment, workdir: str, request: ProfileRequest) -
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(main, trains=True)

@@ -16,6 +16,7 @@ from pretrainax.config import UserError
 from pretrainax.config.paths import define_path, path_problem
 from pretrainax.reporting.run_lines import AXES, RunLines, figures_of, missing, names_of, with_seconds
 from pretrainax.reporting.visible import visible
+from pretrainax.storage.places import here
 from pretrainax.training.metrics import read_metrics
 
 _FILE = "metrics.jsonl"
@@ -44,7 +45,7 @@ def _folders(path: str) -> Iterator[str]:
     """Yields the folder of a run, or those of the runs in a folder."""
     if problem := path_problem(path):
         raise UserError(f"{path}: {problem}")
-    path = os.path.expanduser(path)
+    path = here(os.path.expanduser(path))
     if not os.path.isdir(path):
         raise UserError(f"{path} is no folder: give the --workdir of a run")
     inside = sorted(os.path.join(path, name) for name in os.listdir(path))

@@ -23,8 +23,8 @@ ALL = FILES + SCRIPTS + TESTS
 
 # Each may import, at its top, the packages before it and its own. A file at the top of the package is a command.
 PACKAGES = (
-    "config reporting trackers sharding checkpoints runtime tokenization data tasks layers models zoo optim adapt "
-    "distill interop inference scoring training planning profiling scaling"
+    "config storage reporting trackers sharding checkpoints runtime tokenization data tasks layers models zoo optim "
+    "adapt distill interop inference scoring training planning profiling scaling"
 ).split()
 COMMANDS = (
     "__main__ cli main prepare prepare_beam tokenizer inspect recipe plan profile report evaluate generate predict "
@@ -33,8 +33,8 @@ COMMANDS = (
 RANK = {name: rank for rank, name in enumerate(PACKAGES)} | dict.fromkeys(COMMANDS, len(PACKAGES))
 # The two chains that a user takes apart: text without models, models without text but for the contract of a batch.
 CHAINS = {
-    "data": {"config", "reporting", "tokenization"},
-    "tasks": {"config", "data", "tokenization"},
+    "data": {"config", "storage", "reporting", "tokenization"},
+    "tasks": {"config", "storage", "data", "tokenization"},
     "layers": {"config", "sharding", "data.batch"},
     "models": {"config", "layers", "sharding", "data.batch"},
     "zoo": {"config", "reporting", "sharding", "models", "layers"},

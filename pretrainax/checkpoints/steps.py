@@ -10,6 +10,7 @@ from absl import logging
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import CheckpointConfig, UserError
+from pretrainax.storage.places import complete
 
 UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
 
@@ -51,6 +52,7 @@ def misnamed(directory: str) -> list[str]:
 def faults(directory: str, step: int) -> list[str]:
     """Lists what is wrong with the folder of a step: its files, or that it was made as another step."""
     path = os.path.join(directory, str(step))
+    complete(path)
     if found := manifest.faults(path):
         return found
     made = read_run_json(path).get("step")

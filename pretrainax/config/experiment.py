@@ -183,6 +183,8 @@ class CheckpointConfig:
     keep: int = free(2)  # newest ones kept, beside the best
     # steps that are saved and kept for good, beside these; log: 0, 1, 2, 4, 8, …, to study what is learned when
     keep_at: KeptSteps = free(())
+    # where --workdir is of an object store: the folder of each machine that has its newest files; None: a cache
+    local_dir: Optional[str] = free(None)
     # parameters to start from: a run, RUN@2000, RUN@best, an export, or a Hugging Face directory
     init_from: Optional[str] = None
     # how that becomes this model, one after the other, where it is of another family or shape; (): it is of this one

@@ -7,15 +7,25 @@ from typing import Optional
 from absl import flags
 
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
+STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # schemes, and the extra of each
+
+
+def is_url(path: str) -> bool:
+    """Tells whether a path is of an object store, as gs://bucket/runs/a."""
+    return bool((match := _URL.match(path)) and match[1] in STORES)
 
 
 def path_problem(path: str) -> str:
     """Returns why there can be no file or folder of this path; empty where there can be one."""
-    if scheme := _SCHEME.match(path):
+    scheme = _SCHEME.match(path)
+    if scheme and not is_url(path):
         return (
-            f"{scheme[0]}/ paths are not supported yet: give a folder of this machine, or one that is mounted "
-            "(NFS, gcsfuse, mount-s3)"
+            f"{scheme[0]}/ is none of the stores that are known ({', '.join(f'{name}://' for name in STORES)}): give "
+            "one of these, a folder of this machine, or one that is mounted (NFS, gcsfuse, mount-s3)"
         )
+    if scheme and not path[scheme.end() + 1 :].strip("/"):
+        return "it names no bucket"
     if "\0" in path:
         return "it holds a zero byte, which no path can"
     return "" if is_utf8(path) else "it is not UTF-8: give that file or folder another name"
@@ -38,6 +48,11 @@ class _PathParser(flags.ArgumentParser):
         if problem := path_problem(argument or ""):
             raise ValueError(problem)
         return argument and os.path.expanduser(argument)
+
+
+def is_path(flag: flags.Flag) -> bool:
+    """Tells whether a flag was defined by `define_path`."""
+    return isinstance(flag.parser, _PathParser)
 
 
 def define_path(name: str, default: Optional[str], help: str) -> flags.FlagHolder[Optional[str]]:

@@ -10,7 +10,16 @@ from pretrainax.config.choice import Choice, default_of, fits, misfit
 from pretrainax.config.experiment import Experiment
 from pretrainax.config.paths import path_problem
 
-PATHS = ("path", "valid_path", "cache_dir", "init_from", "teacher", "word_list", "similar_words")  # names of fields
+PATHS = (
+    "path",
+    "valid_path",
+    "cache_dir",
+    "local_dir",
+    "init_from",
+    "teacher",
+    "word_list",
+    "similar_words",
+)  # names of fields
 _RANGES = {  # lowest and highest; of others what 64 bits hold
     "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),

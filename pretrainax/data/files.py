@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, Optional, Union, cast
 import numpy as np
 
 from pretrainax.config import Choice, UserError, to_json
+from pretrainax.config.paths import is_url
 from pretrainax.config.regular_files import check_regular
+from pretrainax.storage.places import here
 
 SHARD_BYTES = 1 << 24  # of one file in one shard
 ARCHIVES = {".gz": "gzip", ".xz": "xz", ".zst": "zstandard"}  # by ending
@@ -52,7 +54,7 @@ def extra(module: str) -> Any:
 def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
     """Returns the sorted files of a `path` or `valid_path`: a file, a folder or a glob."""
     field = "path" if split == "train" else "valid_path"
-    path = os.path.expanduser(getattr(source, field))
+    path = here(os.path.expanduser(getattr(source, field)))
     pattern = path
     if os.path.isdir(path):
         pattern = os.path.join(glob.escape(path), "**", "*")
@@ -71,6 +73,8 @@ def find(source: Any, split: str, endings: tuple[str, ...]) -> list[str]:
 def path_problems(source: Any) -> Iterator[str]:
     for field in ("path", "valid_path"):
         path = getattr(source, field)
+        if path is not None and is_url(path):
+            continue  # `find` says what is missing there
         if path is not None and not glob.has_magic(path) and not os.path.exists(os.path.expanduser(path)):
             yield f"{source.config_path}.{field} is {path!r}, which does not exist"
         elif path is not None and (reader := _other_reader(source, os.path.expanduser(path))):

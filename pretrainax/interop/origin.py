@@ -29,6 +29,7 @@ from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, li
 from pretrainax.config import UserError, load
 from pretrainax.config.paths import path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
+from pretrainax.storage.places import here
 
 BEST, AVERAGE, AS_TRAINED = "best", "average", "trained"
 NAMES = f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, or a Hugging Face directory"
@@ -54,7 +55,7 @@ def find_origin(name: str) -> Origin:
     """
     if problem := path_problem(name):
         raise UserError(f"{name}: {problem}")
-    directory, which = parted(os.path.expanduser(name))
+    directory, which = parted(here(os.path.expanduser(name)))
     if is_huggingface_directory(directory):
         if which:
             raise UserError(f"{directory} is a Hugging Face directory, which has no checkpoints: leave out @{which}")

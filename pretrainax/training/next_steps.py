@@ -15,13 +15,17 @@ from pretrainax.reporting.tables import text_table
 from pretrainax.tokenization.base import load_tokenizer
 
 
-def after_training(workdir: str, words: Sequence[str]) -> str:
+def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     """Returns the commands that use the model of a run that has ended, a line each.
 
-    words: those after `python -m pretrainax.main` that started the run.
+    Args:
+      workdir: as the user has called it.
+      words: those after `python -m pretrainax.main` that started the run.
+      folder: where the files of a URL are on this machine.
     """
-    experiment = load(os.path.join(workdir, "config.json"))
-    beside = os.path.normpath(workdir)  # without a slash at its end
+    folder = folder or workdir
+    experiment = load(os.path.join(folder, "config.json"))
+    beside = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a slash at its end
     longer = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
     as_it_is = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # of this shape already
@@ -30,7 +34,7 @@ def after_training(workdir: str, words: Sequence[str]) -> str:
         board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
     rows = [
         ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
-        ("export to transformers", _export(workdir, f"{beside}-huggingface", experiment)),
+        ("export to transformers", _export(folder, workdir, f"{beside}-huggingface", experiment)),
         ("train longer", to_resume(workdir, [*words, *longer])),
         ("train on from here", to_resume(f"{beside}-more", [*words, *start, *as_it_is])),
         ("curves in TensorBoard", board),
@@ -52,11 +56,11 @@ def to_resume(workdir: str, words: Sequence[str]) -> str:
     return _command("-m", "pretrainax.main", *without(words, ["workdir"]), f"--workdir={workdir}")
 
 
-def _export(workdir: str, to: str, experiment: Experiment) -> str:
+def _export(folder: str, workdir: str, to: str, experiment: Experiment) -> str:
     try:
         describe_export(
             trained_as(experiment, [experiment.train.steps]),
-            load_tokenizer(os.path.join(workdir, "tokenizer")).vocabulary,
+            load_tokenizer(os.path.join(folder, "tokenizer")).vocabulary,
         )
     except UserError as error:
         return f"not possible: {error}"

@@ -9,7 +9,7 @@ from absl import flags
 
 from pretrainax.config import Choice, UserError, values
 from pretrainax.config.overrides import set_field
-from pretrainax.config.paths import define_path, path_problem
+from pretrainax.config.paths import define_path, is_url, path_problem
 from pretrainax.config.validation import validate
 from tests.support import tiny
 
@@ -23,9 +23,19 @@ NO_PATHS = {
 }
 
 
-@pytest.mark.parametrize("path", ["gs://b/a", "s3://b", "hdfs://h/a", "https://h", "file:///a", "abfs+x://a", "GS://b"])
-def test_a_scheme_is_no_folder(path):
-    assert path_problem(path).startswith(f"{path.split(':')[0]}:// paths are not supported yet")
+@pytest.mark.parametrize("path", ["hdfs://h/a", "https://h", "file:///a", "abfs+x://a", "GS://b"])
+def test_a_scheme_that_is_no_store_is_refused(path):
+    assert path_problem(path).startswith(f"{path.split(':')[0]}:// is none of the stores that are known (gs://, s3://,")
+    assert not is_url(path)
+
+
+@pytest.mark.parametrize("path", ["gs://b/a", "s3://b", "az://container/a", "memory://b/a@best"])
+def test_a_store_may_have_it(path):
+    assert is_url(path) and path_problem(path) == ""
+
+
+def test_a_store_without_a_bucket_is_refused():
+    assert path_problem("gs:///") == "it names no bucket"
 
 
 @pytest.mark.parametrize("path", ["", "/a/b", "a:b", "runs/a://b", "C:/x", "~/runs", "wiki/20231101.en", "é漢"])
@@ -56,8 +66,8 @@ def test_every_field_of_text_is_a_path_or_known_to_be_none():
 @pytest.mark.parametrize("field", ["data.cache_dir", "data.source.path", "checkpoint.init_from", "tokenizer.path"])
 def test_a_field_that_is_a_path_is_refused_with_its_name(field):
     experiment = tiny.get_config("gpt")
-    set_field(experiment, f"config.{field}", "gs://bucket/a")
-    with pytest.raises(UserError, match=f"config.{field} is 'gs://bucket/a': gs:// paths are not supported yet"):
+    set_field(experiment, f"config.{field}", "hdfs://bucket/a")
+    with pytest.raises(UserError, match=f"config.{field} is 'hdfs://bucket/a': hdfs:// is none of the stores"):
         validate(experiment, files=False)
 
 
@@ -66,5 +76,5 @@ def test_a_flag_that_is_a_path_knows_the_home_folder(monkeypatch):
     path = define_path("test_paths_folder", None, "")
     flags.FLAGS(["program", "--test_paths_folder=~/runs"], known_only=True)
     assert path.value == "/home/me/runs"
-    with pytest.raises(flags.IllegalFlagValueError, match="s3:// paths are not supported yet"):
-        flags.FLAGS(["program", "--test_paths_folder=s3://b"], known_only=True)
+    with pytest.raises(flags.IllegalFlagValueError, match="ftp:// is none of the stores"):
+        flags.FLAGS(["program", "--test_paths_folder=ftp://b"], known_only=True)

@@ -46,7 +46,7 @@ def test_no_more_of_a_file_is_read_than_it_may_have(tmp_path):
         ("train", "seed", 2**32, "config.train.seed is 4294967296, it must be at most"),
         ("model", "d_model", 2**63, "config.model.d_model is 9223372036854775808"),
         ("model", "norm_epsilon", float("nan"), "config.model.norm_epsilon is nan, it must be a finite number"),
-        ("data", "cache_dir", "gs://a/b", "gs:// paths are not supported yet"),
+        ("data", "cache_dir", "hdfs://a/b", "hdfs:// is none of the stores"),
         ("data", "cache_dir", "\ud800", "not UTF-8"),
     ],
 )

@@ -37,7 +37,10 @@ MISTAKES = {
     "a weight below 0": (lambda e: changed(e.distill, hidden=-1.0), "config.distill.hidden is -1.0, it must be at"),
     "nothing to learn": (lambda e: changed(e.distill, soft=0.0), "set one of soft, hidden, embeddings, attention"),
     "no teacher": (lambda e: changed(e.distill, teacher=""), "config.distill.teacher is empty"),
-    "a teacher elsewhere": (lambda e: changed(e.distill, teacher="gs://a/b"), "config.distill.teacher is 'gs://a/b'"),
+    "a teacher elsewhere": (
+        lambda e: changed(e.distill, teacher="hdfs://a/b"),
+        "config.distill.teacher is 'hdfs://a/b'",
+    ),
     "a tuning beside": (lambda e: changed(e, tuning=BitFit()), "config.distill and config.tuning are both set"),
     "two encoders": (
         lambda e: changed(e.model, generator=Generator(1, 8, 8, 1), replaced_token_head=True),

@@ -199,7 +199,7 @@ def _of_values():
 
 def _of_paths():
     """Every flag and field that is a path: object stores, and names that are not UTF-8."""
-    paths = itertools.cycle(("gs://bucket/a", "s3://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"))
+    paths = itertools.cycle(("gs://", "ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"))
     source = "--config.data.source"
     flags = [
         ("main", [TINY], "--workdir"),
@@ -276,7 +276,7 @@ def _of_config_files(folder: pathlib.Path):
         "huge.py": (changed.format("config.train.steps = 10**9999"), "config.train.steps is of 33"),
         "in_choice.py": (changed.format("config.schedule.warmup_steps = 'x'"), "config.schedule.warmup_steps is 'x'"),
         "nan.py": (changed.format("config.optimizer.learning_rate = float('nan')"), "learning_rate is nan"),
-        "scheme.py": (changed.format("config.data.cache_dir = 'gs://a/b'"), "not supported yet"),
+        "scheme.py": (changed.format("config.data.cache_dir = 'hdfs://a/b'"), "none of the stores"),
     }
     for name, (content, said) in files.items():
         (folder / name).write_text(content)

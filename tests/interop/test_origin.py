@@ -73,7 +73,7 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
             "runs/mine is no directory here; if it is a model of the Hugging Face Hub: hf download",
         ),
         ("openai-community/gpt2", "hf download openai-community/gpt2 --local-dir=gpt2, then give gpt2"),
-        ("gs://bucket/run", "gs:// paths are not supported yet: give a folder of this machine, or one that is mounted"),
+        ("hdfs://bucket/run", "hdfs:// is none of the stores"),
         ("./no/such@best", "./no/such@best is no directory here"),
         ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),
         ("{run}@average4", "@average4 is of 4 checkpoints, and of the last ones there 3 verify: give a number up"),

@@ -11,6 +11,7 @@ import numpy as np
 
 from pretrainax.config import Choice
 from pretrainax.data.words import Words
+from pretrainax.storage.places import here
 from pretrainax.tokenization.base import Tokenizer
 
 
@@ -73,7 +74,7 @@ class WholeWords(MaskUnit):
     _words: ClassVar[Optional[Words]] = None  # of a bound one
 
     def field_problems(self):
-        if self.word_list is not None and not os.path.isfile(os.path.expanduser(self.word_list)):
+        if self.word_list is not None and not os.path.isfile(here(os.path.expanduser(self.word_list))):
             yield f"config.objective.mask_unit.word_list is {self.word_list!r}, which is no file"
 
     def bind(self, tokenizer):

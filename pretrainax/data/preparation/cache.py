@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pretrainax.config import DataConfig, UserError
 from pretrainax.data.preparation.workers import Workers
+from pretrainax.storage.places import cached
 
 FORMAT = 2  # of the files in the cache; another number, another cache
 
@@ -14,9 +15,10 @@ FORMAT = 2  # of the files in the cache; another number, another cache
 @contextlib.contextmanager
 def open_cache(data: DataConfig) -> Iterator[tuple[str, Workers]]:
     """Gives the directory of the cache, and processes for the work on it that end with the context."""
-    cache = os.path.abspath(os.path.expanduser(data.cache_dir))
-    with _explained_errors(cache), Workers(data.prepare_workers) as workers:
-        yield cache, workers
+    with cached(data.cache_dir) as folder:
+        cache = os.path.abspath(os.path.expanduser(folder))
+        with _explained_errors(cache), Workers(data.prepare_workers) as workers:
+            yield cache, workers
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from pretrainax.data import checksums
 from pretrainax.data.line_ends import MARKS, RETURNS
 from pretrainax.data.preparation import sentences
 from pretrainax.data.sources.base import Document, Note, Record, has_text, texts_of
+from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer
 
 BATCH = 1 << 18  # characters or bytes of text that are tokenized at a time: they bound the memory
@@ -48,6 +49,7 @@ def base_of(directory: str, shard: int) -> str:
 
 
 def is_complete(directory: str) -> bool:
+    complete(directory)
     return checksums.read_json(os.path.join(directory, INDEX)) is not None
 
 

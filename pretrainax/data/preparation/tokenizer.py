@@ -19,6 +19,7 @@ from pretrainax.data.preparation.cache import FORMAT, open_cache
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard, texts_of
+from pretrainax.storage.places import complete
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 
@@ -51,6 +52,7 @@ def make_tokenizer(
     weights = component_weights(source).tolist()
     key = digest(fingerprints, weights, to_json(config), FORMAT) if loaded is None else loaded.fingerprint
     directory = os.path.join(cache, "tokenizers", key)
+    complete(directory)
     if not _is_whole(directory):
         with alone(directory, report):
             if not _is_whole(directory):

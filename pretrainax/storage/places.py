@@ -1,0 +1,213 @@
+"""Says where folders of stores are kept on this machine: called with every path that may be a URL."""
+
+import contextlib
+import fcntl
+import glob
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import Literal, Optional
+
+from pretrainax.config.errors import RunFailed, UserError
+from pretrainax.config.json_files import read_object
+from pretrainax.config.paths import is_url
+from pretrainax.storage.lease import Lease
+from pretrainax.storage.store import Store, say
+from pretrainax.storage.twin import KEPT, Twin
+
+EVERY = 5.0  # seconds between two looks at what is to be sent
+_CHECKPOINT = re.compile(r"@\w*")  # what may follow the name of a run
+_MAGIC = re.compile(r"[*?[]")
+
+
+def place_of(url: str, use: Literal["read", "work"], folder: Optional[str] = None) -> str:
+    """Returns the folder of this machine where what is below a URL is kept.
+
+    use: who reads a run gets other files than who trains it, perhaps at the same time.
+    folder: below which they are; None: the cache of this user.
+    """
+    scheme, _, path = url.partition("://")
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(folder or os.path.join(cache, "pretrainax", "stores"), use, scheme, path.strip("/"))
+
+
+def here(path: str) -> str:
+    """Returns the path itself, or of a URL that of its twin, which has what the store has now.
+
+    A URL may be of a folder, of a run with @ and a checkpoint, of an object, or a pattern of several. Arrays of
+    checkpoints come when `complete` asks for them.
+
+    Raises:
+      UserError, RunFailed: as `Store`.
+    """
+    if not is_url(path):
+        return path
+    folder, slash, last = path.rstrip("/").rpartition("/")
+    url, at, which = path.rstrip("/"), "", ""
+    if (cut := last.rfind("@")) > 0 and _CHECKPOINT.fullmatch(last[cut:]):
+        url, at, which = f"{folder}/{last[:cut]}", "@", last[cut + 1 :]
+    if _MAGIC.search(path):
+        return _matching(path)
+    store = Store(url)
+    if folder.count("/") > 1 and store.is_object():
+        twin = _twin(folder, place_of(folder, "read"))
+        twin.bring([last])
+        return os.path.join(twin.root, last)
+    twin = _twin(url, place_of(url, "read"))
+    twin.pull(lazy=False)
+    return f"{twin.root}{at}{which}"
+
+
+def _matching(pattern: str) -> str:
+    """Brings what a pattern stands for, and returns the pattern of the files."""
+    folder = pattern[: _MAGIC.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
+    for name in Store(folder).matches(rest := pattern[len(folder) + 1 :]):
+        here(f"{folder}/{name}")
+    return os.path.join(glob.escape(place_of(folder, "read")), rest)
+
+
+def complete(path: str) -> None:
+    """Brings what is below a folder, where it is in a twin and not all of it is here."""
+    if (twin := _twin_around(path)) is not None:
+        twin.complete(path)
+
+
+@contextlib.contextmanager
+def sent(path: str) -> Iterator[str]:
+    """Yields a path to write a file or a folder to: what is new there at the end is sent, where it is a URL."""
+    if not is_url(path):
+        yield path
+        return
+    local = here(path)
+    os.makedirs(os.path.dirname(local), exist_ok=True)
+    yield local
+    if os.path.isfile(local):
+        folder, _, name = path.rpartition("/")
+        Store(folder).put(local, name)
+    else:
+        _twin(path, local).push(deletes=False)
+
+
+@contextlib.contextmanager
+def cached(path: str) -> Iterator[str]:
+    """Yields a folder of which `complete` brings what is asked for; what is new there at the end is sent."""
+    if not is_url(path):
+        yield path
+        return
+    twin = _twin(path, place_of(path, "read"))
+    twin.pull()
+    yield twin.root
+    twin.push(deletes=False)
+
+
+@contextlib.contextmanager
+def at_work(path: str, folder: Optional[str] = None) -> Iterator[str]:
+    """Yields the folder to train in; of a URL its twin, whose files are sent while the run goes on, and at the end.
+
+    Where this machine was the last to train there, its files are newer than those of the store, and are kept; else they
+    are those of the store. What another run has overtaken is put aside.
+
+    folder: where twins are; None: the cache of this user.
+
+    Raises:
+      UserError, RunFailed: as `Store`; another run is at work there.
+      RunFailed: at the end not all could be sent; says where it is.
+    """
+    if not is_url(path):
+        yield path
+        return
+    root = place_of(path, "work", folder)
+    with _alone(root), Lease(Store(path), root) as lease:
+        twin = _opened(path, root, lease)
+        say(f"{path} is kept in {root} too, and what is new there is sent every {EVERY:.0f} s")
+        with _Sender(twin, lease):
+            yield root
+
+
+def _opened(url: str, root: str, lease: Lease) -> Twin:
+    """Returns the twin of a run whose lease was taken, with the newest files."""
+    twin = _twin(url, root)
+    if lease.previous != twin.lease or not lease.previous:
+        if twin.has_unsent():
+            os.rename(root, aside := f"{root}.overtaken-{time.strftime('%Y%m%d-%H%M%S')}")
+            say(f"{url} has gone on elsewhere since this machine last sent to it: what it had not sent is in {aside}")
+            os.rename(root + KEPT, aside + KEPT)
+            del _twins[root]
+            twin = _twin(url, root)
+        twin.pull(lazy=False)
+    twin.lease = lease.number
+    twin.push()
+    return twin
+
+
+@contextlib.contextmanager
+def _alone(root: str) -> Iterator[None]:
+    """Keeps other processes of this machine out of a twin."""
+    os.makedirs(os.path.dirname(root), exist_ok=True)
+    with open(f"{root}.lock", "w") as f:
+        try:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as e:
+            raise RunFailed(f"{root} is in use by another process of this machine: wait for its end, or stop it") from e
+        yield
+
+
+class _Sender:
+    """Sends what a run writes, in a thread; a context manager. What goes wrong there is said once, and ends nothing."""
+
+    def __init__(self, twin: Twin, lease: Lease):
+        self._twin, self._lease = twin, lease
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._live, name="sender", daemon=True)
+        self._said: Optional[str] = None
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_) -> None:
+        self._over.set()
+        self._thread.join()
+        try:
+            self._push()
+        except UserError as e:
+            raise RunFailed(
+                f"{e}; what was not sent is in {self._twin.root}, and the same command on this machine goes on from it"
+            ) from e
+
+    def _push(self) -> None:
+        self._lease.check()
+        self._twin.push()
+
+    def _live(self) -> None:
+        while not self._over.wait(EVERY):
+            try:
+                self._push()
+                self._said = None
+            except UserError as e:
+                if self._said is None:
+                    say(f"{e}; the run goes on in {self._twin.root}, and sends it later")
+                self._said = str(e)
+
+
+_twins: dict[str, Twin] = {}  # of this process, by their folder: two of one would not know what the other has brought
+
+
+def _twin(url: str, root: str) -> Twin:
+    twin = _twins.get(root)
+    if twin is None or twin.store.url != url.rstrip("/"):
+        twin = _twins[root] = Twin(url, root)
+    return twin
+
+
+def _twin_around(path: str) -> Optional[Twin]:
+    """Returns the twin that a path of this machine is in; None where it is in none."""
+    folder = os.path.abspath(path)
+    while folder != (parent := os.path.dirname(folder)):
+        if folder in _twins:
+            return _twins[folder]
+        if os.path.exists(folder + KEPT):
+            return _twin(read_object(folder + KEPT)["url"], folder)
+        folder = parent
+    return None

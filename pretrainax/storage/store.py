@@ -1,0 +1,167 @@
+"""The objects below one URL, through fsspec: listed, read, written, made once, deleted; with patience where it helps.
+
+A store has no rename, no lock and no append. What it has is atomic: an object is there as a whole, or not.
+"""
+
+import datetime
+import functools
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from pretrainax.config import RunFailed, UserError
+from pretrainax.config.paths import STORES, path_problem
+
+PATIENCE = 120.0  # seconds for which a request is made again
+_FIRST, _LONGEST = 0.5, 20.0  # seconds between two of them
+_REFUSED = re.compile(
+    r"forbidden|denied|unauthori[sz]ed|credential|invalid.?access|signature|permission|\b40[13]\b", re.I
+)
+_FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
+
+T = TypeVar("T")
+
+
+class Stamp(NamedTuple):
+    """Tells one content of an object from another."""
+
+    size: int  # bytes
+    version: str  # the store's own: a generation, an ETag
+
+
+class Store:
+    """Reads and writes the objects below a URL, each by its name: what follows the URL and a slash.
+
+    Of whatever a store answers there are three kinds. It is slow, out of reach or busy (429, 503): the request is made
+    again, ever later, for PATIENCE seconds, and that is said. It refuses, or is full: one line. Nothing is there.
+
+    Raises:
+      UserError: it refuses the URL or this user; names both, and what to do.
+      RunFailed: it is full, or does not answer.
+    """
+
+    def __init__(self, url: str):
+        if problem := path_problem(url):
+            raise UserError(f"{url}: {problem}")
+        self.url = url.rstrip("/")
+        try:
+            import fsspec.core  # here: a run on a disk needs none of it
+
+            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+        except ImportError as e:
+            extra = STORES[self.url.partition(":")[0]]
+            raise UserError(f"{url}: {e.name or e} is not installed: pip install 'pretrainax[{extra}]'") from e
+        self._root = root.rstrip("/")
+
+    def objects(self, folder: str = "") -> dict[str, Stamp]:
+        """Returns the objects below a folder of the URL, in their order; none where there is no such folder."""
+        try:
+            found = self._tried(lambda: self._fs.find(self._path(folder), detail=True))
+        except FileNotFoundError:
+            return {}
+        start = len(self._root) + 1
+        return {path[start:]: _stamp(info) for path, info in sorted(found.items()) if len(path) > start}
+
+    def is_object(self) -> bool:
+        """Tells whether the URL is itself that of an object, and no folder."""
+        return self._tried(lambda: self._fs.isfile(self._root))
+
+    def matches(self, pattern: str) -> list[str]:
+        """Returns the names of the objects that a pattern stands for, as `*.txt`, in their order."""
+        found = self._tried(lambda: self._fs.glob(self._path(pattern)))
+        return sorted(str(path)[len(self._root) + 1 :] for path in found)
+
+    def read(self, name: str) -> bytes:
+        """Returns an object; FileNotFoundError where it is not there."""
+        return self._tried(lambda: self._fs.cat_file(self._path(name)))
+
+    def read_range(self, name: str, start: int, stop: int) -> bytes:
+        """Returns the bytes of an object from `start` until before `stop`."""
+        return self._tried(lambda: self._fs.cat_file(self._path(name), start=start, end=stop))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes an object, whatever was there."""
+        self._written(lambda: self._fs.pipe_file(self._path(name), content))
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Writes an object that is not there; returns whether it was this call that made it.
+
+        Of all that try, one does: Cloud Storage is asked for generation 0, S3 for no ETag.
+        """
+        try:
+            self._written(lambda: self._fs.pipe_file(self._path(name), content, mode="create"))
+        except FileExistsError:
+            return False
+        return True
+
+    def put(self, path: str, name: str) -> None:
+        """Writes an object from a file."""
+        self._written(lambda: self._fs.put_file(path, self._path(name)))
+
+    def get(self, name: str, path: str) -> None:
+        """Writes a file from an object, under its name when it is whole."""
+        part = f"{path}.tmp-{os.getpid()}"
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._tried(lambda: self._fs.get_file(self._path(name), part))
+        os.replace(part, path)
+
+    def stamp(self, name: str) -> Stamp:
+        """Returns what tells the content of an object; FileNotFoundError where it is not there."""
+        return _stamp(self._tried(lambda: self._fs.info(self._path(name))))
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects; those that are gone already are no error."""
+        for name in names:
+            try:
+                self._tried(functools.partial(self._fs.rm_file, self._path(name)))
+            except FileNotFoundError:
+                pass
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _written(self, call: Callable[[], object]) -> None:
+        try:
+            self._tried(call)
+        except FileNotFoundError as e:
+            raise UserError(f"{self.url}: there is no such bucket: make it first, or give another one") from e
+
+    def _tried(self, call: Callable[[], T]) -> T:
+        """Returns what a call returns, when it does."""
+        until, pause, said = time.monotonic() + PATIENCE, _FIRST, False
+        while True:
+            try:
+                return call()
+            except (FileNotFoundError, FileExistsError, IsADirectoryError):
+                raise
+            except Exception as e:  # the libraries of stores have no class of errors in common
+                why = " ".join(f"{type(e).__name__}: {e}".split())[:300]
+                if _FULL.search(why):
+                    raise RunFailed(
+                        f"{self.url} takes no more ({why}): make room there, then run the same again"
+                    ) from e
+                if isinstance(e, PermissionError) or _REFUSED.search(why):
+                    raise UserError(f"{self.url} refuses this user ({why}): log in, or ask for the right to it") from e
+                if time.monotonic() + pause > until:
+                    raise RunFailed(f"{self.url} has not answered for {PATIENCE:.0f} s ({why})") from e
+                if not said:
+                    say(f"{self.url} does not answer ({why}): trying again for {PATIENCE:.0f} s")
+                said = True
+                time.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST)
+
+
+def _stamp(info: dict[str, Any]) -> Stamp:
+    version = next((info[key] for key in ("generation", "ETag", "etag", "created", "mtime") if info.get(key)), "")
+    if isinstance(version, datetime.datetime):  # as memory:// says of one object, and not of several
+        version = version.timestamp()
+    return Stamp(int(info["size"]), str(version))
+
+
+def say(line: str) -> None:
+    """Prints a line about a store, as every command prints its own."""
+    print(f"pretrainax: {line}", file=sys.stderr, flush=True)

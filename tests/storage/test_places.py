@@ -1,0 +1,339 @@
+"""Folders of this machine and what they are twins of: what comes, what is sent, in which order, and who may."""
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pretrainax.config import RunFailed
+from pretrainax.storage import lease, places, twin
+from pretrainax.storage.lease import Lease
+from pretrainax.storage.store import Store
+
+
+def write(root, files):
+    for name, content in files.items():
+        os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
+        with open(os.path.join(root, name), "w") as f:
+            f.write(content)
+
+
+def checkpoint(step):
+    files = {f"checkpoints/{step}/params/d/a": f"array {step}", f"checkpoints/{step}/run.json": "{}"}
+    return files | {f"checkpoints/{step}/manifest.sha256": f"of {step}"}
+
+
+def names(url):
+    return [name for name in Store(url).objects() if not name.startswith(twin.LEASES)]
+
+
+def another_machine(tmp_path, monkeypatch):
+    """Forgets what this one has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{random.random()}"))
+    monkeypatch.setattr(places, "_twins", {})
+
+
+def test_a_folder_of_this_machine_is_itself():
+    with places.at_work("runs/a") as folder, places.sent("b/c") as output, places.cached("~/d") as cache:
+        assert (folder, output, cache, places.here("e@best")) == ("runs/a", "b/c", "~/d", "e@best")
+
+
+def test_what_a_run_writes_is_there_at_its_end(url, monkeypatch, tmp_path):
+    with places.at_work(url) as folder:
+        write(folder, {"config.json": "{}", **checkpoint(10)})
+    assert names(url) == sorted(["config.json", *checkpoint(10)])
+    another_machine(tmp_path, monkeypatch)
+    with places.at_work(url) as folder:
+        assert os.path.exists(os.path.join(folder, "checkpoints/10/run.json"))
+        assert not os.path.exists(os.path.join(folder, "checkpoints/10/params"))  # until it is asked for
+        places.complete(os.path.join(folder, "checkpoints/10"))
+        assert open(os.path.join(folder, "checkpoints/10/params/d/a")).read() == "array 10"
+
+
+def test_what_is_on_its_way_is_not_sent(url):
+    with places.at_work(url) as folder:
+        write(
+            folder,
+            {"checkpoints/5.saving/params/a": "", "checkpoints/5.saving.json": "", "run.lock": "", "a.tmp-h-1": ""},
+        )
+    assert names(url) == []
+
+
+def test_a_checkpoint_that_is_deleted_is_deleted_there_also_where_its_arrays_never_came(url, monkeypatch, tmp_path):
+    with places.at_work(url) as folder:
+        write(folder, checkpoint(10) | checkpoint(20))
+    another_machine(tmp_path, monkeypatch)
+    with places.at_work(url) as folder:
+        shutil.rmtree(os.path.join(folder, "checkpoints/10"))
+    assert names(url) == sorted(checkpoint(20))
+
+
+def test_what_vouches_for_others_goes_last_and_is_taken_away_first(url, monkeypatch):
+    with places.at_work(url) as folder:
+        write(folder, checkpoint(10) | {"config.json": "{}"})
+    order = []
+    monkeypatch.setattr(Store, "put", lambda self, path, name: order.append(("put", name)))
+    monkeypatch.setattr(Store, "delete", lambda self, names: order.extend(("delete", name) for name in names))
+    monkeypatch.setattr(Store, "stamp", lambda self, name: twin.Stamp(1, str(len(order))))
+    root = places.place_of(url, "work")
+    write(root, {name: content + " anew" for name, content in checkpoint(10).items()} | checkpoint(20))
+    places._twins[root].push()
+    last = "checkpoints/10/manifest.sha256"
+    arrays = [i for i, (_, name) in enumerate(order) if not name.endswith("manifest.sha256")]
+    assert order.index(("delete", last)) < min(arrays) and max(arrays) < order.index(("put", last))
+    assert max(arrays) < order.index(("put", "checkpoints/20/manifest.sha256"))
+
+
+def test_metrics_are_sent_in_parts_of_which_only_the_new_ones_go(url, monkeypatch, tmp_path):
+    monkeypatch.setattr(twin, "PART", 100)
+    lines = "".join(f'{{"step": {i}}}\n' for i in range(50))
+    with places.at_work(url) as folder:
+        write(folder, {"metrics.jsonl": lines})
+        places._twins[folder].push()
+        written = []
+        original = Store.write
+        monkeypatch.setattr(Store, "write", lambda s, name, content: (written.append(name), original(s, name, content)))
+        write(folder, {"metrics.jsonl": lines + '{"step": 50}\n'})
+        places._twins[folder].push()
+        assert [name for name in written if "metrics" in name] == [f"metrics.jsonl.{len(lines) // 100:05d}"]
+    another_machine(tmp_path, monkeypatch)
+    assert open(os.path.join(places.here(url), "metrics.jsonl")).read() == lines + '{"step": 50}\n'
+
+
+def test_metrics_that_were_cut_are_shorter_there_too(url, monkeypatch, tmp_path):
+    monkeypatch.setattr(twin, "PART", 100)
+    with places.at_work(url) as folder:
+        write(folder, {"metrics.jsonl": "x" * 950})
+        places._twins[folder].push()
+        write(folder, {"metrics.jsonl": "x" * 120})
+    another_machine(tmp_path, monkeypatch)
+    assert open(os.path.join(places.here(url), "metrics.jsonl")).read() == "x" * 120
+
+
+def test_the_machine_that_was_last_at_work_goes_on_with_what_it_had_not_sent(url, monkeypatch):
+    with places.at_work(url) as folder:
+        write(folder, {"metrics.jsonl": "1\n"})
+    write(folder, {"metrics.jsonl": "1\n2\n", **checkpoint(10)})  # as by a process that was killed before it sent them
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url) as folder:
+        assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n"
+    assert sorted(checkpoint(10))[0] in names(url)
+
+
+def test_what_another_machine_has_overtaken_is_put_aside(url, monkeypatch, tmp_path, capsys):
+    first = os.environ["XDG_CACHE_HOME"]
+    with places.at_work(url) as folder:
+        write(folder, {"metrics.jsonl": "1\n"})
+    write(folder, {"metrics.jsonl": "1\nnot sent\n"})
+    another_machine(tmp_path, monkeypatch)
+    with places.at_work(url) as other:
+        write(other, {"metrics.jsonl": "1\n2\n3\n"})
+    monkeypatch.setenv("XDG_CACHE_HOME", first)
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url) as folder:
+        assert open(os.path.join(folder, "metrics.jsonl")).read() == "1\n2\n3\n"
+    said = capsys.readouterr().err
+    aside = said.split("what it had not sent is in ")[1].split("\n")[0]
+    assert open(os.path.join(aside, "metrics.jsonl")).read() == "1\nnot sent\n"
+
+
+def test_a_reader_sees_what_is_there_now(url):
+    store = Store(url)
+    store.write("a/b", b"1")
+    assert open(os.path.join(places.here(url), "a/b")).read() == "1"
+    store.write("a/b", b"22")
+    store.write("c", b"3")
+    store.delete(["x"])
+    assert open(os.path.join(places.here(url), "a/b")).read() == "22"
+    store.delete(["c"])
+    assert os.listdir(places.here(url)) == ["a"]
+
+
+def test_a_url_may_be_of_an_object_a_checkpoint_of_a_run_or_several_objects(url):
+    store = Store(url)
+    for name in ("text/a.txt", "text/b.txt", "text/c.bin"):
+        store.write(name, name.encode())
+    assert open(places.here(f"{url}/text/a.txt")).read() == "text/a.txt"
+    assert places.here(f"{url}@best").endswith("@best") and os.path.isdir(places.here(f"{url}@best")[: -len("@best")])
+
+
+def test_of_a_pattern_what_matches_comes(url):
+    store = Store(url)
+    for name in ("text/a.txt", "text/b.txt", "text/c.bin"):
+        store.write(name, name.encode())
+    pattern = places.here(f"{url}/text/*.txt")
+    assert sorted(os.listdir(os.path.dirname(pattern))) == ["a.txt", "b.txt"] and pattern.endswith("*.txt")
+
+
+def test_a_file_and_a_folder_that_a_command_writes_are_sent(url):
+    with places.sent(f"{url}/out/results.json") as path:
+        write(os.path.dirname(path), {"results.json": "{}"})
+    with places.sent(f"{url}/export") as path:
+        write(path, {"config.json": "{}", "model.safetensors": "x"})
+    assert names(url) == ["export/config.json", "export/model.safetensors", "out/results.json"]
+
+
+def test_what_fails_sends_nothing(url):
+    with pytest.raises(ZeroDivisionError), places.sent(f"{url}/export") as path:
+        write(path, {"config.json": "{}"})
+        _ = 1 / 0
+    assert names(url) == []
+
+
+def test_two_machines_do_not_work_at_the_same_time(url, monkeypatch, tmp_path):
+    monkeypatch.setattr(lease, "BEAT", 0.05)
+    with places.at_work(url):
+        another_machine(tmp_path, monkeypatch)
+        with pytest.raises(RunFailed, match="is in use by process"), places.at_work(url):
+            pass
+
+
+def test_two_processes_of_a_machine_do_not_work_at_the_same_time(url):
+    with places.at_work(url), pytest.raises(RunFailed, match="by another process of this machine"), places.at_work(url):
+        pass
+
+
+def test_a_lease_of_a_machine_that_is_silent_is_taken(url, monkeypatch):
+    monkeypatch.setattr(lease, "SILENCE", 0.3)
+    first = Lease(Store(url), "first")
+    assert first._take()
+    with Lease(Store(url), "second") as second:
+        assert second.previous == 1 and second.number == 2
+
+
+def test_of_many_that_take_a_silent_lease_one_gets_it(url, monkeypatch):
+    import threading
+
+    monkeypatch.setattr(lease, "SILENCE", 0.2)
+    monkeypatch.setattr(lease, "BEAT", 0.05)
+    Lease(Store(url), "gone")._take()
+    got, over = [], threading.Event()
+
+    def start(i):
+        try:
+            with Lease(Store(url), str(i)):
+                got.append(i)
+                over.wait(3)
+        except RunFailed:
+            pass
+
+    threads = [threading.Thread(target=start, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads[1:]:
+        thread.join(2)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+
+
+def test_a_holder_whose_lease_was_taken_ends_itself(url, monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    first = Lease(Store(url), "first")
+    first._take()
+    first.store.create(first._name(2), b'{"host": "other", "process": 7}')
+    first.check()
+    assert ended == [1]
+
+
+def test_a_store_that_refuses_keeps_no_run_from_its_end_and_says_where_its_files_are(gcs, capsys, monkeypatch):
+    monkeypatch.setattr(places, "EVERY", 0.1)
+    with (
+        pytest.raises(RunFailed, match="what was not sent is in .*goes on from it"),
+        places.at_work("gs://bucket/r") as folder,
+    ):
+        gcs.forbids_writes = True
+        write(folder, checkpoint(10))
+        time.sleep(0.5)
+    assert capsys.readouterr().err.count("the run goes on in") == 1
+    gcs.forbids_writes = False
+    with places.at_work("gs://bucket/r"):
+        pass
+    assert names("gs://bucket/r") == sorted(checkpoint(10))
+
+
+def test_bytes_that_were_lost_on_the_way_are_noticed(gcs, monkeypatch):
+    Store("gs://bucket/r").write("a", b"12345")
+    monkeypatch.setattr(
+        Store, "get", lambda self, name, path: (os.makedirs(os.path.dirname(path)), open(path, "w").close())
+    )
+    with pytest.raises(RunFailed, match="gs://bucket/r/a has 5 bytes, and 0 came"):
+        places.here("gs://bucket/r")
+
+
+KILLED = """
+import hashlib, os, random, shutil, sys, time
+from pretrainax.storage import places
+places.EVERY = 0.01
+with places.at_work(sys.argv[1]) as folder:
+    kept = os.path.join(folder, "checkpoints")
+    os.makedirs(kept, exist_ok=True)
+    step = max((int(name) for name in os.listdir(kept) if name.isdecimal()), default=0)
+    print(step, flush=True)
+    while True:
+        step += 1
+        staging = os.path.join(kept, f"{step}.saving")
+        shutil.rmtree(staging, ignore_errors=True)
+        os.makedirs(os.path.join(staging, "params"))
+        lines = []
+        for name in ("params/a", "params/b", "run.json"):
+            content = os.urandom(20_000)
+            with open(os.path.join(staging, name), "wb") as f:
+                f.write(content)
+            lines.append(hashlib.sha256(content).hexdigest() + "  " + name + chr(10))
+        with open(os.path.join(staging, "manifest.sha256"), "w") as f:
+            f.writelines(lines)
+        os.rename(staging, os.path.join(kept, str(step)))
+        with open(os.path.join(folder, "metrics.jsonl"), "a") as f:
+            f.write(str(step) + chr(10))
+        if step > 2:
+            shutil.rmtree(os.path.join(kept, str(step - 2)), ignore_errors=True)
+        time.sleep(0.01)
+"""
+
+
+def whole_steps(url):
+    """Returns the steps whose manifest is there; each of their files must be as it says."""
+    store, steps = Store(url), []
+    for name in names(url):
+        if name.endswith("manifest.sha256"):
+            folder = os.path.dirname(name)
+            for line in store.read(name).decode().splitlines():
+                digest, _, file = line.partition("  ")
+                assert hashlib.sha256(store.read(f"{folder}/{file}")).hexdigest() == digest, f"{folder}/{file}"
+            steps.append(int(os.path.basename(folder)))
+    return steps
+
+
+@pytest.mark.parametrize("is_other_machine", [False, True], ids=["same_machine", "other_machine"])
+def test_of_a_run_that_is_killed_at_any_moment_whole_checkpoints_are_there(
+    gcs, is_other_machine, tmp_path, monkeypatch
+):
+    url, seen, generator = "gs://bucket/run", [], random.Random(0)
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+    program = KILLED.replace(
+        "places.EVERY = 0.01", "places.EVERY = 0.01\nfrom pretrainax.storage import lease\nlease.SILENCE = 0.5"
+    )
+    for start in range(4):
+        if is_other_machine:
+            monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(start)))
+        process = subprocess.Popen([sys.executable, "-c", program, url], stdout=subprocess.PIPE, text=True)
+        first = int(process.stdout.readline())
+        seen.append(first)
+        until = time.monotonic() + 60
+        while start == 0 and not whole_steps(url) and time.monotonic() < until:
+            time.sleep(0.05)  # so that the next one has something to go on from
+        time.sleep(generator.uniform(0.05, 1.0))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        steps = whole_steps(url)
+        assert steps
+    assert seen == sorted(seen) and seen[-1] > seen[0]  # each start has gone on from what there was

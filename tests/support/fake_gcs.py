@@ -1,0 +1,206 @@
+"""A server of Cloud Storage's JSON API on this machine, as fsspec's client asks for it, with faults on demand."""
+
+import base64
+import contextlib
+import hashlib
+import http.server
+import json
+import re
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Iterator
+from typing import Optional
+
+_OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)")
+_OBJECTS = re.compile(r"(?:/upload)?/storage/v1/b/([^/]+)/o/?")
+
+
+class FakeGcs(http.server.ThreadingHTTPServer):
+    """Holds buckets; `faults` are answers that the next requests get, each a status."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.objects: dict[str, tuple[bytes, int]] = {}  # "bucket/name" -> content, generation
+        self.uploads: dict[str, tuple[str, Optional[str], bytearray]] = {}
+        self.buckets = {"bucket"}
+        self.lock, self.generation = threading.Lock(), 1_000
+        self.faults: list[int] = []
+        self.forbids_writes = False
+        self.delay = 0.0  # seconds before each answer
+        self.requests = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_) -> None:
+        """Says nothing of a client that was killed."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(*_)
+
+    def put(self, key: str, content: bytes, match: Optional[str]) -> Optional[dict]:
+        """Returns the metadata of an object that was written; None where its generation is not the wanted one."""
+        with self.lock:
+            there = self.objects.get(key)
+            if match is not None and int(match) != (there[1] if there else 0):
+                return None
+            self.generation += 1
+            self.objects[key] = content, self.generation
+            return self.metadata(key)
+
+    def metadata(self, key: str) -> dict:
+        content, generation = self.objects[key]
+        bucket, _, name = key.partition("/")
+        return {
+            "kind": "storage#object",
+            "bucket": bucket,
+            "name": name,
+            "size": str(len(content)),
+            "generation": str(generation),
+            "etag": f"e{generation}",
+            "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
+            "updated": "2026-01-01T00:00:00.000Z",
+            "timeCreated": "2026-01-01T00:00:00.000Z",
+        }
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FakeGcs
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def _answer(self, status: int, content: object = b"", headers: Optional[dict] = None) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _error(self, status: int, message: str) -> None:
+        self._answer(status, {"error": {"code": status, "message": message}})
+
+    def _begin(self) -> Optional[tuple[str, dict[str, str], bytes]]:
+        """Returns path, query and body of a request, unless a fault has answered it."""
+        body = self._body()
+        server = self.server
+        server.requests += 1
+        time.sleep(server.delay)
+        with server.lock:
+            fault = server.faults.pop(0) if server.faults else 0
+        if fault:
+            self._error(fault, "a fault that the test has asked for")
+            return None
+        path, _, query = self.path.partition("?")
+        if server.forbids_writes and self.command in ("POST", "PUT", "DELETE"):
+            self._error(403, "does not have storage.objects.create access")
+            return None
+        return path, dict(urllib.parse.parse_qsl(query, keep_blank_values=True)), body
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        pieces = []
+        while size := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
+    def do_GET(self) -> None:
+        if (asked := self._begin()) is None:
+            return
+        path, query, _ = asked
+        if match := _OBJECT.fullmatch(path):
+            self._get(f"{match[1]}/{urllib.parse.unquote(match[2])}", query.get("alt") == "media")
+        elif (match := _OBJECTS.fullmatch(path)) and match[1] in self.server.buckets:
+            self._list(match[1], query.get("prefix", ""), query.get("delimiter", ""))
+        else:
+            self._error(404, "not found")
+
+    def _get(self, key: str, is_media: bool) -> None:
+        with self.server.lock:
+            if key not in self.server.objects:
+                return self._error(404, "not found")
+            content, metadata = self.server.objects[key][0], self.server.metadata(key)
+        if not is_media:
+            return self._answer(200, metadata)
+        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
+            start, stop = int(match[1]), int(match[2] or len(content) - 1) + 1
+            return self._answer(206, content[start:stop], {"Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"})
+        self._answer(200, content, {"X-Goog-Hash": f"md5={metadata['md5Hash']}"})
+
+    def _list(self, bucket: str, prefix: str, delimiter: str) -> None:
+        items, prefixes = [], set()
+        with self.server.lock:
+            for key in sorted(self.server.objects):
+                of, _, name = key.partition("/")
+                if of == bucket and name.startswith(prefix):
+                    rest = name[len(prefix) :]
+                    if delimiter and delimiter in rest:
+                        prefixes.add(prefix + rest.split(delimiter)[0] + delimiter)
+                    else:
+                        items.append(self.server.metadata(key))
+        self._answer(200, {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)})
+
+    def do_POST(self) -> None:
+        if (asked := self._begin()) is None:
+            return
+        path, query, body = asked
+        if "upload_id" in query:
+            return self._continue(query["upload_id"], body)
+        match = _OBJECTS.fullmatch(path)
+        if not match or match[1] not in self.server.buckets:
+            return self._error(404, "the bucket does not exist")
+        if query.get("uploadType") == "resumable":
+            name = query.get("name") or json.loads(body)["name"]
+            upload = str(len(self.server.uploads) + 1)
+            self.server.uploads[upload] = f"{match[1]}/{name}", query.get("ifGenerationMatch"), bytearray()
+            where = f"{self.server.url}/upload/storage/v1/b/{match[1]}/o?uploadType=resumable&upload_id={upload}"
+            return self._answer(200, {}, {"Location": where})
+        boundary = b"--" + re.search(r"boundary=[\"']*([^\"';]+)", self.headers["Content-Type"])[1].encode()
+        _, described, rest = body.split(boundary, 2)
+        name = json.loads(described.split(b"\n\n", 1)[1])["name"]
+        content = rest.split(b"\n\n", 1)[1].rpartition(b"\n" + boundary)[0]
+        self._written(f"{match[1]}/{name}", content, query.get("ifGenerationMatch"))
+
+    def _continue(self, upload: str, body: bytes) -> None:
+        key, match, received = self.server.uploads[upload]
+        received += body
+        total = self.headers["Content-Range"].rpartition("/")[2]
+        if total != "*" and len(received) == int(total):
+            self._written(key, bytes(received), match)
+        else:
+            self._answer(308, b"", {"Range": f"bytes=0-{len(received) - 1}"})
+
+    def _written(self, key: str, content: bytes, match: Optional[str]) -> None:
+        metadata = self.server.put(key, content, match)
+        if metadata is None:
+            return self._error(412, "At least one of the pre-conditions you specified did not hold.")
+        self._answer(200, metadata)
+
+    def do_DELETE(self) -> None:
+        if (asked := self._begin()) is None:
+            return
+        match = _OBJECT.fullmatch(asked[0])
+        with self.server.lock:
+            gone = match and self.server.objects.pop(f"{match[1]}/{urllib.parse.unquote(match[2])}", None)
+        if gone:
+            self._answer(204)
+        else:
+            self._error(404, "not found")
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[FakeGcs]:
+    """Yields a server with one empty bucket, `bucket`."""
+    with FakeGcs() as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server
+        server.shutdown()
