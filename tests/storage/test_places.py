@@ -295,7 +295,10 @@ with places.at_work(sys.argv[1]) as folder:
         with open(os.path.join(folder, "metrics.jsonl"), "a") as f:
             f.write(str(step) + chr(10))
         if step > 2:
-            shutil.rmtree(os.path.join(kept, str(step - 2)), ignore_errors=True)
+            old = os.path.join(kept, str(step - 2))
+            if os.path.exists(old):
+                os.rename(old, old + ".deleted")
+                shutil.rmtree(old + ".deleted", ignore_errors=True)
         time.sleep(0.01)
 """
 
