@@ -13,9 +13,8 @@ Of each parameter what `fsdp` splits is gathered once, not at each tick, and so 
 Llama 3 does under pipelines (arXiv 2407.21783, section 3.3.2). So all axes that split rows are those of one
 `jax.shard_map`; what splits the inside of a row, `sequence` and `tensor`, is left to the compiler.
 
-NOTE All parts pass forward before the first goes back, so what layers keep for the backward is of all M. Schedules that
-turn each part round at the last stage keep P of them (PipeDream-flush; Narayanan et al. 2021, arXiv 2104.04473, section
-2.2); they need the loss inside of the pipeline and a backward written by hand, and are not here.
+All parts pass forward before the first goes back, so what layers keep for the backward is of all M.
+`layers/one_forward_one_backward.py` turns each part round at the last stage.
 """
 
 import functools
@@ -51,14 +50,14 @@ def pipelined(
       parts: M, at most; 0: one of each row.
     """
     specs = param_specs({"blocks": params})["blocks"]
-    own = jax.tree.map(lambda spec: P(*(name if name in BATCH_AXES else None for name in spec)), specs)
+    own = jax.tree.map(own_spec, specs)
     rows, of_rows = P(BATCH_AXES), jax.tree.map(lambda a: a.ndim > 1 and a.shape[0] == len(x), context)
 
     def on_stage(params, x, layers, context, keys):
-        whole = jax.tree.map(_gathered, params, specs)
+        whole = jax.tree.map(gathered, params, specs)
         run = functools.partial(_ticks, lambda *part: stage(whole, *part), layers, keys, of_rows)
-        cut = functools.partial(_cut, parts=parts)
-        return run(cut(x), jax.tree.map(lambda a, by_row: cut(a) if by_row else a, context, of_rows))
+        in_parts = jax.tree.map(lambda a, by_row: cut(a, parts) if by_row else a, context, of_rows)
+        return run(cut(x, parts), in_parts)
 
     contexts = jax.tree.map(lambda by_row: rows if by_row else P(), of_rows)
     run = jax.shard_map(
@@ -71,7 +70,12 @@ def pipelined(
     return run(params, x, layers, context, keys)
 
 
-def _gathered(x: jax.Array, spec: P) -> jax.Array:
+def own_spec(spec: P) -> P:
+    """Returns what a `jax.shard_map` of the axes that split rows has of a parameter that lies so."""
+    return P(*(name if name in BATCH_AXES else None for name in spec))
+
+
+def gathered(x: jax.Array, spec: P) -> jax.Array:
     """Returns a parameter whole along `fsdp`; its gradient is scattered along it."""
     if FSDP_AXIS not in spec:
         return x
@@ -81,22 +85,26 @@ def _gathered(x: jax.Array, spec: P) -> jax.Array:
     return jax.shard_map(gather, in_specs=split, out_specs=split, check_vma=False)(x)
 
 
-def _cut(x: jax.Array, parts: int) -> jax.Array:
+def cut(x: jax.Array, parts: int) -> jax.Array:
     """Returns the rows of all stages in parts, [n, …] -> [M, P · n / M, …]."""
     x = jax.lax.all_gather(x, PIPELINE_AXIS, tiled=True)  # [n, …] -> [P · n, …]
     return x.reshape(count_parts(parts, len(x)), -1, *x.shape[1:])
 
 
+def of_part(keys: Keys, number: jax.Array) -> Keys:
+    """Returns keys that no other part and no other device has."""
+    device = jax.lax.axis_index(BATCH_AXES)
+    return {use: jax.random.fold_in(jax.random.fold_in(key, device), number) for use, key in keys.items()}
+
+
 def _ticks(stage: Callable, layers: Layer, keys: Keys, of_rows: PyTree, x: jax.Array, context: Context) -> jax.Array:
     """Returns the rows [n, T, D] of this device after all stages, of parts [M, b, T, D]."""
     stages, place, parts = axis_size(PIPELINE_AXIS), jax.lax.axis_index(PIPELINE_AXIS), len(x)
-    device = jax.lax.axis_index(BATCH_AXES)
 
     def tick(received: jax.Array, turn: jax.Array) -> tuple[jax.Array, jax.Array]:
         number = jnp.clip(turn - place, 0, parts - 1)  # of this part; in the bubble of any, as nobody reads the result
         own = jax.tree.map(lambda a, by_row: a[number] if by_row else a, context, of_rows)
-        of_part = {use: jax.random.fold_in(jax.random.fold_in(key, device), number) for use, key in keys.items()}
-        y = stage(jnp.where(place == 0, x[number], received), layers, own, of_part)
+        y = stage(jnp.where(place == 0, x[number], received), layers, own, of_part(keys, number))
         return jax.lax.ppermute(y, PIPELINE_AXIS, [(i, i + 1) for i in range(stages - 1)]), y
 
     _, made = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(parts + stages - 1))

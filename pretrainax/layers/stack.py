@@ -6,7 +6,7 @@ and then applies one after the other.
 """
 
 import functools
-from typing import Optional
+from typing import Optional, Union
 
 import chex
 import flax.linen as nn
@@ -24,7 +24,8 @@ from pretrainax.layers.feed_forward import kinds_of_layers
 from pretrainax.layers.made_again import products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
-from pretrainax.layers.pipeline import pipelined
+from pretrainax.layers.one_forward_one_backward import Ending, one_forward_one_backward
+from pretrainax.layers.pipeline import Keys, pipelined
 from pretrainax.layers.positions import Places, positions_of
 from pretrainax.layers.sums import Sums, added, over_layers
 from pretrainax.sharding.axes import BATCH_AXES, PIPELINE_AXIS
@@ -111,7 +112,7 @@ class Stack(nn.Module):
         *,
         prefix_mask: Optional[jax.Array] = None,
         encoded: Optional[Encoded] = None,
-        absolute: Optional[jax.Array] = None,
+        ending: Union[jax.Array, Ending, None] = None,
         state: PyTree = None,
         deterministic: bool,
     ) -> tuple[jax.Array, SideOutputs]:
@@ -123,7 +124,8 @@ class Stack(nn.Module):
           segment_ids: [B, T], separate what may not see each other (0: padding).
           prefix_mask: [B, T], in a causal stack 1 at tokens that all of their segment see.
           encoded: what a decoder of an encoder-decoder reads.
-          absolute: [B, T, D], makes a mask decoder of the last block, which alone is told.
+          ending: [B, T, D] makes a mask decoder of the last block, which alone is told; an `Ending` a loss of the
+            stream, on stages of a pipeline: its objective [] is returned for the stream, and its sums beside it.
           state: of each block, stacked [L, …]; a `Memory` where the parameters lie layer by layer. Returned likewise.
         """
         config = self.config
@@ -132,10 +134,8 @@ class Stack(nn.Module):
         index = state.index if isinstance(state, Memory) else None
         before = 0 if index is None else state.longest - 1
         places = Places(positions, before, state.reach if isinstance(state, Memory) else None)
-        if index is None:
-            mask = Mask(self.causal, segment_ids, segment_ids, prefix=prefix_mask)
-        else:
-            mask = Mask(self.causal, query_positions=positions)
+        whole = Mask(self.causal, segment_ids, segment_ids, prefix=prefix_mask)
+        mask = whole if index is None else Mask(self.causal, query_positions=positions)
         context = Context(
             mask=mask.replace(window=config.window_of(self.causal) if "local" in config.layer_pattern else None),
             positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
@@ -144,6 +144,8 @@ class Stack(nn.Module):
             index=index,
             deterministic=deterministic,
         )
+        if isinstance(ending, Ending):
+            return self._turned_round(x, context, ending)
         branch = None
         if config.input_convolution is not None:
             branch = InputConvolution(config, name="convolution")(x, segment_ids, deterministic)
@@ -154,7 +156,7 @@ class Stack(nn.Module):
         elif config.experts is not None and config.experts.every is not None:
             x, side = self._in_turns(x, context, state, branch)
         else:
-            x, side = self._scanned(x, context, state, branch, absolute)
+            x, side = self._scanned(x, context, state, branch, ending)
         if config.norm_at != "post":
             x = Norm(config, name="final_norm")(x)
         self.sow("intermediates", "output", x)
@@ -221,16 +223,36 @@ class Stack(nn.Module):
     @nn.nowrap
     def _piped(self, x: jax.Array, context: Context) -> jax.Array:
         """Returns the stream after the last block, of parameters that the mesh splits by layers."""
+        return pipelined(self._stage, *self._on_stages(x, context))
 
-        def stage(params, x, layers, context, keys):
-            count = len(layers.number)
-            run = scanned(self.block, self.config, self.compute, count, blocks_in_a_turn(self.compute, count))
-            blocks = run(self.config, self.compute, parent=None, name="blocks")
-            return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
+    @nn.nowrap
+    def _turned_round(self, x: jax.Array, context: Context, ending: Ending) -> tuple[jax.Array, SideOutputs]:
+        """Returns the objective of what follows the last block, and its sums."""
+        params = {name: tree for name, tree in self.variables["params"].items() if name == "final_norm"}
 
+        def run(params, x, tokens):
+            if "final_norm" in params:
+                x = Norm(self.config, parent=None).apply({"params": params["final_norm"]}, x)
+            return ending.run(params, x, tokens)
+
+        own = Ending(run, {**ending.params, **params}, ending.tokens)
+        objective, sums = one_forward_one_backward(self._stage, own, *self._on_stages(x, context))
+        return objective, SideOutputs(sums=sums)
+
+    @nn.nowrap
+    def _stage(self, params: PyTree, x: jax.Array, layers: Layer, context: Context, keys: Keys) -> jax.Array:
+        """Returns the stream after the blocks of a stage."""
+        count = len(layers.number)
+        run = scanned(self.block, self.config, self.compute, count, blocks_in_a_turn(self.compute, count))
+        blocks = run(self.config, self.compute, parent=None, name="blocks")
+        return blocks.apply({"params": params}, x, layers, context, None, None, rngs=keys)[0]
+
+    @nn.nowrap
+    def _on_stages(self, x: jax.Array, context: Context) -> tuple[PyTree, jax.Array, Layer, Context, Keys, int]:
+        """Returns what a pipeline is told: parameters, stream, layers, context, keys and parts."""
         keys = {} if context.deterministic else {"dropout": self.make_rng("dropout")}
-        params, layers = self.get_variable("params", "blocks"), layers_of(self.config, self.num_layers)
-        return pipelined(stage, params, x, layers, context, keys, self.compute.pipeline_parts)
+        layers = layers_of(self.config, self.num_layers)
+        return self.get_variable("params", "blocks"), x, layers, context, keys, self.compute.pipeline_parts
 
     @nn.nowrap
     def _one_by_one(

@@ -1,6 +1,15 @@
 """Decoder: every token sees those before it (GPT-2, LLaMA), and of a prefix LM the whole prefix."""
 
+import functools
+from collections.abc import Callable
+from typing import Optional, cast
+
+import jax
+import jax.numpy as jnp
+
 from pretrainax.data.batch import Batch
+from pretrainax.layers.block import SideOutputs
+from pretrainax.layers.one_forward_one_backward import Ending, Loss
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
@@ -17,12 +26,36 @@ class Decoder(Model):
 
     def decode(self, batch: Batch, state: PyTree = None, *, deterministic: bool) -> Outputs:
         """Returns what the model says of each token; `state` of the blocks [L, …] comes back in the outputs."""
-        x, side = self.decoder(
+        x, side = self._through_stack(batch, state, deterministic=deterministic)
+        return self.answer(x, side, batch, deterministic=deterministic)
+
+    def turned_round(self, batch: Batch, loss: Callable[[Outputs, Batch], Loss]) -> Loss:
+        """Returns the loss of a batch in training, with gradients of each part as soon as a pipeline has its loss.
+
+        loss: of the outputs for some tokens [1, n], and what the batch says of these; to be added up.
+        """
+        names = {"unembedding"} | ({"token_embedding"} if self.config.tie_embeddings else set())
+        params = {name: tree for name, tree in self.variables["params"].items() if name in names}
+        tokens = {name: batch[name] for name in ("targets", "loss_weights", "text_weights") if name in batch}
+        if "target_bytes" in batch:  # of a row, to be added up: they stand at its first token
+            tokens["target_bytes"] = jnp.zeros_like(batch["loss_weights"]).at[:, 0].set(batch["target_bytes"])
+        answer = functools.partial(self.clone(parent=None).apply, deterministic=False, method="answer")
+
+        def run(params, x, tokens):
+            return loss(cast(Outputs, answer({"params": params}, x, SideOutputs(), tokens)), tokens)
+
+        objective, side = self._through_stack(batch, ending=Ending(run, params, tokens), deterministic=False)
+        return objective, side.sums
+
+    def _through_stack(
+        self, batch: Batch, state: PyTree = None, ending: Optional[Ending] = None, *, deterministic: bool
+    ) -> tuple[jax.Array, SideOutputs]:
+        return self.decoder(
             self.embed(batch["tokens"], batch["positions"], deterministic=deterministic),
             batch["positions"],
             batch["segment_ids"],
             prefix_mask=batch.get("prefix_mask"),
+            ending=ending,
             state=state,
             deterministic=deterministic,
         )
-        return self.answer(x, side, batch, deterministic=deterministic)

@@ -15,5 +15,5 @@ class Encoder(Model):
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
         ids = batch["positions"], batch["segment_ids"]
-        x, side = self.encoder(x, *ids, absolute=absolute, deterministic=deterministic)
+        x, side = self.encoder(x, *ids, ending=absolute, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)

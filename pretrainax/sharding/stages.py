@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from pretrainax.config import Experiment, ModelConfig, UserError
-from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, PIPELINE_AXIS
+from pretrainax.config import Experiment, ModelConfig, TrainConfig, UserError
+from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS
 
 
 class Stages(NamedTuple):
@@ -55,6 +55,11 @@ def count_parts(wanted: int, rows: int) -> int:
     return math.gcd(wanted, rows) or rows
 
 
+def turns_round(train: TrainConfig, sizes: Mapping[str, int]) -> bool:
+    """Returns whether a step has the parts of a pipeline go back one by one (`layers/one_forward_one_backward.py`)."""
+    return train.pipeline_schedule == "1f1b" and sizes[PIPELINE_AXIS] > 1
+
+
 def _shared_rows(experiment: Experiment, sizes: Mapping[str, int]) -> int:
     """Counts the rows of a micro-batch that pass through the stages of one pipeline."""
     pipelines = math.prod(sizes[axis] for axis in BATCH_AXES if axis != PIPELINE_AXIS)
@@ -72,6 +77,15 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
     for name in ("tuning", "distill"):
         if getattr(experiment, name) is not None:
             raise UserError(f"{asked}, and config.{name} is set, which a pipeline does not know: {without}")
+    if turns_round(experiment.train, sizes):
+        asked = f"config.train.pipeline_schedule is {experiment.train.pipeline_schedule!r}"
+        if experiment.model.head is not None:
+            raise UserError(f"{asked}, and config.model.head is set, which reads whole rows: set it to 'gpipe'")
+        if (split := sizes[LENGTH_AXIS]) > 1:
+            raise UserError(
+                f"{asked}, and config.mesh.{LENGTH_AXIS} is {split}, by which the tokens that stages share for the "
+                f"loss are split already: set it to 'gpipe', or config.mesh.{LENGTH_AXIS} to 1"
+            )
     if (layers := experiment.model.num_layers) % count:
         raise UserError(f"{asked}, and does not divide config.model.num_layers {layers}: set it to a divisor of that")
     rows, parts = _shared_rows(experiment, sizes), experiment.train.pipeline_parts

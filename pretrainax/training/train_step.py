@@ -21,6 +21,7 @@ from pretrainax.checkpoints.params import Params
 from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
 from pretrainax.models import AnyModel
+from pretrainax.models.decoder import Decoder
 from pretrainax.models.heads import HEADS
 from pretrainax.models.heads.vocabulary_loss import LossOptions
 from pretrainax.optim.balancing import steered
@@ -31,6 +32,7 @@ from pretrainax.sharding.arrays import batch_sharding
 from pretrainax.sharding.optimizer_state import opt_state_shardings
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import tree_shardings, with_shardings
+from pretrainax.sharding.stages import turns_round
 from pretrainax.training import losses
 
 Shapes = dict[str, jax.ShapeDtypeStruct]  # of a batch
@@ -262,10 +264,15 @@ def _make_gradients(
     """
 
     def objective(params, batch, counts, keys, frozen):
-        outputs = model.apply({"params": params, **(frozen or {})}, batch, deterministic=False, rngs=keys)
-        losses.check_labels(outputs, batch)
-        with jax.named_scope("loss"):
-            return losses.objective(outputs, batch, counts, **loss_options(train))
+        def of_outputs(outputs, asked):
+            losses.check_labels(outputs, batch)
+            with jax.named_scope("loss"):
+                return losses.objective(outputs, asked, counts, **loss_options(train))
+
+        variables = {"params": params, **(frozen or {})}
+        if turns_round(train, mesh.shape):
+            return cast(Decoder, model).apply(variables, batch, of_outputs, rngs=keys, method="turned_round")
+        return of_outputs(model.apply(variables, batch, deterministic=False, rngs=keys), batch)
 
     def micro_step(params, batch, counts, keys, frozen):
         values, gradients = jax.value_and_grad(objective, has_aux=True)(params, batch, counts, keys, frozen)

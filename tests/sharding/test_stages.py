@@ -3,7 +3,7 @@
 import pytest
 
 from pretrainax.adapt import LoRA
-from pretrainax.config import MixtureOfExperts, MultiTokenPrediction, UserError
+from pretrainax.config import Classify, MixtureOfExperts, MultiTokenPrediction, UserError
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
@@ -13,13 +13,14 @@ from tests.support import tiny
 ONE = dict.fromkeys(AXES, 1)
 
 
-def config(rows=32, accumulate=1, parts=0, **model):
+def config(rows=32, accumulate=1, parts=0, schedule="gpipe", **model):
     """A decoder of 4 layers."""
     experiment = tiny.get_config("gpt")
     for name, value in ({"num_layers": 4} | model).items():
         setattr(experiment.model, name, value)
     train = experiment.train
     train.global_batch_size, train.accumulate, train.pipeline_parts = rows, accumulate, parts
+    train.pipeline_schedule = schedule
     return experiment
 
 
@@ -53,6 +54,16 @@ def test_parts_are_of_the_rows_that_the_stages_share():
         ({"experts": MixtureOfExperts(num_experts=4, top_k=2)}, {"pipeline": 2}, "config.model.experts is set; the"),
         ({"multi_token": MultiTokenPrediction()}, {"pipeline": 2}, "config.model.multi_token is set; the stages"),
         ({"parts": 5}, {"pipeline": 2, "data": 2}, "config.train.pipeline_parts is 5, and 16 rows .* set it to a div"),
+        (
+            {"schedule": "1f1b"},
+            {"pipeline": 2, "sequence": 2},
+            "config.train.pipeline_schedule is '1f1b', and config.mesh.sequence is 2, .* to 'gpipe', or config.mesh",
+        ),
+        (
+            {"schedule": "1f1b", "head": Classify()},
+            {"pipeline": 2},
+            "config.train.pipeline_schedule is '1f1b', and config.model.head is set, .*: set it to 'gpipe'",
+        ),
         ({"rows": 6}, {"pipeline": 4}, "config.train.global_batch_size 6 is not a multiple of 4: .*config.mesh.pipeli"),
     ],
 )
