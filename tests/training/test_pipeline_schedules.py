@@ -1,0 +1,121 @@
+"""One forward, one backward beside GPipe and one device: gradients, metrics, dropout and what a compiled step needs."""
+
+import functools
+import math
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from pretrainax import models
+from pretrainax.config import (
+    LearnedPositions,
+    MeshConfig,
+    ModelConfig,
+    RelativePositionBuckets,
+    RotaryPositions,
+    TrainConfig,
+)
+from pretrainax.layers.compute import Compute, compute_for, for_this_machine
+from pretrainax.sharding.arrays import put_batch
+from pretrainax.sharding.mesh import make_mesh
+from pretrainax.sharding.rules import tree_shardings
+from pretrainax.training import train_step
+
+ROWS, LENGTH = 32, 15  # tokens that two stages do not share evenly
+SIZES = dict(family="decoder", num_layers=4, d_model=32, d_ff=64, num_heads=4, vocab_size=64)
+MODELS = {  # what stands before the layers, around them and behind
+    "tied": dict(position=RotaryPositions(16, no_rotation_every=2), num_kv_heads=2, norm="rms"),
+    "shared bias, post norm": dict(position=RelativePositionBuckets(), norm_at="post", output_bias=True),
+    "own matrix": dict(position=LearnedPositions(16), tie_embeddings=False, embedding_dim=16, scale_embeddings=True),
+}
+MESH = dict(data=2, pipeline=2, tensor=2)
+SCHEDULE = "1f1b"
+LOSS = dict(z_loss=1e-3, label_smoothing=0.1)
+
+
+def batch(length=LENGTH, rows=ROWS):
+    rng = np.random.default_rng(0)
+    places, shape = np.arange(length), (rows, length)
+    ids = 1 + (places >= rng.integers(2, length, (rows, 1)))
+    return {
+        "tokens": rng.integers(0, 64, shape, dtype=np.int32),
+        "targets": rng.integers(0, 64, shape, dtype=np.int32),
+        "loss_weights": (rng.random(shape) < rng.random((rows, 1))).astype(np.float32),
+        "text_weights": (rng.random(shape) < 0.5).astype(np.float32),
+        "target_bytes": rng.integers(1, 99, rows).astype(np.float32),
+        "segment_ids": ids.astype(np.int32),
+        "positions": np.where(ids == 1, places, 0).astype(np.int32),
+    }
+
+
+@functools.cache
+def fresh(name):
+    model = models.build(ModelConfig(**SIZES, **MODELS[name]), Compute())
+    params = model.init(jax.random.key(0), batch(), deterministic=True)["params"]
+    rng = np.random.default_rng(1)  # norms and biases too are other than ones and zeros
+    return jax.tree.map(lambda x: np.asarray(x + 0.1 * rng.normal(size=x.shape), np.float32), params)
+
+
+def compiled(name, mesh, rows=None, changes=None, **train):
+    """The gradients of a batch, compiled, and the arguments: -> (gradients, (objective, sums))."""
+    devices = make_mesh(MeshConfig(**mesh), jax.devices()[: math.prod(mesh.values())])
+    with jax.set_mesh(devices):
+        train = for_this_machine(TrainConfig(**train))
+        model = models.build(ModelConfig(**(SIZES | MODELS[name] | (changes or {}))), compute_for(train))
+        placed = jax.device_put(fresh(name), tree_shardings(devices, fresh(name)))
+        given = placed, put_batch(rows or batch(), devices), {"dropout": jax.random.key(3)}, None
+        return jax.jit(train_step._make_gradients(model, train, devices)).lower(*given).compile(), given
+
+
+def made(*args, **fields):
+    step, given = compiled(*args, **fields)
+    return jax.device_get(step(*given))
+
+
+@functools.cache
+def on_one_device(name):
+    return made(name, dict(data=1), **LOSS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_gradient_and_each_sum_is_that_of_one_device(name):
+    expected = on_one_device(name)
+    assert {"loss", "accuracy", "text_loss", "bits_per_byte", "z_loss"} <= set(expected[1][1])
+    got = made(name, MESH, pipeline_schedule=SCHEDULE, **LOSS)
+    chex.assert_trees_all_close(got, expected, rtol=2e-5, atol=2e-6)  # float32, another order
+
+
+@pytest.mark.parametrize("parts", [1, 2, 8])
+def test_gradients_are_the_same_for_any_number_of_parts(parts):
+    got = made("tied", dict(data=1, pipeline=4, fsdp=2), **LOSS, pipeline_schedule=SCHEDULE, pipeline_parts=parts)
+    chex.assert_trees_all_close(got, on_one_device("tied"), rtol=2e-5, atol=2e-6)  # as above
+
+
+def test_gradients_are_the_same_bit_for_bit_when_they_are_made_again():
+    step, given = compiled("tied", MESH, pipeline_schedule=SCHEDULE, changes={"dropout_rate": 0.1})
+    chex.assert_trees_all_equal(*(jax.device_get(step(*given)) for _ in range(2)))
+
+
+def test_dropout_is_that_of_gpipe():
+    """The backward computes the layers of a part again, with the mask of its forward."""
+    changes = {"dropout_rate": 0.3}
+    one, other = (made("tied", MESH, pipeline_schedule=schedule, changes=changes) for schedule in ("gpipe", SCHEDULE))
+    chex.assert_trees_all_close(other, one, rtol=2e-5, atol=2e-6)  # as above
+
+
+def temporaries(parts, schedule):
+    """Counts a device's, in streams of a part, for so many parts of one row."""
+    rows, changes = batch(length=128, rows=parts), {"position": RotaryPositions(128)}
+    mesh = dict(data=1, pipeline=4, tensor=2)
+    step, _ = compiled("tied", mesh, rows, changes, pipeline_schedule=schedule, remat="block")
+    return step.memory_analysis().temp_size_in_bytes / (4 * 128 * SIZES["d_model"])
+
+
+def test_with_many_parts_a_step_needs_a_fraction_of_what_gpipe_needs():
+    (few, more), (gpipe_few, gpipe_more) = ([temporaries(m, kind) for m in (32, 64)] for kind in (SCHEDULE, "gpipe"))
+    # of each part GPipe has the stream at both ends, a layer's input and what it makes of that; 1F1B has here a
+    # quarter of the embeddings and of their gradient, and where tokens stand
+    assert more - few < 32 < 4 * 32 < gpipe_more - gpipe_few
+    assert more < gpipe_more / 3
