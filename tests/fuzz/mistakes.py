@@ -199,7 +199,13 @@ def _of_values():
 
 def _of_paths():
     """Every flag and field that is a path: object stores, and names that are not UTF-8."""
-    paths = itertools.cycle(("gs://", "ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"))
+    unknown = "is none of the stores that are known"
+    paths = itertools.cycle(
+        [
+            ("gs://", "names no bucket"),
+            *((path, unknown) for path in ("ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a")),
+        ]
+    )
     source = "--config.data.source"
     flags = [
         ("main", [TINY], "--workdir"),
@@ -244,13 +250,16 @@ def _of_paths():
         "--config.objective=MaskedLM(similar_words='%s')",
     ]
     for command, words, flag in flags:
-        yield command, [*words, f"{flag}={next(paths)}"], "not supported yet"
+        path, said = next(paths)
+        yield command, [*words, f"{flag}={path}"], said
         yield command, [*words, f"{flag}={NOT_UTF8}"], "not UTF-8"
     for config, flag in fields:
-        yield "main", [config, f"{flag}={next(paths)}"], "not supported yet"
+        path, said = next(paths)
+        yield "main", [config, f"{flag}={path}"], said
         yield "main", [config, f"{flag}={NOT_UTF8}"], "not UTF-8"
     for choice in choices:
-        yield "prepare", [TINY, choice % next(paths)], "not supported yet"
+        path, said = next(paths)
+        yield "prepare", [TINY, choice % path], said
     yield "main", [TINY, "--workdir", NOT_UTF8], "not UTF-8"
 
 
