@@ -24,6 +24,7 @@ from pretrainax.config.paths import define_path
 from pretrainax.interop.adapters import export_adapter, import_adapter, is_adapter
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
 from pretrainax.interop.origin import find_origin, parted
+from pretrainax.storage.places import here
 
 
 def main() -> None:
@@ -31,13 +32,13 @@ def main() -> None:
 
     from pretrainax import cli
 
-    source = define_path("from", None, "import: the Hugging Face directory")
+    source = define_path("from", None, "import: the Hugging Face directory, or hf:org/name", takes_hub=True)
     target = define_path("to", None, "export: the directory to make")
     step = flags.DEFINE_integer("step", None, "export: the checkpoint; the newest where not given")
     dtype = flags.DEFINE_enum("dtype", None, list(DTYPES), "export: as they were imported, else float32")
     part = flags.DEFINE_enum("part", "discriminator", ["discriminator", "generator"], "export: of a model that has two")
     adapter = flags.DEFINE_bool("adapter", False, "export: of a run under tuning, what it has trained, for peft")
-    base = define_path("base", None, "import: the model that an adapter of peft is for, if it does not name it")
+    base = define_path("base", None, "import: the model that an adapter is for, if it does not name it", takes_hub=True)
     shard_gb = flags.DEFINE_float("shard_gb", 5.0, "export: a file's size at most", lower_bound=1e-6)
 
     def run(command: str) -> int:
@@ -49,7 +50,7 @@ def main() -> None:
         workdir = flag("workdir", cli.WORKDIR.value)
         if command == "import":
             directory = flag("from", source.value)
-            is_whole = not is_adapter(directory)
+            is_whole = not is_adapter(here(directory))
             print(import_directory(directory, workdir) if is_whole else import_adapter(directory, base.value, workdir))
         else:
             to, size = flag("to", target.value), int(shard_gb.value * 1e9)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from pretrainax.config import UserError
 from pretrainax.config.json_files import read_object
 from pretrainax.config.regular_files import check_regular
+from pretrainax.storage.places import complete
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -56,6 +57,7 @@ class Reader:
 
         single: the name of the file where there is one for all.
         """
+        complete(directory)
         self._places: dict[str, _Place] = {}
         indexed = _index(directory) if single == SINGLE else {}
         for name in sorted(set(indexed.values())) if indexed else [single]:
