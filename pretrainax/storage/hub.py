@@ -1,4 +1,4 @@
-"""Brings models of the Hugging Face Hub to this machine: `hf:org/name@revision` becomes a folder, for who reads it.
+"""Brings models of the Hugging Face Hub to this machine, and sends exports there: `hf:org/name@revision` is a folder.
 
 The package huggingface_hub asks the hub, resumes what breaks off, and keeps files in its cache, which other programs
 share (HF_HOME, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN mean what they mean there). Here is decided what is fetched:
@@ -253,6 +253,43 @@ def _bytes(size: int) -> str:
     return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size:,} bytes"
 
 
+# --- sending ---------------------------------------------------------------------------------------------------------
+
+
+def check_push(repository: str) -> None:
+    """Raises UserError where nothing can be sent to a repository of this name, or by a user who has not logged in."""
+    name, path = hub_name(f"{HUB}{repository}"), f"--push={repository}"
+    if name is None or name.revision is not None or "/" not in repository:
+        raise UserError(f"{path}: it must be org/name, without a revision: a push goes to its main branch")
+    if _library(path).get_token() is None:
+        raise UserError(f"{path}: no token is set here: log in by `hf auth login`, or set HF_TOKEN")
+
+
+def push(folder: str, repository: str, is_private: bool) -> str:
+    """Sends the files of a folder as one commit, in the place of weights that are there; returns a line about it.
+
+    is_private: where there is no such repository yet, it becomes a private one.
+
+    Raises:
+      UserError: as `check_push`, or this user may not write there, or what is there is public and is not to be.
+      RunFailed: the transfer broke off; nothing of the repository has changed then.
+    """
+    check_push(repository)
+    path, api = f"{HUB}{repository}", _library(repository).HfApi()
+    # a model of fewer files than that before is not to lie among its shards
+    other = ["model*.safetensors", _INDEX]
+    to = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": other}
+    try:
+        with _heard():
+            _asked(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
+            if is_private and not _asked(path, lambda: api.model_info(repository, timeout=_ANSWER)).private:
+                raise UserError(f"--push={repository} is public already: make it private on its page, or take another")
+            commit = _asked(path, lambda: api.upload_folder(folder_path=folder, **to))
+    except _NoAnswer as e:
+        raise RunFailed(f"--push={repository}: the transfer broke off ({e}): run the same command again") from e
+    return f"pushed to {api.endpoint}/{repository} as commit {commit.oid[:12]}"
+
+
 # --- answers ---------------------------------------------------------------------------------------------------------
 
 
@@ -327,7 +364,8 @@ def _refusal(path: str, error: Exception, response: _Response) -> UserError:
         then = f"if it is private, {log_in}" if get_token() is None else "or the token that is set here may not see it"
         return UserError(f"{path}: {constants.ENDPOINT} has no model {name.repository}: mind the name; {then}")
     if response.status_code == 403:
-        return UserError(f"{path}: the hub refuses this ({_plain(str(error))}): {log_in}, with a token that may do it")
+        why = _plain(getattr(error, "server_message", None) or str(error))
+        return UserError(f"{path}: the hub refuses this ({why}): {log_in}, with a token that may do it")
     return UserError(f"{path}: the hub answers {response.status_code} ({_plain(str(error))})")
 
 
