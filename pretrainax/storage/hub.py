@@ -15,10 +15,11 @@ import os
 import random
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import NoReturn, Optional, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Optional, TypeVar
 
 from pretrainax.config import RunFailed, UserError
 from pretrainax.config.json_files import read_object
@@ -41,6 +42,9 @@ _SINGLE, _INDEX, _ADAPTER = "model.safetensors", "model.safetensors.index.json",
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _PICKLED = re.compile(r"[^/]*\.(bin|pt|pth|ckpt|h5|msgpack|pkl)")
+
+# What datasets says of the hub's answer, which it does not pass on, and the hub's own code.
+_SAID_OF_DATA = (("is a gated dataset", "GatedRepo"), ("doesn't exist on the Hub", "RepoNotFound"))
 
 T = TypeVar("T")
 
@@ -65,8 +69,8 @@ _models: dict[str, _Model] = {}  # of this process, by what was given: a name st
 _folders: dict[str, _Model] = {}
 
 
-class _Response(Protocol):
-    """An answer, as the client's library of HTTP has it."""
+class _Answer(NamedTuple):
+    """What tells of an answer of the hub."""
 
     status_code: int
     headers: Mapping[str, str]
@@ -155,7 +159,7 @@ def _found(path: str) -> _Model:
 
     wanted = {"revision": name.revision, "timeout": _ANSWER, "files_metadata": True}
     try:
-        with _heard():
+        with heard():
             info = _asked(path, lambda: api.model_info(name.repository, **wanted))
     except _NoAnswer as e:
         return _cached(path, name, str(e))
@@ -164,7 +168,7 @@ def _found(path: str) -> _Model:
     sizes = {file.rfilename: file.size for file in info.siblings or () if file.size is not None}
     model = _Model(path, name, info.sha, _snapshot(name, info.sha), sizes)
     # so that the cache knows what the name stood for, where there is no network
-    with contextlib.suppress(Exception), _heard():
+    with contextlib.suppress(Exception), heard():
         api.resolve_revision(name.repository, revision=name.revision)
     return model
 
@@ -223,7 +227,7 @@ def _bring(model: _Model, names: list[str], what: str) -> None:
             )
 
     try:
-        with _heard(), concurrent.futures.ThreadPoolExecutor(_AT_A_TIME) as pool:
+        with heard(), concurrent.futures.ThreadPoolExecutor(_AT_A_TIME) as pool:
             list(pool.map(fetch, lacking))
     except _NoAnswer as e:
         raise RunFailed(
@@ -280,7 +284,7 @@ def push(folder: str, repository: str, is_private: bool) -> str:
     other = ["model*.safetensors", _INDEX]
     to = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": other}
     try:
-        with _heard():
+        with heard():
             _asked(path, lambda: api.create_repo(repository, private=is_private, exist_ok=True))
             if is_private and not _asked(path, lambda: api.model_info(repository, timeout=_ANSWER)).private:
                 raise UserError(f"--push={repository} is public already: make it private on its page, or take another")
@@ -319,12 +323,12 @@ def _asked(path: str, call: Callable[[], T]) -> T:
             pause = min(2 * pause, _LONGEST)
 
 
-def _response(error: BaseException) -> Optional[_Response]:
+def _response(error: BaseException) -> Optional[_Answer]:
     """Returns the hub's answer that an error is about; None where there was none."""
     cause: Optional[BaseException] = error
     while cause is not None:
         if (response := getattr(cause, "response", None)) is not None:
-            return response
+            return _Answer(response.status_code, response.headers)
         cause = cause.__cause__
     return None
 
@@ -345,13 +349,40 @@ def _raise_other(path: str, error: Exception) -> NoReturn:
     raise _NoAnswer("HF_HUB_OFFLINE is set" if is_wanted else _plain(f"{type(cause).__name__}: {cause}")) from error
 
 
-def _refusal(path: str, error: Exception, response: _Response) -> UserError:
+def _refusal(path: str, error: Exception, response: _Answer) -> UserError:
     """Returns the line about an answer that stays the same however often it is asked for."""
-    from huggingface_hub import constants, get_token
-
     name = hub_name(path)
     assert name is not None
-    code, page = response.headers.get("X-Error-Code"), f"{constants.ENDPOINT}/{name.repository}"
+    return _refused(path, name, "model", error, response)
+
+
+def data_set_error(path: str, repository: str, error: Exception) -> Optional[UserError]:
+    """Returns the line about a data set that the hub does not give; None where an error has other reasons.
+
+    Args:
+      path: what the line begins with: the field, and its value.
+      repository: "org/name".
+      error: as the package datasets raises it.
+    """
+    response, text = _response(error), str(error)
+    for said, code in _SAID_OF_DATA:
+        if response is None and said in text:
+            response = _Answer(404, {"X-Error-Code": code})
+    if response is not None and response.status_code not in _BUSY:
+        return _refused(path, HubName(repository, None), "data set", error, response)
+    if response is not None or isinstance(error, ConnectionError):
+        return RunFailed(
+            f"{path}: the hub does not answer ({_plain(str(error))}), and the cache of datasets does not have it: run "
+            "the same command again with a network, and without HF_HUB_OFFLINE"
+        )
+    return None
+
+
+def _refused(path: str, name: HubName, what: str, error: Exception, response: _Answer) -> UserError:
+    from huggingface_hub import constants, get_token
+
+    code = response.headers.get("X-Error-Code")
+    page = f"{constants.ENDPOINT}/{'datasets/' if what == 'data set' else ''}{name.repository}"
     log_in = "log in by `hf auth login`, or set HF_TOKEN"
     if response.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
         return UserError(f"{path}: the hub does not know the token that is set here: {log_in}")
@@ -359,17 +390,17 @@ def _refusal(path: str, error: Exception, response: _Response) -> UserError:
         then = f", then {log_in}" if get_token() is None else " with the account whose token is set here"
         return UserError(f"{path} is gated: ask for access at {page}{then}")
     if code == "RevisionNotFound":
-        return UserError(f"{path}: {name.repository} has no revision {name.revision!r}: {page}/tree/main lists them")
+        return UserError(f"{path}: {name.repository} has no such revision: {page}/tree/main lists them")
     if code == "RepoNotFound" or response.status_code in (401, 404):
         then = f"if it is private, {log_in}" if get_token() is None else "or the token that is set here may not see it"
-        return UserError(f"{path}: {constants.ENDPOINT} has no model {name.repository}: mind the name; {then}")
+        return UserError(f"{path}: {constants.ENDPOINT} has no {what} {name.repository}: mind the name; {then}")
     if response.status_code == 403:
         why = _plain(getattr(error, "server_message", None) or str(error))
         return UserError(f"{path}: the hub refuses this ({why}): {log_in}, with a token that may do it")
     return UserError(f"{path}: the hub answers {response.status_code} ({_plain(str(error))})")
 
 
-def _wanted_wait(response: _Response) -> Optional[float]:
+def _wanted_wait(response: _Answer) -> Optional[float]:
     """Returns for how many seconds a hub that limits its requests wants none; None where it does not say."""
     limit = re.search(r"r=0;\s*t=(\d+)", response.headers.get("RateLimit", "").replace(" ", ""))
     after = response.headers.get("Retry-After", "")
@@ -382,20 +413,36 @@ def _plain(text: str) -> str:
 
 
 class _Said(logging.Handler):
+    """Shows what the client logs while anybody asks it, and hands it to nobody else."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lock_of_asking, self.asking = threading.Lock(), 0
+        self.before: tuple[list[logging.Handler], bool] = [], True
+
     def emit(self, record: logging.LogRecord) -> None:
         say(_plain(record.getMessage()))
 
+    def count(self, more: int) -> None:
+        logger = logging.getLogger("huggingface_hub")
+        with self.lock_of_asking:
+            if not self.asking:
+                self.before = logger.handlers, logger.propagate
+            self.asking += more
+            logger.handlers, logger.propagate = ([self], False) if self.asking else self.before
+
+
+_said = _Said()
+
 
 @contextlib.contextmanager
-def _heard() -> Iterator[None]:
-    """Shows what the client logs, such as a transfer that is resumed, as every line about a store is shown."""
-    logger = logging.getLogger("huggingface_hub")
-    before = logger.handlers, logger.propagate
-    logger.handlers, logger.propagate = [_Said(logging.WARNING)], False
+def heard() -> Iterator[None]:
+    """Shows what the client logs meanwhile, a transfer that is resumed, as every line about a store is shown."""
+    _said.count(1)
     try:
         yield
     finally:
-        logger.handlers, logger.propagate = before
+        _said.count(-1)
 
 
 def _library(path: str) -> ModuleType:

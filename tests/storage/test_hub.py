@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 
 import pytest
@@ -179,7 +180,7 @@ def test_there_is_no_such_model(server, monkeypatch, token):
 
 def test_there_is_no_such_revision(server):
     said, code = line(places.here, f"{NAME}@v9")
-    assert code == 2 and f"org/tiny has no revision 'v9': {server.url}/org/tiny/tree/main" in said
+    assert code == 2 and f"{NAME}@v9: org/tiny has no such revision: {server.url}/org/tiny/tree/main" in said
 
 
 def test_a_gated_model_wants_a_token(server, monkeypatch):
@@ -304,3 +305,16 @@ def test_a_hub_that_never_answers(server, monkeypatch, capsys):
     server.faults = [("/api/models/", 0, {"seconds": "1"})]
     places.here(NAME)
     assert "ReadTimeout" in capsys.readouterr().err
+
+
+def test_what_the_client_logs_is_heard_while_it_is_asked(capsys):
+    logger = logging.getLogger("huggingface_hub")
+    before = list(logger.handlers)
+    outer, inner = hub.heard(), hub.heard()
+    outer.__enter__()
+    inner.__enter__()
+    outer.__exit__(None, None, None)  # as two sources that are read in turns
+    logger.warning("Retrying https://cdn.example/a?X-Amz-Signature=secret in 1s")
+    inner.__exit__(None, None, None)
+    assert capsys.readouterr().err == "pretrainax: Retrying https://cdn.example/a in 1s\n"
+    assert logger.handlers == before and logger.propagate
