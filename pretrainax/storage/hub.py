@@ -15,6 +15,7 @@ import os
 import random
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -279,7 +280,10 @@ def push(folder: str, repository: str, is_private: bool) -> str:
       RunFailed: the transfer broke off; nothing of the repository has changed then.
     """
     check_push(repository)
-    path, api = f"{HUB}{repository}", _library(repository).HfApi()
+    path, library = f"{HUB}{repository}", _library(repository)
+    api = library.HfApi()
+    if not sys.stderr.isatty():  # of downloads the client sees that itself
+        library.utils.disable_progress_bars()
     # a model of fewer files than that before is not to lie among its shards
     other = ["model*.safetensors", _INDEX]
     to = {"repo_id": repository, "commit_message": "Export of PretrainAX", "delete_patterns": other}

@@ -117,20 +117,24 @@ def _lines(workdir: str) -> list[dict]:
 
 def _metadata(card: _Card) -> str:
     """Returns the block that the hub reads: YAML, whose values are written as JSON, a part of it."""
-    uses = [use for ends, use in _TAGS if card.architecture.endswith(ends)]
     sources = card.experiment.data.source.components()
     data = [source.path for source in sources if isinstance(source, HuggingFace) and _is_of_hub(source)]
     base = _start(card)
     fields = {
         "license": card.license,
         "library_name": "transformers",
-        "pipeline_tag": uses[0] if uses else None,
+        "pipeline_tag": _tag(card),
         "tags": ["pretrainax", "jax", *([] if base else ["pretraining"])],
         "datasets": data,
         "base_model": base.repository if (base := hub_name(base)) else None,
     }
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in fields.items() if value)
     return f"---\n{''.join(lines)}---\n"
+
+
+def _tag(card: _Card) -> Optional[str]:
+    """Returns what the hub calls the use of a model; None where it has no name for it."""
+    return next((use for ends, use in _TAGS if card.architecture.endswith(ends)), None)
 
 
 def _is_of_hub(source: HuggingFace) -> bool:
@@ -179,9 +183,17 @@ def _use(card: _Card) -> str:
         "## Use\n\n```python\n"
         f"from transformers import AutoTokenizer, {card.architecture}\n\n"
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
-        f'model = {card.architecture}.from_pretrained("{name}")\n```\n\n'
+        f'model = {card.architecture}.from_pretrained("{name}")\n{_written(card)}```\n\n'
         f'With PretrainAX: `pretrainax.load("{ours}")`, or `--config.checkpoint.init_from={ours}` to train on.\n'
     )
+
+
+def _written(card: _Card) -> str:
+    """Returns the lines by which a decoder writes; "" of others."""
+    if _tag(card) != "text-generation":
+        return ""
+    ids = 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids'
+    return f"{ids}\nprint(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))\n"
 
 
 def _architecture(card: _Card) -> str:
@@ -200,7 +212,7 @@ def _architecture(card: _Card) -> str:
         ("most tokens", f"{length:,}" if length else "no limit in its positions"),
         ("numbers of the files", str(described.get("dtype"))),
     ]
-    return "## Architecture\n\n" + markdown(("", ""), rows, padded=False)
+    return "## Architecture\n\n" + markdown(("", _code(card.architecture)), rows, padded=False)
 
 
 # --- how it was made -------------------------------------------------------------------------------------------------
@@ -230,7 +242,7 @@ def _training(card: _Card) -> str:
         *([("teacher", _code(e.distill))] if e.distill is not None else []),
         ("seed", f"{e.train.seed}"),
     ]
-    return "## Training\n\n" + markdown(("", ""), rows, padded=False)
+    return "## Training\n\n" + markdown(("", f"PretrainAX {__version__}"), rows, padded=False)
 
 
 def _sources(card: _Card) -> str:
@@ -319,7 +331,9 @@ def _results(figures: Sequence[_Figure]) -> str:
         own = [f for f in figures if (f.of, f.how) == (of, how)]
         values = (f"{f.value:,.4f}" + ("" if f.error is None else f" ± {f.error:,.4f}") for f in own)
         rows = [(f.name, value, _shown(f.meaning)) for f, value in zip(own, values, strict=True)]
-        tables.append(f"{_shown(of)}: {_shown(how)}.\n\n{markdown(('figure', 'value', ''), rows, padded=False)}\n")
+        columns = 3 if any(f.meaning for f in own) else 2
+        table = markdown(("figure", "value", "what it is")[:columns], [row[:columns] for row in rows], padded=False)
+        tables.append(f"{_shown(of)}: {_shown(how)}.\n\n{table}\n")
     errors = "± is the standard error. " if any(f.error is not None for f in figures) else ""
     return f"## Results\n\n{''.join(tables)}{errors}All is of one run with one seed, and no mean over several.\n"
 

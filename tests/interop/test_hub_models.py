@@ -12,8 +12,11 @@ from pretrainax import config as config_lib
 from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.values import range_problems
+from pretrainax.distill import Distillation
+from pretrainax.evaluate import Evaluation
 from pretrainax.interop import adapters, directories, start
 from pretrainax.interop.origin import find_origin
+from pretrainax.interop.teacher import find_teacher
 from pretrainax.tokenization import PretrainedTokenizer
 from tests.golden.case import weights
 from tests.support.fake_hub import forget
@@ -110,3 +113,15 @@ def test_fields_that_are_no_models_take_none(field):
     set_field(experiment, f"config.{field}", NAME)
     (problem,) = range_problems(experiment)
     assert problem.startswith(f"config.{field} is '{NAME}': models of the hub are read alone") and "--push" in problem
+
+
+def test_results_of_a_model_of_the_hub_have_a_folder_of_its_name():
+    evaluation = Evaluation({})
+    evaluation.directory = f"{NAME}@v1"
+    assert evaluation._folder() == os.path.join("evaluations", "org--tiny")
+
+
+def test_a_teacher_of_the_hub_is_found_and_its_absence_is_of_its_field(released, hub_server):
+    assert find_teacher(Distillation(teacher=NAME)).hub.startswith(f"{NAME}@")
+    with pytest.raises(UserError, match=r"config\.distill\.teacher: hf:org/none: .* has no model org/none"):
+        find_teacher(Distillation(teacher="hf:org/none"))

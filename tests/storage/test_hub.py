@@ -4,13 +4,16 @@ import errno
 import json
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 from huggingface_hub import constants
 
-from pretrainax.config import UserError
+from pretrainax.config import UserError, paths
 from pretrainax.storage import hub, places
 from tests.support.fake_hub import forget
+from tests.support.runs import ROOT
 
 SMALL = {"config.json": b'{"model_type": "gpt2"}', "tokenizer.json": b"{}", "vocab.json": b"{}", "merges.txt": b"a b"}
 WEIGHTS = bytes(range(256)) * 400
@@ -93,6 +96,21 @@ def test_shards_are_those_of_the_index(server):
     assert names(folder) == {*SMALL, *index}
     places.complete(folder)
     assert names(folder) == {*SMALL, *index, *shards}
+
+
+def test_the_client_is_imported_where_a_model_of_the_hub_is_named():
+    code = "import sys, pretrainax.cli, pretrainax.interop.origin; sys.exit('huggingface_hub' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ).returncode == 0
+
+
+def test_a_flag_takes_a_model_of_the_hub_where_it_is_read():
+    from_, workdir = (paths._PathParser(takes_hub) for takes_hub in (True, False))
+    assert from_.parse(f"{NAME}@v1") == f"{NAME}@v1"
+    with pytest.raises(ValueError, match="write hf:org/name or hf:org/name@revision"):
+        from_.parse("hf://org/name")
+    with pytest.raises(ValueError, match="models of the hub are read alone.*export --push=org/name"):
+        workdir.parse(NAME)
+    assert workdir.parse("./hf:org/name") == "./hf:org/name"
 
 
 # --- what goes wrong
