@@ -71,7 +71,7 @@ _folders: dict[str, _Model] = {}
 
 
 class _Answer(NamedTuple):
-    """What tells of an answer of the hub."""
+    """Holds what tells of an answer of the hub."""
 
     status_code: int
     headers: Mapping[str, str]

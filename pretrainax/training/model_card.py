@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
-from pretrainax import __version__
+import pretrainax
 from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import step_of
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
 
 
 class _Card(NamedTuple):
-    """What the parts of a card are made of."""
+    """Holds what the parts of a card are made of."""
 
     experiment: Experiment
     origin: Origin
@@ -158,7 +158,7 @@ def _introduction(card: _Card) -> str:
         of = "the mean of the checkpoints of steps" if len(steps) > 1 else "the checkpoint of step"
         average = ", the moving average of the parameters" if card.origin.folder == EMA else ""
         made += f" This is {of} {' and '.join(f'{step:,}' for step in steps)} of {planned:,}{average}."
-    return f"# {card.name.rpartition('/')[2]}\n\n{what}, made with PretrainAX {__version__}. {made}\n"
+    return f"# {card.name.rpartition('/')[2]}\n\n{what}, made with PretrainAX {pretrainax.__version__}. {made}\n"
 
 
 def _last(path: str) -> str:
@@ -242,7 +242,7 @@ def _training(card: _Card) -> str:
         *([("teacher", _code(e.distill))] if e.distill is not None else []),
         ("seed", f"{e.train.seed}"),
     ]
-    return "## Training\n\n" + markdown(("", f"PretrainAX {__version__}"), rows, padded=False)
+    return "## Training\n\n" + markdown(("", f"PretrainAX {pretrainax.__version__}"), rows, padded=False)
 
 
 def _sources(card: _Card) -> str:
