@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import NamedTuple, NoReturn, Optional, TypeVar
 
 from pretrainax.config import RunFailed, UserError
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
 from pretrainax.config.paths import HUB, HubName, hub_name, path_problem
 from pretrainax.config.regular_files import MOST_BYTES
@@ -95,6 +96,7 @@ def folder_of(path: str) -> str:
             raise UserError(f"{path}: {problem}")
         model = _found(path)
         _bring(model, [name for name in model.sizes or () if _SMALL.fullmatch(name)], "its configs and tokenizer")
+        _remember(model)
         _models[path] = _folders[model.folder] = model
     return _models[path].folder
 
@@ -156,22 +158,16 @@ def _found(path: str) -> _Model:
     name = hub_name(path)
     assert name is not None
     hub = _library(path)
-    api = hub.HfApi()
-
     wanted = {"revision": name.revision, "timeout": _ANSWER, "files_metadata": True}
     try:
         with heard():
-            info = _asked(path, lambda: api.model_info(name.repository, **wanted))
+            info = _asked(path, lambda: hub.HfApi().model_info(name.repository, **wanted))
     except _NoAnswer as e:
         return _cached(path, name, str(e))
     if not _COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
         raise UserError(f"{path}: {hub.constants.ENDPOINT} is no hub: it names the commit {info.sha!r}")
     sizes = {file.rfilename: file.size for file in info.siblings or () if file.size is not None}
-    model = _Model(path, name, info.sha, _snapshot(name, info.sha), sizes)
-    # so that the cache knows what the name stood for, where there is no network
-    with contextlib.suppress(Exception), heard():
-        api.resolve_revision(name.repository, revision=name.revision)
-    return model
+    return _Model(path, name, info.sha, _snapshot(name, info.sha), sizes)
 
 
 def _cached(path: str, name: HubName, why: str) -> _Model:
@@ -187,6 +183,16 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
         )
     say(f"{path}: the hub is not reached ({why}); the copy of commit {commit[:12]} in the cache is used")
     return _Model(path, name, commit, folder, None)
+
+
+def _remember(model: _Model) -> None:
+    """Writes into the cache what a name stands for, as its layout has it: where there is no network, that is asked."""
+    revision = model.name.revision or "main"
+    reference = os.path.join(os.path.dirname(os.path.dirname(model.folder)), "refs", revision)
+    if model.sizes is not None and revision != model.commit:
+        with contextlib.suppress(OSError):  # a cache that may only be read
+            os.makedirs(os.path.dirname(reference), exist_ok=True)
+            write_atomically(reference, model.commit)
 
 
 def _snapshot(name: HubName, commit: str) -> str:
@@ -395,7 +401,7 @@ def _refused(path: str, name: HubName, what: str, error: Exception, response: _A
         return UserError(f"{path} is gated: ask for access at {page}{then}")
     if code == "RevisionNotFound":
         return UserError(f"{path}: {name.repository} has no such revision: {page}/tree/main lists them")
-    if code == "RepoNotFound" or response.status_code in (401, 404):
+    if code == "RepoNotFound" or (not code and response.status_code in (401, 404)):
         then = f"if it is private, {log_in}" if get_token() is None else "or the token that is set here may not see it"
         return UserError(f"{path}: {constants.ENDPOINT} has no {what} {name.repository}: mind the name; {then}")
     if response.status_code == 403:

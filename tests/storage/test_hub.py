@@ -299,6 +299,21 @@ def test_without_a_network_the_cache_is_used(server, cut_off, capsys):
     assert f"{NAME}: the hub is not reached ({why}" in said and "the copy of commit" in said and said.count("\n") == 1
 
 
+def test_without_a_network_each_name_of_a_commit_is_known(server, cut_off):
+    """The second one has fetched nothing: all was there."""
+    repository = server.repositories["org/tiny"]
+    repository.references["refs/pr/1"] = repository.references["v1.0"] = repository.references["main"]
+    wanted = {places.here(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")}
+    cut_off()
+    assert {places.here(f"{NAME}@{revision}") for revision in ("main", "refs/pr/1", "v1.0")} == wanted
+
+
+def test_a_file_that_is_listed_and_not_there(server, monkeypatch):
+    server.faults = [("vocab.json", 404, {"X-Error-Code": "EntryNotFound"})]
+    said, code = line(places.here, NAME)
+    assert code == 2 and "the hub answers 404" in said
+
+
 def test_without_a_network_and_a_copy(server, cut_off):
     why = cut_off()
     said, code = line(places.here, NAME)
