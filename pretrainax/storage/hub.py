@@ -134,20 +134,37 @@ def _weights(model: _Model, listed: "Mapping[str, int] | list[str]") -> list[str
     index = os.path.join(model.folder, _INDEX)
     found = [name for name in (_SINGLE, _ADAPTER) if name in listed]
     if _SINGLE not in listed and _INDEX in listed and os.path.exists(index):
-        found += sorted({str(name) for name in (read_object(index).get("weight_map") or {}).values()})
+        shards = read_object(index).get("weight_map")
+        found += sorted({str(name) for name in (shards.values() if isinstance(shards, dict) else ())})
     if odd := [name for name in found if not _SHARD.fullmatch(name)]:
         raise UserError(f"{model.given}: {_INDEX} names the file {odd[0]!r}, it must be a safetensors file beside it")
     if found or model.sizes is None:
         return found or [_SINGLE]
     pickled = sorted(name for name in listed if _PICKLED.fullmatch(name))
     there = f"holds {', '.join(pickled[:3])} and no safetensors" if pickled else "holds no safetensors"
-    convert = f"AutoModel.from_pretrained('{model.name.repository}').save_pretrained('converted')"
     advice = (
         ": files that can run code when they are opened are never fetched. Take a revision that has them, as "
         f"{HUB}{model.name.repository}@refs/pr/1, where the hub's page lists one under Community; or, where you trust "
-        f'them, convert them: python -c "from transformers import AutoModel; {convert}", and give that folder'
+        f"them, convert them with transformers: {how_to_convert(model.folder, model.name.repository)}"
     )
     raise UserError(f"{model.given} {there}{advice if pickled else ': give a model that does'}")
+
+
+def how_to_convert(folder: str, source: str) -> str:
+    """Returns what makes safetensors of weights that are not read.
+
+    Args:
+      folder: where the config.json of the model is.
+      source: what transformers calls it.
+    """
+    config = os.path.join(folder, "config.json")
+    known = read_object(config).get("architectures") if os.path.exists(config) else None
+    # of a file that may come from anybody, and is to be pasted
+    name = known[0] if isinstance(known, list) and known and str(known[0]).isidentifier() else "AutoModel"
+    return (
+        f'python -c "from transformers import {name} as M; '
+        f"M.from_pretrained('{source}').save_pretrained('converted')\", and copy its tokenizer's files there"
+    )
 
 
 # --- finding ---------------------------------------------------------------------------------------------------------
@@ -178,8 +195,8 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
         commit = ""
     if not commit or not os.path.isdir(folder := _snapshot(name, commit)):
         raise RunFailed(
-            f"{path}: the hub cannot be reached ({why}), and the cache of this machine does not have it: fetch it once "
-            f"with a network, as hf download {name.repository}, or give a folder"
+            f"{path}: the hub cannot be reached ({why}), and the cache of this machine does not have it: run the same "
+            "command once with a network, or give a folder"
         )
     say(f"{path}: the hub is not reached ({why}); the copy of commit {commit[:12]} in the cache is used")
     return _Model(path, name, commit, folder, None)

@@ -125,11 +125,12 @@ def line(call, *args):
 
 
 def test_pickles_are_not_fetched(server):
-    server.repository("org/old").commit({**SMALL, "pytorch_model.bin": b"\x80\x04", "rust_model.ot": b""})
+    described = {"config.json": b'{"model_type": "bert", "architectures": ["BertForMaskedLM"]}'}
+    server.repository("org/old").commit({**SMALL, **described, "pytorch_model.bin": b"\x80\x04", "rust_model.ot": b""})
     folder = places.here("hf:org/old")  # its tokenizer can be used
     said, code = line(places.complete, folder)
     assert code == 2 and said.startswith("hf:org/old holds pytorch_model.bin and no safetensors: files that can run")
-    assert "hf:org/old@refs/pr/1" in said and "save_pretrained('converted')" in said
+    assert "hf:org/old@refs/pr/1" in said and "import BertForMaskedLM as M; M.from_pretrained('org/old')" in said
     assert not any("pytorch_model.bin" in path for _, path, _ in server.requests)
 
 
