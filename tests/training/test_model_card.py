@@ -10,11 +10,16 @@ import pytest
 import yaml
 
 import pretrainax
-from pretrainax.config import UserError
-from pretrainax.interop.directories import export_workdir
+from pretrainax import config as config_lib
+from pretrainax.config import UserError, ledger
+from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.config_file import CONFIGS
+from pretrainax.data.sources import HuggingFace
+from pretrainax.interop.directories import export_workdir, import_directory
 from pretrainax.interop.origin import find_origin
-from pretrainax.training.model_card import write_card
+from pretrainax.training.model_card import Recipe, write_card
 from tests.support.fake_hub import hub_server  # noqa: F401
+from tests.support.released import write_release
 from tests.support.runs import ENV, TINY, command, exporting, run, write_text
 
 STEPS = 4
@@ -31,10 +36,10 @@ def trained(tmp_path_factory):
     return folder / "run"
 
 
-def card_of(workdir, to, license=None, name="me/tiny"):
+def card_of(workdir, to, license=None, recipe=None):
     origin = find_origin(str(workdir))
     export_workdir(origin.directory, str(to), origin.steps, folder=origin.folder)
-    write_card(str(to), origin, name, license, None)
+    write_card(str(to), origin, "me/tiny", license, recipe)
     return (to / "README.md").read_text()
 
 
@@ -43,7 +48,7 @@ def values(card: str) -> dict[str, str]:
     return dict(re.findall(r"^\| (\w+) \| ([\d.,]+) \|", card, re.MULTILINE))
 
 
-def test_a_model_goes_to_the_hub_and_comes_back(trained, hub_server, monkeypatch):  # noqa: F811
+def test_a_model_goes_to_the_hub_and_comes_back(trained, hub_server, tmp_path, monkeypatch):  # noqa: F811
     env = ENV | {"HF_ENDPOINT": hub_server.url, "HF_TOKEN": "hf_known", "HF_HUB_DISABLE_XET": "1"}
     done = run([*exporting(trained, "")[:-1], "--push=me/tiny", "--license=mit", "--private"], env=env)
     assert done.returncode == 0, done.stderr
@@ -64,6 +69,18 @@ def test_a_model_goes_to_the_hub_and_comes_back(trained, hub_server, monkeypatch
         for model in (ours, theirs)
     ]
     np.testing.assert_array_equal(*map(np.asarray, logits))  # float32 there and back: the same numbers
+
+    # a run starts from there, and keeps both the name and what it stood for
+    workdir, name = tmp_path / "more", "hf:me/tiny@main"
+    flags = [f"--config.checkpoint.init_from={name}", f"--config.tokenizer=PretrainedTokenizer(path='{name}')"]
+    source = trained.parent / "secret_place" / "text"
+    env |= {"HF_HOME": str(tmp_path / "home")}
+    words = command(f"{TINY}:gpt", workdir, source, tmp_path / "cache", *flags, "--config.train.steps=1")
+    done = run(words, env=env)
+    assert done.returncode == 0 and f"from {name} (commit {commit[:12]})" in done.stderr + done.stdout, done.stderr
+    experiment = config_lib.load(str(workdir / "config.json"))
+    assert (experiment.checkpoint.init_from, experiment.tokenizer.path) == (name, name)
+    assert json.loads((workdir / "start.json").read_text())["directory"] == f"hf:me/tiny@{commit}"
 
 
 def test_a_card_says_what_was_measured_of_this_checkpoint(trained, tmp_path):
@@ -131,3 +148,43 @@ def test_a_manifest_leaves_the_card_to_who_writes_it(trained, tmp_path):
     card_of(trained, tmp_path / "export")
     (tmp_path / "export" / "README.md").write_text("# Mine")
     pretrainax.load(tmp_path / "export")
+
+
+def test_a_card_links_what_is_of_the_hub(trained, tmp_path):
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    experiment = config_lib.load(str(workdir / "config.json"))
+    experiment.data.source = HuggingFace(path="org/data", streaming=True)
+    write_atomically(str(workdir / "config.json"), config_lib.dump(experiment))
+    (workdir / "start.json").write_text(json.dumps({"directory": f"hf:org/base@{'1' * 40}"}))
+    _, metadata, card = card_of(workdir, tmp_path / "export").split("---\n", 2)
+    described = yaml.safe_load(metadata)
+    assert (described["datasets"], described["base_model"]) == (["org/data"], "org/base")
+    assert "pretraining" not in described["tags"] and f"It started from `hf:org/base@{'1' * 40}`." in card
+
+
+def test_a_card_says_where_numbers_come_from(trained, tmp_path):
+    experiment = config_lib.load(str(trained / "config.json"))
+    compared = ledger.compare(experiment, f"{CONFIGS}/gpt2.toml", "")
+    card = card_of(trained, tmp_path / "export", recipe=Recipe("gpt2", compared))
+    assert "The config is `gpt2` of PretrainAX" in card
+    (width,) = (row for row in compared.rows if row.path == "model.d_model")
+    line = f"| `model.d_model` | `32` | set for this run, in the place of `{width.fact.value}` ({width.fact.status}: "
+    assert line in card and "data.source" not in card.partition("## Recipe")[2]
+
+
+def test_a_card_shows_no_secret(trained, tmp_path):
+    workdir = shutil.copytree(trained, tmp_path / "run")
+    experiment = config_lib.load(str(workdir / "config.json"))
+    experiment.data.source = HuggingFace(path="org/data", name="hf_abcdefghijklmnopqrstuvwxyz")
+    write_atomically(str(workdir / "config.json"), config_lib.dump(experiment))
+    card = card_of(workdir, tmp_path / "export")
+    assert "HuggingFace(path='org/data', name='***')" in card and "abcdefgh" not in card
+
+
+def test_a_card_of_an_import_says_that_nothing_is_known_of_its_training(tmp_path):
+    layers = write_release(tmp_path / "source", "gpt2").config.num_layers
+    import_directory(str(tmp_path / "source"), str(tmp_path / "run"))
+    card = card_of(tmp_path / "run", tmp_path / "export")
+    assert f"| layers | {layers} |" in card
+    assert "It was not trained here." in card and "What it was trained on is said by whom it came from" in card
+    assert "## Training" not in card and "## Config" not in card
