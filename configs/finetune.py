@@ -2,8 +2,9 @@
 
     python -m pretrainax.main --config=finetune:sst2 --config.checkpoint.init_from=runs/mine
 
-`init_from` is a run (RUN@best, RUN@2000 too), an export or a Hugging Face directory: architecture and tokenizer are
-its own, its heads are left out, and that of the task is drawn anew, unless the start has it with the same labels.
+`init_from` is a run (RUN@best, RUN@2000 too), an export, a Hugging Face directory or hf:org/name: architecture and
+tokenizer are its own, its heads are left out, and that of the task is drawn anew, unless the start has it with the same
+labels.
 Without `init_from` a BERT-base begins with random numbers.
 
 Tasks by name, of GLUE: `:cola :sst2 :mrpc :stsb :qqp :mnli :qnli :rte :wnli`; of multiple choice `:race :race_middle

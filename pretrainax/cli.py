@@ -163,11 +163,14 @@ def papers_source() -> str:
     return " ".join(found[1].split()).replace("( ", "(").replace(" )", ")") if found else ""
 
 
-def compare_with_ledger() -> Optional[ledger.Comparison]:
-    """Returns the config, as flags have made it, beside the ledger of its file; None where that has none."""
+def compare_with_ledger(experiment: Optional[Experiment] = None) -> Optional[ledger.Comparison]:
+    """Returns the config, as flags have made it, beside the ledger of its file; None where that has none.
+
+    experiment: of a run that was made by it, to stand in its place.
+    """
     file, variant = find_config(_CONFIG_PARSER.given)
     beside = ledger.beside(file)
-    return ledger.compare(CONFIG.value, beside, variant) if os.path.exists(beside) else None
+    return ledger.compare(experiment or CONFIG.value, beside, variant) if os.path.exists(beside) else None
 
 
 def deviations() -> str:

@@ -1,8 +1,9 @@
 """Says how good a model is, on text: `python -m pretrainax.evaluate --from=DIR [--source="TextFiles(path='other')"]`.
 
 DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average (of all that are kept; DIR@average5: of the newest
-5), an export or a Hugging Face directory; `--workdir=DIR` does as well. Of the parameters it takes those that the run
-validates, as config.evaluate.parameters says; DIR@ema is their moving average, DIR@trained as they were trained.
+5), an export, a Hugging Face directory or hf:org/name[@revision]; `--workdir=DIR` does as well. Of the parameters it
+takes those that the run validates, as config.evaluate.parameters says; DIR@ema is their moving average, DIR@trained as
+they were trained.
 
 Without more, a run's own validation: the figures of what it asks there on its validation split, and samples. Flags may
 set what is evaluated, and on what: the text (`--config.data.source=…`), how many batches of it
@@ -26,7 +27,8 @@ gives the difference to another model on these spans.
 `--tasks=grammar,blimp:my/folder,my_task.json` asks it tasks that it was not trained for; docs/use.md says which there
 are, and how to write one. `--examples=N` asks for N of each.
 
-The results are printed, and written as JSON to DIR/evaluations, or to --output=FILE. `--every-checkpoint` does it for
+The results are printed, and written as JSON to DIR/evaluations (of a model of the hub to evaluations/org--name), or to
+--output=FILE. `--every-checkpoint` does it for
 all checkpoints that a run keeps, and draws them over the training.
 
 Several processes are started by hand, as launch/README.md says under "Elsewhere"; they work on the mesh of the run, on
@@ -52,7 +54,7 @@ from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
-from pretrainax.config.paths import define_path
+from pretrainax.config.paths import define_path, hub_name
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.answers import task_in
@@ -98,7 +100,7 @@ _GIVE_TEXT = "give a text, as --source=\"TextFiles(path='my/folder')\""
 def main() -> None:
     """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
     asked = {
-        "from": define_path("from", None, NAMES),
+        "from": define_path("from", None, NAMES, takes_hub=True),
         "source": flags.DEFINE_string("source", None, "Text to score, as TextFiles(path='other')"),
         "split": flags.DEFINE_enum("split", "valid", list(SPLITS), "--source: which part of it"),
         "documents": flags.DEFINE_integer("documents", None, "--source: at most so many, of each part", lower_bound=1),
@@ -110,7 +112,7 @@ def main() -> None:
         "span-share": flags.DEFINE_float("span-share", SpanChoice.share, "How much of the text is in spans"),
         "span-bytes": flags.DEFINE_float("span-bytes", SpanChoice.mean_bytes, "Bytes of a span, on average"),
         "span-context": flags.DEFINE_integer("span-context", SpanChoice.context, "Bytes on each side that are read"),
-        "beside": define_path("beside", None, "--bytes-of-spans: another model, to be compared with"),
+        "beside": define_path("beside", None, "--bytes-of-spans: another model, to be compared with", takes_hub=True),
         "tasks": flags.DEFINE_list("tasks", None, "Tasks without training, as grammar,blimp:my/folder,my_task.json"),
         "examples": flags.DEFINE_integer("examples", None, "--tasks: at most so many of each, evenly spaced"),
         "every-checkpoint": flags.DEFINE_bool("every-checkpoint", False, "All that the run keeps, with a picture"),
@@ -289,12 +291,18 @@ class Evaluation:
             print(visible(f"run  {self.directory}{average}\n\n{table_over_steps(results)}\n"))
         elif self.of_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
-        path = self["output"] or os.path.join(self.directory, "evaluations", f"{self._name()}.json")
+        path = self["output"] or os.path.join(self._folder(), f"{self._name()}.json")
         print(visible(write_results(path, results)))
         if self["every-checkpoint"]:
             drawn = f"{os.path.splitext(path)[0]}.png"
             picture.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
             print(visible(f"drawn in {drawn}"))
+
+    def _folder(self) -> str:
+        """Returns where results are kept: with the model, and of one of the hub in a folder of its name."""
+        if name := hub_name(self.directory):
+            return os.path.join("evaluations", name.repository.replace("/", "--"))
+        return os.path.join(self.directory, "evaluations")
 
     def _name(self) -> str:
         """Returns a file name for the results: another one for other flags, the same for the same."""

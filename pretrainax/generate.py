@@ -1,8 +1,8 @@
 """Lets a trained model write: `python -m pretrainax.generate --from=DIR "Once upon a time" [--temperature=0.8]`.
 
-DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, DIR@ema, an export or a Hugging Face directory.
-A decoder goes on with the text. An encoder-decoder answers it, or fills in its spans: "The <extra_id_0> walks in
-<extra_id_1> park". One prompt is shown while it is written; several are written together.
+DIR is a run (its newest checkpoint), DIR@2000, DIR@best, DIR@average, DIR@ema, an export, a Hugging Face directory or
+hf:org/name[@revision]. A decoder goes on with the text. An encoder-decoder answers it, or fills in its spans: "The
+<extra_id_0> walks in <extra_id_1> park". One prompt is shown while it is written; several are written together.
 
     python -m pretrainax.generate --from=DIR --input=prompts.jsonl --output=texts.jsonl
 
@@ -42,7 +42,7 @@ from pretrainax.runtime import host
 def main() -> None:
     """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
     asked = {
-        "from": define_path("from", None, NAMES),
+        "from": define_path("from", None, NAMES, takes_hub=True),
         "input": define_path("input", None, "Prompts, a line of JSON each"),
         "output": define_path("output", None, "--input: the file of the texts"),
         "batch_size": flags.DEFINE_integer("batch_size", 16, "Prompts that are written at a time", lower_bound=1),

@@ -1,9 +1,9 @@
 """Says what a fine-tuned model makes of records: `python -m pretrainax.predict --from=DIR --input=FILE --output=FILE`.
 
-DIR is a run of a task (--config=finetune:…), RUN@best, RUN@2000, an export or a Hugging Face directory of a model with
-such a head (BertForSequenceClassification, …). --input has a record a line, with the fields that the task reads, and
-needs no label: JSON lines, .tsv or .csv with a line of names (.gz, .xz, .zst too), a folder of them, - for those of the
-standard input, or a source as in a config:
+DIR is a run of a task (--config=finetune:…), RUN@best, RUN@2000, or an export, a Hugging Face directory or hf:org/name
+of a model with such a head (BertForSequenceClassification, …). --input has a record a line, with the fields that the
+task reads, and needs no label: JSON lines, .tsv or .csv with a line of names (.gz, .xz, .zst too), a folder of them,
+- for those of the standard input, or a source as in a config:
 
     --input="Csv(path='my.txt', delimiter=';')"  --input="Tsv(path='-', columns=('id', 'text'))"
 
@@ -46,7 +46,7 @@ COUNT = ("objective", "data.sequence_length", "mesh", "train.dtype")  # fields t
 def main() -> None:
     """Defines the flags, and runs the command: here, as other commands have flags of the same names."""
     asked = {
-        "from": define_path("from", None, NAMES),
+        "from": define_path("from", None, NAMES, takes_hub=True),
         "input": define_path("input", None, "Records: a file, a folder, - for standard input, or a source"),
         "output": define_path("output", None, "The file of what is said of them; -: the standard output"),
         "format": flags.DEFINE_enum("format", "jsonl", ["jsonl", "csv"], "Of the output"),

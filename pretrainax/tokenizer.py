@@ -19,6 +19,7 @@ from typing import Optional
 from pretrainax.config import Experiment, UserError, nearest
 from pretrainax.config.paths import define_path
 from pretrainax.data.preparation.tokenizer import prepare_tokenizer, sample_split
+from pretrainax.storage.places import here
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.compare import KINDS, compare, measure, table, write_report
 from pretrainax.tokenization.huggingface import read_tokenizer
@@ -82,7 +83,9 @@ def main() -> None:
     target = define_path("to", None, "train, report: the directory to write")
     sizes = flags.DEFINE_list("sizes", ["4000", "8000", "16000", "32000", "50000"], "report: values of vocab_size")
     kinds = flags.DEFINE_list("kinds", list(KINDS), "report: of tokenizers")
-    directory = define_path("tokenizer", None, "encode: a saved tokenizer, or a Hugging Face directory")
+    directory = define_path(
+        "tokenizer", None, "encode: a saved one, a Hugging Face directory, hf:org/name", takes_hub=True
+    )
     text = flags.DEFINE_string("text", None, "encode: the text; from stdin where not given")
 
     def run(command: str) -> int:
@@ -100,7 +103,7 @@ def main() -> None:
             raise UserError("encode needs --tokenizer=DIR")
         else:
             said = sys.stdin.read() if text.value is None else text.value
-            print(describe_segmentation(read_tokenizer(directory.value), said))
+            print(describe_segmentation(read_tokenizer(here(directory.value)), said))
         return 0
 
     cli.run(run, commands=("train", "report", "encode"))

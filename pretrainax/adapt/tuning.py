@@ -87,7 +87,7 @@ class Tuning(kinds.Tuning):
         if not experiment.checkpoint.init_from:
             yield (
                 f"config.tuning is {self}, which trains a few parameters of a model that is there: set "
-                "config.checkpoint.init_from to the --workdir of a run or a Hugging Face directory"
+                "config.checkpoint.init_from to the --workdir of a run, a Hugging Face directory or hf:org/name"
             )
         yield from self.length_problems(experiment)
 

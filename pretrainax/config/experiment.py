@@ -188,7 +188,7 @@ class CheckpointConfig:
     keep_at: KeptSteps = free(())
     # where --workdir is of an object store: the folder of each machine that has its newest files; None: a cache
     local_dir: Optional[str] = free(None)
-    # parameters to start from: a run, RUN@2000, RUN@best, an export, or a Hugging Face directory
+    # parameters to start from: a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
     init_from: Optional[str] = None
     # how that becomes this model, one after the other, where it is of another family or shape; (): it is of this one
     adapt: tuple[Adaptation, ...] = ()

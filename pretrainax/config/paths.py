@@ -2,13 +2,33 @@
 
 import os
 import re
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from absl import flags
 
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
 STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # schemes, and the extra of each
+HUB = "hf:"  # before the name of a model of the Hugging Face Hub
+_HUB_NAME = re.compile(rf"{HUB}([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
+
+
+class HubName(NamedTuple):
+    """A model of the Hugging Face Hub, as a path names it: hf:org/name, hf:org/name@revision."""
+
+    repository: str
+    revision: Optional[str]  # a branch, a tag or a commit; None: what its main branch has now
+
+
+def is_hub(path: str) -> bool:
+    """Tells whether a path is of a model of the Hugging Face Hub; ./hf:a is a folder."""
+    return path.startswith(HUB)
+
+
+def hub_name(path: str) -> Optional[HubName]:
+    """Returns what a path of the hub names; None where no model can have such a name."""
+    match = _HUB_NAME.fullmatch(path)
+    return HubName(match[1], match[2]) if match and ".." not in path else None
 
 
 def is_url(path: str) -> bool:
@@ -16,8 +36,19 @@ def is_url(path: str) -> bool:
     return bool((match := _URL.match(path)) and match[1] in STORES)
 
 
-def path_problem(path: str) -> str:
-    """Returns why there can be no file or folder of this path; empty where there can be one."""
+def path_problem(path: str, takes_hub: bool = False) -> str:
+    """Returns why there can be no file or folder of this path; empty where there can be one.
+
+    takes_hub: it may be that of a model of the hub, too.
+    """
+    if is_hub(path):
+        if not takes_hub:
+            return (
+                "models of the hub are read alone, by --from, config.checkpoint.init_from, config.distill.teacher and "
+                "config.tokenizer.path: give a folder; python -m pretrainax.huggingface export --push=org/name sends a "
+                "model there, and the source HuggingFace(path='org/name') reads a data set"
+            )
+        return "" if hub_name(path) else "no model of the hub is named so: write hf:org/name or hf:org/name@revision"
     scheme = _SCHEME.match(path)
     if scheme and not is_url(path):
         return (
@@ -44,8 +75,12 @@ flags.disclaim_key_flags()  # they are those of who calls `define_path`
 
 
 class _PathParser(flags.ArgumentParser):
+    def __init__(self, takes_hub: bool):
+        super().__init__()
+        self.takes_hub = takes_hub
+
     def parse(self, argument: Optional[str]) -> Optional[str]:
-        if problem := path_problem(argument or ""):
+        if problem := path_problem(argument or "", self.takes_hub):
             raise ValueError(problem)
         return argument and os.path.expanduser(argument)
 
@@ -55,6 +90,11 @@ def is_path(flag: flags.Flag) -> bool:
     return isinstance(flag.parser, _PathParser)
 
 
-def define_path(name: str, default: Optional[str], help: str) -> flags.FlagHolder[Optional[str]]:
-    """Defines a flag that names a file or a folder, of which ~ is the home; as `flags.DEFINE_string` does others."""
-    return flags.DEFINE(_PathParser(), name, default, help)
+def define_path(
+    name: str, default: Optional[str], help: str, takes_hub: bool = False
+) -> flags.FlagHolder[Optional[str]]:
+    """Defines a flag that names a file or a folder, of which ~ is the home; as `flags.DEFINE_string` does others.
+
+    takes_hub: or a model of the hub, which `storage.places.here` brings.
+    """
+    return flags.DEFINE(_PathParser(takes_hub), name, default, help)

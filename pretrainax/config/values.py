@@ -20,6 +20,7 @@ PATHS = (
     "word_list",
     "similar_words",
 )  # names of fields
+_OF_HUB = ("config.checkpoint.init_from", "config.distill.teacher", "config.tokenizer.path")  # models of it, too
 _RANGES = {  # lowest and highest; of others what 64 bits hold
     "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
@@ -94,8 +95,9 @@ def range_problems(experiment: Experiment) -> Iterator[str]:
                 yield f"{path} is {_shown(value)}, it must be {limit}"
         elif isinstance(value, float) and not math.isfinite(value):
             yield f"{path} is {value}, it must be a finite number"
-        elif isinstance(value, str) and path.rpartition(".")[2] in PATHS and (problem := path_problem(value)):
-            yield f"{path} is {value!r}: {problem}"
+        elif isinstance(value, str) and path.rpartition(".")[2] in PATHS:
+            if problem := path_problem(value, path in _OF_HUB):
+                yield f"{path} is {value!r}: {problem}"
 
 
 def _shown(number: int) -> str:

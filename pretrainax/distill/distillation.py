@@ -23,7 +23,7 @@ class Distillation(kinds.DistillConfig):
     relation_loss: KL of the relations among queries, among keys and among values, of one layer (Wang et al. 2021).
     """
 
-    teacher: str  # a run, RUN@2000, RUN@best, an export, or a Hugging Face directory
+    teacher: str  # a run, RUN@2000, RUN@best, an export, a Hugging Face directory, hf:org/name[@revision]
     own: float = 0.5  # weight of the student's own loss
     soft: float = 0.5  # weight of the teacher's soft targets
     temperature: float = 2.0  # of both softmaxes; the higher, the more the unlikely answers count

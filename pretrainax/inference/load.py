@@ -41,7 +41,8 @@ def load(
       directory: a run ("runs/mine": its newest checkpoint that verifies, with the parameters that it validates;
         "runs/mine@2000": that of a step; "runs/mine@best": by validation loss; "runs/mine@average": the mean of all
         that are kept; "runs/mine@ema": the moving average of the parameters; "runs/mine@trained": as they were
-        trained), an export, or a Hugging Face directory.
+        trained), an export, a Hugging Face directory, or a model of the Hugging Face Hub ("hf:org/name",
+        "hf:org/name@revision").
       dtype: of activations and matrix products; None: the run's own, which is float32 on a CPU and bfloat16 elsewhere
         unless its config says otherwise. Parameters are float32.
       mesh: the devices that share the parameters, as `sharding.mesh.make_mesh` makes it; None: see `default_mesh`.

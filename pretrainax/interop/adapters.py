@@ -27,6 +27,7 @@ from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, LearnedPositions, ModelConfig, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.config.paths import hub_name
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.directories import describe_export, evaluation_of
 from pretrainax.interop.origin import AS_TRAINED, Origin, find_origin
@@ -34,6 +35,7 @@ from pretrainax.interop.safetensors_files import Reader, Writer
 from pretrainax.interop.start import experiment_of, find_known_start, remember_start
 from pretrainax.interop.weights import DirectoryWeights
 from pretrainax.runtime.workdir_lock import WorkdirLock
+from pretrainax.storage.places import here
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.huggingface import read_tokenizer
 from pretrainax.zoo.convert import places, rows_of
@@ -271,6 +273,8 @@ def export_adapter(workdir: str, to: str, step: str, folder: str = TRAINED) -> s
         described, tensors = prefix_to_peft(tuning, trained, model)
     described |= {"task_type": _TASKS[model.family], "inference_mode": True}
     described["base_model_name_or_path"] = None if start.steps else start.directory
+    if start.hub and (name := hub_name(start.hub)):
+        described |= {"base_model_name_or_path": name.repository, "revision": name.revision}
     staging = f"{os.path.abspath(to)}.exporting"
     shutil.rmtree(staging, ignore_errors=True)
     os.makedirs(staging)
@@ -312,15 +316,18 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
     """Makes a workdir of a directory of peft, as a run under tuning has it; returns a line about it.
 
     Args:
-      base: a run or a Hugging Face directory that the adapter is for; None: the one that it names.
+      base: a run, a Hugging Face directory or a model of the hub that the adapter is for; None: the one that it names.
     """
+    directory = here(directory)
     described = read_object(os.path.join(directory, CONFIG))
     named = cast("str | None", described.get("base_model_name_or_path"))
     if base is None and not (named and os.path.isdir(named)):
+        on_hub = f", or --base=hf:{named}" if named and hub_name(f"hf:{named}") else ""
         raise UserError(
-            f"{directory} is an adapter of {named or 'a model that it does not name'}: give it as --base=DIR"
+            f"{directory} is an adapter of {named or 'a model that it does not name'}: give it as --base=DIR{on_hub}"
         )
-    origin = find_origin(os.path.expanduser(cast(str, base or named)))
+    given = os.path.expanduser(cast(str, base or named))
+    origin = find_origin(given)
     for field, nothing in _NOTHING.items():
         if described.get(field, nothing[0]) not in nothing:
             raise UserError(f"{directory}: {CONFIG} has {field} {described[field]!r}, which is not read")
@@ -338,7 +345,7 @@ def import_adapter(directory: str, base: str | None, workdir: str) -> str:
             experiment.tuning, trained = prefix_from_peft(described, state, experiment.model)
         else:
             raise UserError(f"{directory}: {CONFIG} has peft_type {kind!r}, read are 'LORA' and 'PREFIX_TUNING'")
-        experiment.checkpoint.init_from = os.path.abspath(cast(str, base or named))
+        experiment.checkpoint.init_from = given if origin.hub else os.path.abspath(given)
         abstract = nested({path: jax.ShapeDtypeStruct(x.shape, x.dtype) for path, x in trained.items()})
         tokenizer.save(os.path.join(workdir, "tokenizer"))
         extra = {"tokenizer": tokenizer.fingerprint}

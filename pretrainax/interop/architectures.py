@@ -33,23 +33,22 @@ def read_config_json(directory: str) -> ConfigJson:
     """Reads the config.json of a Hugging Face directory; UserError where there is none."""
     path = os.path.join(directory, "config.json")
     if not os.path.isdir(directory):
-        raise UserError(f"{directory} is no directory here{_download(directory)}")
+        raise UserError(f"{directory} is no directory here{_on_hub(directory)}")
     if os.path.exists(os.path.join(directory, _ADAPTERS)):
         raise UserError(
             f"{directory} holds adapters ({_ADAPTERS}), not a model: merge them into their base with peft first, by "
             "merge_and_unload() and save_pretrained()"
         )
     if not os.path.exists(path):
-        raise UserError(f"{directory} holds no config.json: it must be a local Hugging Face directory")
+        raise UserError(f"{directory} holds no config.json: it must be a Hugging Face directory")
     return read_object(path)
 
 
-def _download(name: str) -> str:
-    """Returns what to do about the name of a model on the Hugging Face Hub; "" where it cannot be one."""
+def _on_hub(name: str) -> str:
+    """Returns how a model of the Hugging Face Hub is named; "" where this cannot be the name of one."""
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) or name.startswith("."):
         return ""
-    folder = name.rpartition("/")[2]
-    return f"; if it is a model of the Hugging Face Hub: hf download {name} --local-dir={folder}, then give {folder}"
+    return f"; a model of the Hugging Face Hub is named hf:{name}"
 
 
 def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:

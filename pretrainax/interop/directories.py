@@ -34,6 +34,7 @@ from pretrainax.config import (
 )
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
+from pretrainax.config.paths import is_hub
 from pretrainax.data.objectives import (
     BidirectionalLM,
     CausalLM,
@@ -47,15 +48,17 @@ from pretrainax.data.objectives import (
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
 from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
+from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.sentence_transformers import write_modules
-from pretrainax.interop.start import load_run
+from pretrainax.interop.start import load_run, remember_start
 from pretrainax.interop.weights import DirectoryWeights, verify_files
 from pretrainax.models import electra
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.storage.places import here
 from pretrainax.tasks import Classification, ExtractiveQA, MultipleChoice, Regression, TokenClassification
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.base import Vocabulary, load_tokenizer
@@ -72,18 +75,19 @@ DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.f
 
 
 def import_directory(directory: str, workdir: str) -> str:
-    """Makes a workdir of a Hugging Face directory, or of ELMo's files (`elmo_files`); returns a line about it."""
+    """Makes a workdir of a Hugging Face directory, a model of the hub, or ELMo's files; returns a line about it."""
     exact_path(workdir)
     with WorkdirLock(workdir):
-        return _import_directory(directory, workdir)
+        return _import(directory, workdir)
 
 
-def _import_directory(directory: str, workdir: str) -> str:
+def _import(given: str, workdir: str) -> str:
     started = time.perf_counter()
     if os.path.exists(os.path.join(workdir, "config.json")):
         raise UserError(f"--workdir={workdir} holds a run already: take another one")
     if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
         raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or take another one")
+    directory = here(given)
     if is_elmo(directory):
         source = ElmoFiles(directory)
         tokenizer = source.tokenizer
@@ -97,6 +101,8 @@ def _import_directory(directory: str, workdir: str) -> str:
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
     if isinstance(source, DirectoryWeights):
         _save_original(source, workdir)
+    if is_hub(given):
+        remember_start(workdir, find_origin(given))
     folder = os.path.abspath(f"{workdir}/tokenizer")
     experiment = evaluation_of(source.config, tokenizer.vocabulary, folder, source.labels)
     write_atomically(os.path.join(workdir, "config.json"), config.dump(experiment))

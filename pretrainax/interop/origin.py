@@ -11,6 +11,7 @@
                          @ema2000 that of step 2000
     runs/mine@trained    the parameters as they were trained, whatever the run validates; @trained2000 of step 2000
     exports/mine         a Hugging Face directory: an export, or a model of others
+    hf:org/name          a model of the Hugging Face Hub; hf:org/name@refs/pr/1 that of a branch, a tag or a commit
 
 A folder whose own name has an @ is taken by its whole name.
 """
@@ -27,12 +28,16 @@ from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used, step_of
 from pretrainax.config import UserError, load
-from pretrainax.config.paths import path_problem
+from pretrainax.config.paths import is_hub, path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
+from pretrainax.storage.hub import exact_name
 from pretrainax.storage.places import here
 
 BEST, AVERAGE, AS_TRAINED = "best", "average", "trained"
-NAMES = f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, or a Hugging Face directory"
+NAMES = (
+    f"A run, RUN@2000, RUN@{BEST}, RUN@{AVERAGE}5, RUN@{EMA}, RUN@{AS_TRAINED}, a Hugging Face directory, or "
+    "hf:org/name[@revision]"
+)
 _WHICH = re.compile(rf"{BEST}|({AVERAGE}|{EMA}|{AS_TRAINED})?([0-9]*)")  # what may stand after an @, or nothing
 
 
@@ -44,6 +49,7 @@ class Origin:
     steps: tuple[str, ...]  # the folder of a checkpoint of the run, or of those that are averaged; () for Hugging Face
     description: str  # for people: "runs/mine, step 2,000"
     folder: str = TRAINED  # of each checkpoint: the parameters as they were trained, or their moving average
+    hub: Optional[str] = None  # of a model of the hub: its name with the commit, hf:org/name@1a2b…
 
 
 def find_origin(name: str) -> Origin:
@@ -53,8 +59,12 @@ def find_origin(name: str) -> Origin:
       UserError: nothing is there, or something else; the checkpoint is not there, or damaged; none has a validation
         loss.
     """
-    if problem := path_problem(name):
+    if problem := path_problem(name, takes_hub=True):
         raise UserError(f"{name}: {problem}")
+    if is_hub(name):
+        directory, exact = here(name), exact_name(name)
+        commit = "" if name == exact else f" (commit {exact.rpartition('@')[2][:12]})"
+        return Origin(directory, (), f"{name}{commit}", hub=exact)
     directory, which = parted(here(os.path.expanduser(name)))
     if is_huggingface_directory(directory):
         if which:
@@ -73,7 +83,12 @@ def find_origin(name: str) -> Origin:
 
 
 def parted(name: str) -> tuple[str, str]:
-    """Returns the folder, and what is said of its checkpoints; the second is empty for a folder of the whole name."""
+    """Returns the folder, and what is said of its checkpoints; the second is empty for a folder of the whole name.
+
+    Of a model of the hub what follows an @ is a revision, and a part of its name.
+    """
+    if is_hub(name):
+        return name, ""
     directory, at, which = name.rstrip(os.sep).rpartition("@")
     if os.path.isdir(name) or not (at and os.path.isdir(directory)):
         return name, ""

@@ -21,6 +21,8 @@ from safetensors import SafetensorError, safe_open
 from pretrainax.config import UserError
 from pretrainax.config.json_files import read_object
 from pretrainax.config.regular_files import check_regular
+from pretrainax.storage.hub import how_to_convert
+from pretrainax.storage.places import complete
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -56,6 +58,7 @@ class Reader:
 
         single: the name of the file where there is one for all.
         """
+        complete(directory)
         self._places: dict[str, _Place] = {}
         indexed = _index(directory) if single == SINGLE else {}
         for name in sorted(set(indexed.values())) if indexed else [single]:
@@ -159,15 +162,9 @@ def _no_weights(directory: str) -> str:
     names = sorted(os.listdir(directory)) if os.path.isdir(directory) else []
     pickled = [name for name in names if name.endswith(_PICKLED)]
     if pickled:
-        config = os.path.join(directory, "config.json")
-        known = read_object(config).get("architectures") if os.path.exists(config) else None
-        # of a file that may come from anybody, and is to be pasted
-        name = known[0] if isinstance(known, list) and known and str(known[0]).isidentifier() else "AutoModel"
         return (
             f"{directory} holds {', '.join(pickled)} and no {SINGLE}: files that can run code when they are opened are "
-            'not read. Where you trust them, convert them with transformers: python -c "from transformers import '
-            f"{name} as M; M.from_pretrained('{directory}').save_pretrained('converted')\", and copy its tokenizer's "
-            "files there"
+            f"not read. Where you trust them, convert them with transformers: {how_to_convert(directory, directory)}"
         )
     return f"{directory} holds neither {SINGLE} nor {INDEX}"
 

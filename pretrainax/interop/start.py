@@ -24,6 +24,7 @@ from pretrainax.checkpoints.steps import find_checkpoint, step_of
 from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, trained_as
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
+from pretrainax.config.paths import is_hub
 from pretrainax.distill.distilled import MAPS, without_maps
 from pretrainax.interop import weights
 from pretrainax.interop.architectures import describe_model, described_model, read_config_json
@@ -33,6 +34,7 @@ from pretrainax.models import electra
 from pretrainax.models.heads.base import head_modules, heads_of
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import divided_shardings, tree_shardings, with_shardings
+from pretrainax.storage.places import complete, here
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import differences, without_heads
@@ -72,7 +74,8 @@ def beginning_of(name: str) -> Beginning:
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
     heads = () if family is None else tuple(dataclasses.replace(found.head) for found in family.classifiers)
-    return Beginning(without_heads(model), PretrainedTokenizer(path=os.path.abspath(folder)), heads)
+    path = name if is_hub(name) else os.path.abspath(folder)
+    return Beginning(without_heads(model), PretrainedTokenizer(path=path), heads)
 
 
 def experiment_of(origin: Origin) -> Experiment:
@@ -282,11 +285,13 @@ def zeros_of(abstract: PyTree) -> Fresh:
 def remember_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
     """Writes what a run has started from, or its teacher, into its folder, with a digest of it.
 
+    Of a model of the hub that is its name with the commit.
+
     adapted: what became of its parameters, where they are not those of the run.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
-    steps = list(map(step_of, start.steps))
-    content = {"directory": start.directory, "steps": steps, "folder": start.folder, "sha256": _digest(start)}
+    where = {"directory": start.hub or start.directory, "steps": list(map(step_of, start.steps))}
+    content = {**where, "folder": start.folder, "sha256": _digest(start)}
     content |= {} if adapted is None else {"adapted": adapted}
     write_atomically(os.path.join(workdir, name), json.dumps(content, indent=1) + "\n")
 
@@ -303,7 +308,8 @@ def find_known_start(workdir: str, name: str = START) -> Origin:
     needed = f"{workdir} {_NEEDED[name]} {description}"
     try:
         found = tuple(find_checkpoint(directory, step) for step in steps)
-        start = Origin(directory, found, description, folder)
+        hub = directory if is_hub(directory) else None
+        start = Origin(here(directory) if hub else directory, found, description, folder, hub)
         digest = _digest(start)
     except (UserError, OSError) as e:
         raise UserError(f"{needed}, which cannot be read: put it back ({e})") from e
@@ -317,6 +323,7 @@ def _digest(start: Origin) -> str:
     digest = hashlib.sha256()
     names = [os.path.join(step, MANIFEST) for step in start.steps]
     if not start.steps:
+        complete(start.directory)
         found = sorted(name for name in os.listdir(start.directory) if name.endswith(".safetensors"))
         names = [os.path.join(start.directory, name) for name in ("config.json", *found)]
     elif experiment_of(start).tuning is not None:

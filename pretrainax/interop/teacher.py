@@ -14,7 +14,7 @@ def find_teacher(distillation: Distillation) -> Origin:
     try:
         return find_origin(os.path.expanduser(distillation.teacher))
     except UserError as e:
-        raise UserError(f"config.distill.teacher: {e}") from e
+        raise type(e)(f"config.distill.teacher: {e}") from e
 
 
 def teacher_of(experiment: Experiment) -> Optional[ModelConfig]:

@@ -1,4 +1,4 @@
-"""The weights of a local Hugging Face directory, read by the paths of our parameters."""
+"""The weights of a Hugging Face directory, read by the paths of our parameters."""
 
 import os
 import re
@@ -20,6 +20,7 @@ from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.safetensors_files import INDEX, SINGLE, Reader
 from pretrainax.models.heads.base import head_modules
 from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.storage.places import complete
 from pretrainax.zoo.convert import Rows, places, rows_of, shape_problems, stacked_axes, view
 from pretrainax.zoo.family import ConfigJson, Row, differences
 
@@ -106,6 +107,7 @@ def _adaptable(theirs: ModelConfig, ours: ModelConfig, names: Sequence[str]) -> 
 
 def verify_files(directory: str) -> None:
     """Reads a directory against its checksums, where it has them; UserError for a file that is another one."""
+    complete(directory)
     listed = os.path.join(directory, manifest.MANIFEST)
     faults = [x for x in manifest.faults(directory) if "not in" not in x] if os.path.exists(listed) else []
     if faults:

@@ -1,1 +1,1 @@
-"""Lets a user's folders lie in object stores: what is below a URL is kept as a folder of this machine beside it."""
+"""Lets a user's folders lie in object stores, and models on the hub: what is there has a folder of this machine."""

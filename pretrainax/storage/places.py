@@ -1,4 +1,4 @@
-"""Says where folders of stores are kept on this machine: called with every path that may be a URL."""
+"""Says where folders of stores and models of the hub are kept on this machine: called with every path of a user."""
 
 import contextlib
 import fcntl
@@ -12,7 +12,8 @@ from typing import Literal, Optional
 
 from pretrainax.config.errors import RunFailed, UserError
 from pretrainax.config.json_files import read_object
-from pretrainax.config.paths import is_url
+from pretrainax.config.paths import is_hub, is_url
+from pretrainax.storage import hub
 from pretrainax.storage.lease import Lease
 from pretrainax.storage.store import Store, say
 from pretrainax.storage.twin import KEPT, Twin
@@ -37,11 +38,14 @@ def here(path: str) -> str:
     """Returns the path itself, or of a URL that of its twin, which has what the store has now.
 
     A URL may be of a folder, of a run with @ and a checkpoint, of an object, or a pattern of several. Arrays of
-    checkpoints come when `complete` asks for them.
+    checkpoints come when `complete` asks for them. Of a model of the hub (hf:org/name@revision) it is the folder of its
+    cache, whose weights come in that way, too.
 
     Raises:
-      UserError, RunFailed: as `Store`.
+      UserError, RunFailed: as `Store`, and `hub.folder_of`.
     """
+    if is_hub(path):
+        return hub.folder_of(path)
     if not is_url(path):
         return path
     folder, slash, last = path.rstrip("/").rpartition("/")
@@ -69,7 +73,8 @@ def _matching(pattern: str) -> str:
 
 
 def complete(path: str) -> None:
-    """Brings what is below a folder, where it is in a twin and not all of it is here."""
+    """Brings what is below a folder, where it is in a twin, or of the hub's cache, and not all of it is here."""
+    hub.complete(path)
     if (twin := _twin_around(path)) is not None:
         twin.complete(path)
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Optional
 
 from pretrainax.config import AUTO, Experiment, UserError, kinds, nearest
-from pretrainax.config.paths import is_url
+from pretrainax.config.paths import is_hub, is_url
 from pretrainax.config.regular_files import read_bytes
 from pretrainax.storage.places import here
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, load_tokenizer
@@ -56,7 +56,7 @@ class TokenizerConfig(kinds.TokenizerConfig):
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         if self.path is not None:
-            if not is_url(self.path) and not os.path.exists(os.path.expanduser(self.path)):
+            if not (is_url(self.path) or is_hub(self.path)) and not os.path.exists(os.path.expanduser(self.path)):
                 yield f"config.tokenizer.path is {self.path!r}, which does not exist"
             return
         if self.train_bytes is not None and self.train_bytes < 1:

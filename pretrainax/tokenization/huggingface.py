@@ -20,9 +20,10 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from pretrainax.config import Experiment, UserError
+from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.config.regular_files import read_bytes
+from pretrainax.storage.places import here
 from pretrainax.tokenization.base import DESCRIPTION, Tokenizer, Vocabulary, load_tokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.tokenization.sentencepiece import SentencePieceTokenizer
@@ -304,21 +305,23 @@ def _piece(token: Any) -> Any:
 class PretrainedTokenizer(TokenizerConfig):
     """The tokenizer of a Hugging Face directory: that of RoBERTa, T5, LLaMA 3, …, with the ids of their weights."""
 
-    path: Optional[str] = None  # the directory: a tokenizer.json, or the files of older models
+    path: Optional[str] = None  # a tokenizer.json, or the files of older models: a directory, or hf:org/name[@revision]
 
     train_bytes = None
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         if self.path is None:
-            yield "config.tokenizer.path is None, it must be a Hugging Face directory"
+            yield "config.tokenizer.path is None, it must be a Hugging Face directory, or hf:org/name"
             return
         try:
-            tokenizer_file(os.path.expanduser(self.path))
+            tokenizer_file(here(os.path.expanduser(self.path)))
+        except RunFailed:  # by no fault of the field
+            raise
         except UserError as e:
             yield f"config.tokenizer.path: {e}"
 
     def load(self) -> Tokenizer:
         try:
-            return read_tokenizer(os.path.expanduser(self.path))
+            return read_tokenizer(here(os.path.expanduser(self.path)))
         except UserError as e:
-            raise UserError(f"config.tokenizer.path: {e}") from e
+            raise type(e)(f"config.tokenizer.path: {e}") from e

@@ -28,13 +28,14 @@ def after_training(workdir: str, words: Sequence[str], folder: str = "") -> str:
     beside = workdir.rstrip("/") if folder != workdir else os.path.normpath(workdir)  # without a slash at its end
     longer = [f"--config.train.steps={2 * experiment.train.steps}", *_last_phase_open(experiment), "--extend"]
     start = f"--config.checkpoint.init_from={workdir}", f"--config.tokenizer.path={os.path.join(workdir, 'tokenizer')}"
+    recipe = [word for word in words if word.startswith("--config=")]  # whose sources the model card names
     as_it_is = ["--config.checkpoint.adapt=()"] if experiment.checkpoint.adapt else []  # of this shape already
     board = _command("-m", "tensorboard.main", f"--logdir={workdir}")
     if importlib.util.find_spec("tensorboard") is None:
         board = f"{_command('-m', 'pip', 'install', 'tensorboard')} && {board}"
     rows = [
         ("evaluate", _command("-m", "pretrainax.evaluate", f"--from={workdir}")),
-        ("export to transformers", _export(folder, workdir, f"{beside}-huggingface", experiment)),
+        ("export to transformers", _export(folder, workdir, [f"--to={beside}-huggingface", *recipe], experiment)),
         ("train longer", to_resume(workdir, [*words, *longer])),
         ("train on from here", to_resume(f"{beside}-more", [*words, *start, *as_it_is])),
         ("curves in TensorBoard", board),
@@ -56,7 +57,7 @@ def to_resume(workdir: str, words: Sequence[str]) -> str:
     return _command("-m", "pretrainax.main", *without(words, ["workdir"]), f"--workdir={workdir}")
 
 
-def _export(folder: str, workdir: str, to: str, experiment: Experiment) -> str:
+def _export(folder: str, workdir: str, flags: Sequence[str], experiment: Experiment) -> str:
     try:
         describe_export(
             trained_as(experiment, [experiment.train.steps]),
@@ -64,7 +65,7 @@ def _export(folder: str, workdir: str, to: str, experiment: Experiment) -> str:
         )
     except UserError as error:
         return f"not possible: {error}"
-    return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", f"--to={to}")
+    return _command("-m", "pretrainax.huggingface", "export", f"--workdir={workdir}", *flags)
 
 
 def without(words: Sequence[str], names: Sequence[str], switches: Sequence[str] = ()) -> list[str]:

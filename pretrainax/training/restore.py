@@ -249,6 +249,8 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
         check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:", may_grow)
     if run.experiment.checkpoint.adapt and run.is_primary:
         remember_start(workdir, start, adapted=_adapted(start, run.experiment).report)
+    elif start.hub and run.experiment.tuning is None and run.is_primary:  # a branch may have gone on since
+        remember_start(workdir, start)
     if isinstance(run.model, Distilled):
         return _started(run, run.model, _whole(start, run))
     if run.experiment.tuning is None:

@@ -7,6 +7,7 @@ import pytest
 
 from pretrainax.storage import places
 from tests.support import fake_gcs
+from tests.support.fake_hub import hub_server  # noqa: F401
 
 # gcsfs asks what kind of bucket it is by gRPC, at an address that no test can set
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"

@@ -43,7 +43,8 @@ def test_each_command_names_the_run_however_its_path_is_spelled(workdir):
     words = ["--config=configs/gpt2.py", "--workdir", ODD, "--config.train.steps=2"]
     found = commands(next_steps.after_training(ODD, words))
     assert found["evaluate"][-1] == f"--from={ODD}"
-    assert found["export to transformers"][-3:] == ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface"]
+    exported = ["export", f"--workdir={ODD}", f"--to={ODD}-huggingface", "--config=configs/gpt2.py"]
+    assert found["export to transformers"][-4:] == exported
     assert found["train on from here"][3:] == [
         "--config=configs/gpt2.py",
         "--config.train.steps=2",

@@ -13,6 +13,7 @@ from pretrainax.config import Experiment, UserError
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
+from pretrainax.storage import hub
 
 
 @dataclasses.dataclass
@@ -97,13 +98,15 @@ class HuggingFace(RecordSets, Source):
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # its errors come as exceptions too
         datasets.disable_progress_bars()
         try:
-            yield datasets
+            with hub.heard():
+                yield datasets
         except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError, *files.BROKEN_ARCHIVE) as e:
+            place = f"{self.config_path}.path is {self.path!r}"
+            if error := hub.data_set_error(place, self.path, e):
+                raise error from e
             reason = (str(e.__cause__ or e) or type(e).__name__).splitlines()[0]
             named = f", data_files {', '.join(self.data_files)}" if self.data_files else ""
-            raise UserError(
-                f"{self.config_path}.path is {self.path!r}{named}: datasets cannot read it ({reason})"
-            ) from e
+            raise UserError(f"{place}{named}: datasets cannot read it ({reason})") from e
 
 
 @functools.lru_cache(maxsize=8)  # a worker reads many shards of the same data set

@@ -1,0 +1,127 @@
+"""Models of the hub where a directory is taken: released layouts, imports, starts of runs, teachers, tokenizers."""
+
+import json
+import os
+import pathlib
+
+import jax
+import pytest
+
+import pretrainax
+from pretrainax import config as config_lib
+from pretrainax.config import UserError
+from pretrainax.config.overrides import set_field
+from pretrainax.config.values import range_problems
+from pretrainax.distill import Distillation
+from pretrainax.evaluate import Evaluation
+from pretrainax.interop import adapters, directories, start
+from pretrainax.interop.origin import find_origin
+from pretrainax.interop.teacher import find_teacher
+from pretrainax.tokenization import PretrainedTokenizer
+from tests.golden.case import weights
+from tests.support.fake_hub import forget
+from tests.support.huggingface_weights import assert_same
+from tests.support.released import write_release
+from tests.support.tiny import get_config
+
+NAME = "hf:org/tiny"
+
+
+def files(directory) -> dict[str, bytes]:
+    root = pathlib.Path(directory)
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def sharded(content: dict[str, bytes], directory: pathlib.Path) -> dict[str, bytes]:
+    """The same model in two files and an index, as transformers names them."""
+    import safetensors.numpy
+
+    tensors = safetensors.numpy.load(content.pop("model.safetensors"))
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+    for file, own in parts.items():
+        content[file] = safetensors.numpy.save({name: tensors[name] for name in own}, {"format": "pt"})
+    index = {"metadata": {"total_size": 1}, "weight_map": {name: file for file, own in parts.items() for name in own}}
+    content["model.safetensors.index.json"] = json.dumps(index).encode()
+    return content
+
+
+@pytest.fixture(params=["one file", "shards"])
+def released(request, hub_server, tmp_path):
+    """GPT-2 as it was released, at hf:org/tiny beside what others put there; and its parameters."""
+    case = write_release(tmp_path / "source", "gpt2")
+    content = files(tmp_path / "source")
+    content = sharded(content, tmp_path) if request.param == "shards" else content
+    hub_server.repository("org/tiny").commit(content | {"pytorch_model.bin": b"\x80", "README.md": b"# GPT-2"})
+    return case
+
+
+def test_a_released_model_is_loaded(released, hub_server, capsys):
+    model = pretrainax.load(NAME)
+    assert_same(jax.device_get(model.params), weights(released.config))
+    commit = hub_server.repositories["org/tiny"].references["main"]
+    assert model.origin == f"{NAME} (commit {commit[:12]})" and commit[:12] in capsys.readouterr().err
+    assert not any("pytorch_model" in path for path in hub_server.fetched())
+
+
+def test_an_import_remembers_the_commit(released, hub_server, tmp_path, monkeypatch):
+    said = directories.import_directory(NAME, str(tmp_path / "run"))
+    assert "parameters imported" in said
+    commit = hub_server.repositories["org/tiny"].references["main"]
+    known = json.loads((tmp_path / "run" / start.START).read_text())
+    assert known["directory"] == f"{NAME}@{commit}" and known["steps"] == []
+    assert_same(jax.device_get(pretrainax.load(tmp_path / "run").params), weights(released.config))
+    # the branch goes on, and what was imported is still found
+    hub_server.repositories["org/tiny"].commit({"config.json": b"{}"})
+    forget(monkeypatch)
+    found = start.find_known_start(str(tmp_path / "run"))
+    assert found.hub == f"{NAME}@{commit}" and os.path.basename(found.directory) == commit
+
+
+def test_a_config_keeps_the_name_that_was_given(released, hub_server, tmp_path):
+    beginning = start.beginning_of(f"{NAME}@main")
+    assert beginning.tokenizer.path == f"{NAME}@main"
+    experiment = directories.evaluation_of(beginning.model, beginning.tokenizer.load().vocabulary, f"{NAME}@main")
+    experiment.checkpoint.init_from = f"{NAME}@main"
+    (tmp_path / "config.json").write_text(config_lib.dump(experiment))
+    read = config_lib.load(str(tmp_path / "config.json"))
+    assert (read.checkpoint.init_from, read.tokenizer.path) == (f"{NAME}@main", f"{NAME}@main")
+    assert not any(path.endswith(".safetensors") for path in hub_server.fetched())  # a config needs no weights
+
+
+def test_a_tokenizer_needs_no_weights(released, hub_server):
+    PretrainedTokenizer(path=NAME).load()
+    assert hub_server.fetched() and not any(path.endswith(".safetensors") for path in hub_server.fetched())
+
+
+def test_a_start_is_read_with_its_weights(released):
+    origin = find_origin(NAME)
+    fit = start.fit_of(origin, released.config, fresh_heads=False)
+    assert not fit.lacking and not fit.left_out
+
+
+def test_an_adapter_names_its_base(hub_server, tmp_path):
+    described = {"peft_type": "LORA", "base_model_name_or_path": "org/base"}
+    hub_server.repository("org/adapter").commit({"adapter_config.json": json.dumps(described).encode()})
+    with pytest.raises(UserError, match="give it as --base=DIR, or --base=hf:org/base"):
+        adapters.import_adapter("hf:org/adapter", None, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("field", ["data.source.path", "data.cache_dir", "checkpoint.local_dir"])
+def test_fields_that_are_no_models_take_none(field):
+    experiment = get_config("gpt")
+    set_field(experiment, f"config.{field}", NAME)
+    (problem,) = range_problems(experiment)
+    assert problem.startswith(f"config.{field} is '{NAME}': models of the hub are read alone") and "--push" in problem
+
+
+def test_results_of_a_model_of_the_hub_have_a_folder_of_its_name():
+    evaluation = Evaluation({})
+    evaluation.directory = f"{NAME}@v1"
+    assert evaluation._folder() == os.path.join("evaluations", "org--tiny")
+
+
+def test_a_teacher_of_the_hub_is_found_and_its_absence_is_of_its_field(released, hub_server):
+    assert find_teacher(Distillation(teacher=NAME)).hub.startswith(f"{NAME}@")
+    with pytest.raises(UserError, match=r"config\.distill\.teacher: hf:org/none: .* has no model org/none"):
+        find_teacher(Distillation(teacher="hf:org/none"))
