@@ -25,8 +25,10 @@ import jax
 
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
+from pretrainax.checkpoints.hosts import open_checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
+from pretrainax.config.paths import is_url
 from pretrainax.config.validation import complete
 from pretrainax.data.batch import HostBatch, check_batch, tokens_read
 from pretrainax.data.corpus_check import CorpusCheck
@@ -38,6 +40,7 @@ from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.storage import places
 from pretrainax.tasks import Task
 from pretrainax.trackers import check_trackers, shown_config
 from pretrainax.training import expert_balance, header, loss_spikes
@@ -83,15 +86,16 @@ def train(
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 held.enter_context(WorkdirLock(workdir))
-            prepared = prepare(experiment)
-            extended = claim_workdir(workdir, experiment, prepared, extend)
+            with places.shared(workdir):
+                prepared = prepare(experiment)
+                extended = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
         directory, saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint
-        checkpoints = Checkpoints(directory, saving.keep, figure, saving.keeps)
+        checkpoints = open_checkpoints(directory, saving.keep, figure, saving.keeps)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
@@ -107,7 +111,7 @@ def train(
             state, exit_code = loop.train(state)
         if exit_code == 0:
             with goodput.on("saving"):
-                checkpoints.wait()  # whatever becomes of what follows, the run is whole
+                checkpoints.share()  # whatever becomes of what follows, the run is whole
             with goodput.on("finishing"):
                 finish(loop.run, run.validated(state), writer, preemption, loop.last_evaluation)
             writer.note(goodput.table())
@@ -134,8 +138,8 @@ def _uncounted(loop_state: LoopState) -> str:
 def _check_corpora(run: Run, writer: MetricsWriter) -> Iterator[CorpusCheck]:
     """Yields the check of the corpora that goes on beside the steps; says which of them have no checksums, and how much
     was left when the steps were over; raises UserError where some of the text is damaged."""
-    corpora = run.prepared.corpora
-    with CorpusCheck(corpora, jax.process_index(), jax.process_count()) as corpus_check:
+    corpora, has_copy = run.prepared.corpora, is_url(run.experiment.data.cache_dir)  # each process, of all of it
+    with CorpusCheck(corpora, *((0, 1) if has_copy else (jax.process_index(), jax.process_count()))) as corpus_check:
         for directory in corpus_check.unknown:
             writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
         yield corpus_check
