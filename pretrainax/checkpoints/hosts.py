@@ -64,7 +64,7 @@ class HostCheckpoints(Checkpoints):
     """Saves and restores as `Checkpoints`, where each process has a folder of its own: the twin of one URL."""
 
     def __init__(self, directory: str, *args, **kwargs):
-        """As `Checkpoints`; deletes what a killed start has sent of a checkpoint that never was whole."""
+        """Opens them as `Checkpoints`; deletes what a killed start has sent of a checkpoint that never was whole."""
         super().__init__(directory, *args, **kwargs)
         twin = places.twin_around(self.directory)
         assert twin is not None  # of a run in a store
@@ -79,7 +79,7 @@ class HostCheckpoints(Checkpoints):
                 twin.discard(os.path.join(self.directory, step))
 
     def save(self, step: int, state: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
-        """As `Checkpoints.save`; in process 0 the save before is waited for until all have sent theirs."""
+        """Saves as `Checkpoints.save`; in process 0 the save before is waited for until all have sent theirs."""
         self.wait()
         parts = parts_of(state)
         with save_errors(step):

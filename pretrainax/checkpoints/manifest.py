@@ -26,7 +26,8 @@ def seal(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) ->
     if changed := [name for name in sorted(found.keys() & elsewhere.keys()) if found[name] != elsewhere[name]]:
         raise OSError(errno.EIO, f"{changed[0]} is not what another process has written")
     manifest = os.path.join(directory, MANIFEST)
-    write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in sorted((found | elsewhere).items())))
+    every = sorted({**found, **elsewhere}.items())
+    write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in every))
     sync(manifest)
     sync(directory)
 

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -177,9 +177,18 @@ class Twin:
                 self._retract(self._gone(local))
             self._keep()
 
-    def shard(self, path: str) -> None:
-        """Brings the one object of a path, without a note of it: loader workers do so at the same time."""
-        self.store.get(os.path.relpath(path, self.root), path)
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Returns the bytes of each (path, start, stop), of objects whose files are here or not."""
+        return self.store.read_ranges([(os.path.relpath(path, self.root), start, stop) for path, start, stop in ranges])
+
+    def forget(self, path: str) -> None:
+        """Deletes a file here that the store has as it is; any other one stays."""
+        name = os.path.relpath(path, self.root)
+        with self._lock:
+            if (known := self._known.get(name)) is not None and known.here == self._scan_one(name):
+                self._remove(name)
+                self._known[name] = Known(known.there, None)
+                self._keep()
 
     def has_unsent(self) -> bool:
         """Tells whether something here is not in the store, or not so."""

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pretrainax.storage.store import Store
-from tests.support import runs
+from tests.support import fake_gcs, runs
 from tests.support.pod import Pod, lines, whole_steps
 
 RUN, WHOLE, CACHE, TEXT = "gs://bucket/runs/a", "gs://bucket/runs/whole", "gs://bucket/cache", "gs://bucket/text/*.txt"
@@ -15,9 +15,8 @@ RUN, WHOLE, CACHE, TEXT = "gs://bucket/runs/a", "gs://bucket/runs/whole", "gs://
 
 @pytest.fixture
 def pod(gcs, tmp_path, monkeypatch):
-    for name, value in {"FSSPEC_GS_ENDPOINT_URL": gcs.url, "FSSPEC_GS_TOKEN": "anon"}.items():
+    for name, value in fake_gcs.environment(gcs.url).items():
         monkeypatch.setitem(runs.ENV, name, value)
-    monkeypatch.setitem(runs.ENV, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
     for file in runs.write_text(tmp_path / "text").iterdir():
         Store("gs://bucket/text").put(str(file), file.name)
     pod = Pod(tmp_path, TEXT, CACHE)
