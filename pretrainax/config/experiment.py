@@ -52,6 +52,8 @@ class DataConfig:
     quality: Optional[QualityFilter] = None  # drop documents that are no good text
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
     cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
+    # of a cache_dir in an object store: bytes of token shards that each machine keeps; it reads others there, by range
+    keep_bytes: int = free(100_000_000_000)
     prepare_workers: int = free(0)  # processes that tokenize; 0: one a core
 
 
