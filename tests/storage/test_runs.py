@@ -27,6 +27,14 @@ def bucket(gcs, tmp_path, monkeypatch):
     return gcs
 
 
+@pytest.fixture
+def touched(tmp_path, monkeypatch):
+    """Gives the file in which other processes note each URL that they take for a file of this machine."""
+    monkeypatch.setitem(runs.ENV, "PYTHONPATH", str(runs.ROOT / "tests" / "support" / "watched"))
+    monkeypatch.setitem(runs.ENV, "URLS_TOUCHED", str(tmp_path / "touched"))
+    return tmp_path / "touched"
+
+
 def train(workdir, text, cache, *more):
     return runs.run(runs.command(f"{runs.TINY}:gpt", workdir, text, cache, *FLAGS, *more))
 
@@ -44,6 +52,29 @@ def of_url(url):
     text = b"".join(store.read(name) for name in store.objects() if name.startswith("metrics.jsonl."))
     found = [json.loads(line) for line in text.splitlines()]
     return [{name: x for name, x in line.items() if name not in runs.TIMINGS} for line in found]
+
+
+def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
+    """As `open("gs://bucket/a")` would be, of whatever a command is given; the hook itself is tried first."""
+    runs.run([sys.executable, "-c", "import os; os.path.exists('gs://bucket'); open('s3:/a', 'a')"])
+    assert touched.read_text() == "stat gs://bucket\nopen s3:/a\n"
+    touched.write_text("")
+    done = train(RUN, TEXT, CACHE, "--config.checkpoint.keep=1")
+    assert done.returncode == 0, done.stderr
+    module = [sys.executable, "-m"]
+    for command in (
+        [*module, "pretrainax.evaluate", f"--from={RUN}@best", f"--source=TextFiles(path='{TEXT}')", "--documents=2"],
+        [*module, "pretrainax.report", RUN, "--output=gs://bucket/report"],
+        [*module, "pretrainax.inspect", f"--config={runs.TINY}:gpt", f"--config.data.source.path={TEXT}"]
+        + [f"--config.data.cache_dir={CACHE}", "--html=gs://bucket/rows.html"],
+        runs.exporting(RUN, "gs://bucket/export"),
+        [*module, "pretrainax.huggingface", "import", "--from=gs://bucket/export", "--workdir=gs://bucket/again"],
+    ):
+        done = runs.run(command)
+        assert done.returncode == 0, done.stderr
+    found = Store("gs://bucket").objects().keys()
+    assert {"report.html", "report.png", "rows.html", "export/model.safetensors", "again/config.json"} <= found
+    assert touched.read_text() == ""
 
 
 def test_a_run_is_trained_read_exported_and_started_from_in_a_bucket(bucket, tmp_path, monkeypatch):
