@@ -4,6 +4,9 @@
 transformers' collator, torch's DataLoader over Hugging Face's datasets, nanoGPT's way of reading a file of tokens, and
 the published algorithm of span corruption in plain NumPy. The numbers are tokens that come from the corpus a second,
 medians of alternating rounds; a pipeline's include Grain's prefetching thread, on the same core.
+
+`--store=gs://bucket/cache` measures the wait for data alone, on the disk and with the corpus in an object store, of
+which this machine keeps all shards, and then none. `python -m tests.support.fake_gcs` serves one here.
 """
 
 import argparse
@@ -17,6 +20,7 @@ import numpy as np
 
 from pretrainax.config import DataConfig, Experiment, ModelConfig
 from pretrainax.data.collate import collate
+from pretrainax.data.kept_shards import KeptShards
 from pretrainax.data.objectives import CausalLM, MaskedLM, SpanCorruption, Text
 from pretrainax.data.packing import BestFit
 from pretrainax.data.pipeline import Batches, iterate
@@ -39,9 +43,12 @@ def main() -> None:
     parser.add_argument("--text", help="JSON lines instead of the embedded corpus")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=1.0, help="of one measurement")
+    parser.add_argument("--store", help="URL of a cache in an object store")
     options = parser.parse_args()
     tune_malloc()  # as a run does
     source = JsonLines(path=options.text) if options.text else PythonDocs()
+    if options.store:
+        return beside_the_disk(source, options.store)
     bpe = prepared(source, ByteBPE(vocab_size=8192, special_pieces="roberta"), MaskedLM())
     unigram = prepared(source, Unigram(vocab_size=8000), SpanCorruption())
     if hasattr(os, "sched_setaffinity"):
@@ -66,13 +73,30 @@ def main() -> None:
         print(f"best fit, {length:,}: {packed.statistics()['fill']:.2%} of the rows is text")
 
 
-def prepared(source: Any, tokenizer: Any, objective: Any) -> Any:
+def beside_the_disk(source: Any, store: str) -> None:
+    """Prints how long a loop waits for data, with the corpus on the disk and in a store."""
+    tokenizer = ByteBPE(vocab_size=8192, special_pieces="roberta")
+    on_disk = prepared(source, tokenizer, MaskedLM())
+    in_store = prepared(source, tokenizer, MaskedLM(), store)
+    kept = KeptShards(in_store.train, 10**12)
+    for path in in_store.train[0].shard_sizes():
+        kept.bring(path)
+    masked = dict(objective=MaskedLM(), sequence_length=512)
+    print(f"data wait under a step of BERT-base's at {BERT_BASE_ON_H200:,} tokens/s")
+    print(f"on the disk: {wait_fraction(masked | dict(corpus=on_disk)):.3%}")
+    print(f"in a store, all shards kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
+    KeptShards(in_store.train, 0)
+    in_store = prepared(source, tokenizer, MaskedLM(), store)
+    print(f"in a store, no shard kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
+
+
+def prepared(source: Any, tokenizer: Any, objective: Any, cache: str = DataConfig.cache_dir) -> Any:
     family = objective.families[0]
     return prepare(
         Experiment(
             ModelConfig(family=family, vocab_size=10_000),
             tokenizer,
-            DataConfig(source=source),
+            DataConfig(source=source, cache_dir=cache),
             objective,
             AdamW(1e-3),
             WarmupCosine(),

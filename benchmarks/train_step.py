@@ -45,6 +45,8 @@ class RandomCorpus:
     document_ends = np.arange(512, num_tokens + 1, 512)
     part_ends = np.arange(32, num_tokens + 1, 32)
 
+    is_in_store = False
+
     def __init__(self, directory: str, low: int, high: int):
         self.directory = directory  # for plans of rows
         self.low, self.high = low, high  # smallest and largest + 1 id

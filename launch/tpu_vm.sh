@@ -2,11 +2,12 @@
 # Runs the same command on every worker of a TPU VM, and again from the newest checkpoint when the run was preempted or
 # failed. jax.distributed finds the other hosts by itself.
 #
-#   launch/tpu_vm.sh --name=my-v5e-16 --zone=us-west4-a [--restarts=10] -- --config=configs/t5_base.py --workdir=DIR
+#   launch/tpu_vm.sh --name=my-v5e-16 --zone=us-west4-a [--restarts=10] -- --config=configs/t5_base.py \
+#     --workdir=gs://mine/t5 --config.data.cache_dir=gs://mine/cache
 #   --dry-run prints the commands instead of running them.
 #
-# What must be set: --name, --zone and, after --, --config and --workdir: on one host a bucket, gs://mine/t5; on a slice
-# of several a folder that all of them see (a bucket mounted with gcsfuse, Filestore), and so config.data.cache_dir.
+# What must be set: --name, --zone and, after --, --config and --workdir: a bucket, or a folder that all hosts of the
+# slice see (Filestore), and so config.data.cache_dir. The VM's service account must be allowed to write to the bucket.
 # Needs gcloud, logged in, and a TPU VM that exists:
 #   gcloud compute tpus tpu-vm create my-v5e-16 --zone=us-west4-a --accelerator-type=v5litepod-16 \
 #     --version=v2-alpha-tpuv5-lite

@@ -27,7 +27,6 @@ from pretrainax.config import Experiment, RunFailed, UserError, grid
 from pretrainax.config.paths import is_url
 from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.runtime.signals import PARENT, PREEMPTED, end_with_parent
-from pretrainax.storage import places
 
 _EXTEND = flags.DEFINE_bool("extend", False, "Go on past the planned end with another learning rate than until there")
 _SEEDS = flags.DEFINE_integer("seeds", None, "So many runs, with seeds from config.train.seed on", lower_bound=1)
@@ -44,18 +43,15 @@ def main() -> int:
     if _SEEDS.value is not None or _SWEEP.value:
         return _train_grid(experiment, workdir, request)
     from pretrainax.profiling import report
-    from pretrainax.runtime import cluster, goodput, host
+    from pretrainax.runtime import cluster, folders, goodput, host
     from pretrainax.training import header, loop, next_steps, profiles
 
     if not cli.WORKDIR.value and cluster.is_one_of_many():
         raise UserError("--workdir is missing: all processes of a run need the same one")
-    if is_url(workdir) and cluster.is_one_of_many():
-        raise UserError(
-            f"--workdir={workdir} is for one process: several need a folder that all hosts see, as a mounted bucket"
-        )
     host.tune_malloc()
     host.start_jax(experiment)
-    with places.at_work(workdir, experiment.checkpoint.local_dir) as folder:
+    is_first = cluster.distributed_state().process_id == 0
+    with folders.at_work(workdir, experiment.checkpoint.local_dir) as folder:
         code = loop.train(
             experiment,
             folder,
@@ -64,8 +60,8 @@ def main() -> int:
             extend=_EXTEND.value,
             profiling=profiles.Profiling(request, report.of_run),
         )
-        told = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 else ""
-    if code == 0 and cluster.distributed_state().process_id == 0:
+        told = next_steps.after_training(workdir, sys.argv[1:], folder) if code == 0 and is_first else ""
+    if code == 0 and is_first:
         print(told, file=sys.stderr)
     elif code == PREEMPTED and not cluster.is_one_of_many() and PARENT not in os.environ:  # which says how itself
         print(f"to resume: {next_steps.to_resume(workdir, sys.argv[1:])}", file=sys.stderr)

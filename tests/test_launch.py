@@ -68,6 +68,20 @@ def test_a_tpu_vm_starts_again_what_may_end_otherwise(code, starts, tmp_path):
     assert out.stdout.count("of 2\n") == starts - 1
 
 
+BUCKET = [RUN[0], "--workdir=gs://mine/runs/t5", "--config.data.cache_dir=gs://mine/cache"]
+
+
+def test_a_tpu_vm_takes_a_bucket_and_installs_its_library():
+    said = run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--dry-run", "--", *BUCKET).stdout
+    assert "EXTRAS=tpu,gcs" in said.replace("\\", "") and all(word in said.replace("\\", "") for word in BUCKET)
+    assert "gcs" not in run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--dry-run", "--", *RUN).stdout
+
+
+def test_slurm_takes_a_bucket():
+    said = run("bash", "launch/slurm.sbatch", "--dry-run", *BUCKET).stdout.splitlines()
+    assert shlex.split(said[1])[-3:] == BUCKET
+
+
 def test_a_run_that_could_not_resume_is_not_started():
     out = run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--", RUN[0])
     assert out.returncode == 2 and "--workdir=" in out.stderr
@@ -89,6 +103,25 @@ def test_gke_prints_a_job_set_with_every_placeholder_filled():
     assert job["template"]["spec"]["completions"] == 4
     assert pod["containers"][0]["args"] == [*RUN, source]
     assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+
+    assert pod["volumes"] == [{"name": "files", "persistentVolumeClaim": {"claimName": "filestore"}}]
+    assert pod["containers"][0]["volumeMounts"] == [{"name": "files", "mountPath": "/shared"}]
+
+
+def test_gke_takes_a_bucket_of_which_nodes_keep_their_part():
+    yaml = pytest.importorskip("yaml")
+    said = run("launch/gke.sh", "--dry-run", "--", *BUCKET, **GKE | {"CLAIM": ""}).stdout
+    assert "${" not in said.partition("apiVersion")[2]
+    (job,) = yaml.safe_load(said)["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (main,), (volume,) = pod["containers"], pod["volumes"]
+    assert main["args"] == BUCKET and main["env"] == [{"name": "XDG_CACHE_HOME", "value": "/cache"}]
+    assert main["volumeMounts"] == [{"name": volume["name"], "mountPath": "/cache"}] and "hostPath" in volume
+
+
+def test_gke_refuses_a_workdir_that_pods_lose():
+    out = run("launch/gke.sh", "--dry-run", "--", RUN[0], "--workdir=runs/a", **GKE)
+    assert out.returncode == 2 and "--workdir=gs://... or /shared/" in out.stderr
 
 
 def test_gke_refuses_what_is_not_set():

@@ -77,7 +77,7 @@ class Checkpoints:
           RunFailed: this save or the one before, for which it waits, could not be written.
         """
         self.wait()
-        parts = _parts(state)
+        parts = parts_of(state)
         staging = self._path(step, ".saving")
         with save_errors(step):
             if jax.process_index() == 0:
@@ -104,7 +104,7 @@ class Checkpoints:
     def drop_after(self, step: int) -> None:
         """Deletes the checkpoints of later steps, which a rollback has found to be bad."""
         self.wait()
-        if jax.process_index() == 0:
+        if self._owns:
             for later in list_steps(self.directory):
                 if later > step and later not in self._distrusted:
                     os.rename(self._path(later), self._path(later, ".deleted"))
@@ -122,16 +122,7 @@ class Checkpoints:
             `abstract_state`: names each that is missing, not wanted, or of another shape or dtype.
         """
         self.wait()
-        found = -1
-        if jax.process_index() == 0:
-            step, damaged = newest_valid_step(self.directory, up_to)
-            self.warnings = not_used(self.directory, damaged)
-            self._distrusted |= set(damaged)
-            for line in self.warnings:
-                logging.warning(line)
-            found = -1 if step is None else step
-        step = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
-        if step < 0:
+        if (step := self._newest_valid(abstract_state, up_to)) is None:
             return None
         path = self._path(step)
         stored = read_run_json(path)
@@ -140,13 +131,38 @@ class Checkpoints:
                 f"{path} holds imported parameters alone, which no run can resume from: start one in another --workdir "
                 f"with --config.checkpoint.init_from={os.path.dirname(self.directory)}"
             )
-        parts = load_parts(path, _parts(abstract_state))
+        parts = load_parts(path, parts_of(abstract_state))
         rest = parts.pop("optimizer")
         state = abstract_state.replace(**parts, **rest)
         return step, state, stored["extra"]
 
+    def share(self) -> None:
+        """Waits as `wait`, after which each process sees the checkpoints that are there: all look into one folder."""
+        self.wait()
+
+    def _newest_valid(self, abstract_state: PyTree, up_to: Optional[int]) -> Optional[int]:
+        """Returns the step that all processes restore; says which were passed over."""
+        found = -1
+        if jax.process_index() == 0:
+            step, damaged = newest_valid_step(self.directory, up_to)
+            self._distrust(damaged)
+            found = -1 if step is None else step
+        step = int(multihost_utils.broadcast_one_to_all(np.int32(found)))
+        return None if step < 0 else step
+
+    def _distrust(self, damaged: dict[int, str]) -> None:
+        self.warnings = not_used(self.directory, damaged)
+        self._distrusted |= set(damaged)
+        for line in self.warnings:
+            logging.warning(line)
+
     def _path(self, step: int, suffix: str = "") -> str:
         return os.path.join(self.directory, f"{step}{suffix}")
+
+    @property
+    def _owns(self) -> bool:
+        """Tells whether this process names and deletes what is in the folder."""
+        return jax.process_index() == 0
 
     def _finish(self, step: int, staging: str, response: ocp.AsyncResponse[None]) -> None:
         """Waits for Orbax, adds run.json, reads back, adds the manifest, names the folder, deletes older steps."""
@@ -179,7 +195,7 @@ class Checkpoints:
 
     def _clear_unfinished(self) -> None:
         """Deletes what a save or a deletion has left half-done, or gives it its name back."""
-        for name in os.listdir(self.directory) if jax.process_index() == 0 else ():
+        for name in os.listdir(self.directory) if self._owns else ():
             if match := UNFINISHED.fullmatch(name):
                 path, whole = os.path.join(self.directory, name), self._path(int(match[1]))
                 if match[2] == "replaced" and not os.path.exists(whole):
@@ -191,7 +207,7 @@ class Checkpoints:
                         os.remove(path)
 
 
-def _parts(state: PyTree) -> dict[str, PyTree]:
+def parts_of(state: PyTree) -> dict[str, PyTree]:
     """Divides a state into folders, so that parameters can be read without the optimizer's copies of them."""
     fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
     parts = {name: fields.pop(name) for name in ("params", "ema") if name in fields}

@@ -1,10 +1,13 @@
 """The manifest that vouches for the files of a folder: the SHA-256 of each, in the format of `sha256sum -c`."""
 
 import concurrent.futures
+import errno
 import hashlib
 import io
 import os
 import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
@@ -14,25 +17,38 @@ MANIFEST = "manifest.sha256"
 _STRANGERS = {"Thumbs.db", "ehthumbs.db", "desktop.ini", "Icon\r"}  # file managers leave these in any folder they show
 
 
-def seal(directory: str) -> None:
-    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for."""
+def seal(directory: str, elsewhere: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Writes the manifest. Flushes the files first: over a power cut it must not outlive what it vouches for.
+
+    elsewhere: digests of files that other processes have, by name; some may be here too.
+    """
+    found = flushed(directory)
+    if changed := [name for name in sorted(found.keys() & elsewhere.keys()) if found[name] != elsewhere[name]]:
+        raise OSError(errno.EIO, f"{changed[0]} is not what another process has written")
+    manifest = os.path.join(directory, MANIFEST)
+    every = sorted({**found, **elsewhere}.items())
+    write_atomically(manifest, "".join(f"{digest}  {name}\n" for name, digest in every))
+    sync(manifest)
+    sync(directory)
+
+
+def flushed(directory: str) -> dict[str, str]:
+    """Waits until the files of a folder are on the disk; returns the digest of each by its name."""
     names = _files(directory)
     paths = [os.path.join(directory, name) for name in names]
     for folder, _, _ in os.walk(directory):
         sync(folder)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         list(pool.map(sync, paths))
-        digests = list(pool.map(_digest, paths))
-    manifest = os.path.join(directory, MANIFEST)
-    write_atomically(manifest, "".join(f"{digest}  {name}\n" for digest, name in zip(digests, names, strict=True)))
-    sync(manifest)
-    sync(directory)
+        return dict(zip(names, pool.map(_digest, paths), strict=True))
 
 
-def faults(directory: str) -> list[str]:
+def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Lists what differs between a folder and its manifest; nothing for a valid one.
 
     A link counts as what it leads to, and no link is one too many.
+
+    needed: tells of a name in the manifest whether its file is looked at.
     """
     try:
         content = read_bytes(os.path.join(directory, MANIFEST)).decode("utf-8")
@@ -43,7 +59,8 @@ def faults(directory: str) -> list[str]:
         return [f"{MANIFEST}: {_reason(error)}"]
     if not lines or None in lines:
         return [f"{MANIFEST} broken"]
-    expected = {match[2]: match[1] for match in lines}
+    every = {match[2]: match[1] for match in lines}
+    expected = {name: digest for name, digest in every.items() if needed(name)}
     both = sorted(name for name in expected if os.path.isfile(os.path.join(directory, name)))
     with concurrent.futures.ThreadPoolExecutor() as pool:
         digests = pool.map(_digest_or_reason, (os.path.join(directory, name) for name in both))
@@ -51,7 +68,7 @@ def faults(directory: str) -> list[str]:
         f"{n} {'changed' if len(d) == 64 else d}" for n, d in zip(both, digests, strict=True) if d != expected[n]
     ]
     missing = [f"{name} missing" for name in sorted(expected.keys() - set(both))]
-    return changed + missing + [f"{name} not in {MANIFEST}" for name in _files(directory) if name not in expected]
+    return changed + missing + [f"{name} not in {MANIFEST}" for name in _files(directory) if name not in every]
 
 
 def _files(directory: str) -> list[str]:

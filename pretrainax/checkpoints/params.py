@@ -19,17 +19,20 @@ from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signature_of, signatures, write_run_json
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
+from pretrainax.storage.places import complete
 
 Params = dict[str, PyTree]  # a nested dict of arrays, or of their shapes and dtypes
 Fresh = Callable[[list[str]], dict[str, jax.Array]]  # paths -> parameters as they start, in their shards
 Index = tuple[slice, ...]  # one slice an axis
 TRAINED, EMA = "params", "ema"  # folders of a checkpoint that hold parameters: as trained, and their moving average
 _BLOCK_BYTES = 1 << 26  # of a parameter, that are in memory at a time
-_CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
+CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level": 1}}]}
 
 
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
     """Returns the parameters of a checkpoint, or the mean of those of several; folder: TRAINED or EMA."""
+    for step_directory in step_directories:
+        complete(step_directory)
     if len(step_directories) > 1:
         return average_params(step_directories, abstract_params, folder)
     return load_parts(step_directories[0], {folder: abstract_params})[folder]
@@ -124,12 +127,12 @@ def write_params(workdir: str, abstract_params: Params, read: Callable[[str, Ind
             with save_errors(0):
                 array = ts.open(
                     # Orbax misses a block that is not there, as one of zeros else is
-                    {**_array(store, path), "store_data_equal_to_fill_value": True},
+                    {**array_spec(store, path), "store_data_equal_to_fill_value": True},
                     create=True,
                     shape=x.shape,
                     dtype=x.dtype.name,
                     chunk_layout=ts.ChunkLayout(chunk_shape=chunk),
-                    codec=ts.CodecSpec(_CODEC),
+                    codec=ts.CodecSpec(CODEC),
                 ).result()
             for start in itertools.product(*(range(0, n, size) for n, size in zip(x.shape, chunk, strict=True))):
                 index = tuple(slice(i, min(i + c, n)) for i, c, n in zip(start, chunk, x.shape, strict=True))
@@ -172,14 +175,14 @@ def check_readable(step_directory: str) -> None:
 
 
 def _open(store: dict, path: str) -> ts.TensorStore:
-    return ts.open(_array(store, path), open=True).result()
+    return ts.open(array_spec(store, path), open=True).result()
 
 
 def _store(step_directory: str, part: str = TRAINED) -> dict:
     return {"driver": "ocdbt", "base": {"driver": "file", "path": f"{exact_path(step_directory)}/{part}/"}}
 
 
-def _array(store: dict, path: str) -> dict:
+def array_spec(store: dict, path: str) -> dict:
     """Returns the spec of an array, as Orbax names it; nothing of it is kept in memory after its use."""
     return {
         "driver": "zarr3",

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 from absl import logging
@@ -49,11 +49,14 @@ def misnamed(directory: str) -> list[str]:
     )
 
 
-def faults(directory: str, step: int) -> list[str]:
-    """Lists what is wrong with the folder of a step: its files, or that it was made as another step."""
+def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
+    """Lists what is wrong with the folder of a step: its files, or that it was made as another step.
+
+    needed: tells of a file, by its name in the folder, whether it is brought and looked at.
+    """
     path = os.path.join(directory, str(step))
-    complete(path)
-    if found := manifest.faults(path):
+    complete(path, needed)
+    if found := manifest.faults(path, needed):
         return found
     made = read_run_json(path).get("step")
     return [] if made == step else [f"it was saved as step {made}: name its folder {made} again"]
@@ -71,14 +74,24 @@ def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Opti
     Raises:
       UserError: there are steps, and none of them verifies.
     """
-    damaged, steps = {}, list_steps(directory)[::-1]
-    if up_to is not None:
-        steps.sort(key=lambda step: (step > up_to, abs(step - up_to)))
-    for step in steps:
+    damaged = {}
+    for step in in_order(directory, up_to):
         found = faults(directory, step)
         if not found:
             return step, damaged
         damaged[step] = ", ".join(found)
+    check_none_is_left(directory, damaged)
+    return None, {}
+
+
+def in_order(directory: str, up_to: Optional[int] = None) -> list[int]:
+    """Returns the steps in the order in which they are tried: as `newest_valid_step`."""
+    steps = list_steps(directory)[::-1]
+    return steps if up_to is None else sorted(steps, key=lambda step: (step > up_to, abs(step - up_to)))
+
+
+def check_none_is_left(directory: str, damaged: dict[int, str]) -> None:
+    """Raises UserError where there are steps, and none of them verifies; damaged: what is wrong with each."""
     if damaged:
         lines = "; ".join(f"step {step}: {found}" for step, found in damaged.items())
         raise UserError(
@@ -89,7 +102,6 @@ def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Opti
             f"no checkpoint in {directory} is named by its step and nothing else: rename "
             f"{', '.join(map(repr, strange))} to go on from there, or move away what is there"
         )
-    return None, {}
 
 
 def _nearest_valid_step(directory: str, step: int) -> Optional[int]:

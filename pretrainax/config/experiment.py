@@ -36,6 +36,7 @@ else:  # their bases, which need neither JAX nor NumPy
     )
 
 Remat = Literal["none", "dots", "block"]  # the fastest first, the smallest last
+PipelineSchedule = Literal["gpipe", "1f1b"]  # likewise
 KeptSteps = Annotated[tuple[int, ...], "log"]
 
 
@@ -51,6 +52,8 @@ class DataConfig:
     quality: Optional[QualityFilter] = None  # drop documents that are no good text
     workers: int = free(0)  # loader processes; 0: in the training process, one batch ahead in a thread
     cache_dir: str = free("~/.cache/pretrainax")  # tokenizers and token shards, by fingerprint
+    # of a cache_dir in an object store: bytes of token shards that each machine keeps; it reads others there, by range
+    keep_bytes: int = free(100_000_000_000)
     prepare_workers: int = free(0)  # processes that tokenize; 0: one a core
 
 
@@ -102,7 +105,7 @@ class TrainConfig:
     # parts of the rows that pass through the stages of mesh.pipeline one after the other; 0: as many as there are rows
     pipeline_parts: int = free(0)
     # 1f1b: a part goes back as soon as it is through, so that a stage keeps few at a time | gpipe: after all of them
-    pipeline_schedule: Literal["gpipe", "1f1b"] = free("gpipe")
+    pipeline_schedule: PipelineSchedule = free("gpipe")
     scan_unroll: int = free(0)  # blocks in each turn of the scan over layers; 0: a GPU all of 24, a CPU 4, a TPU 1
     loss_chunk: int = free(0)  # tokens of a device whose logits exist at a time; 0: 4,096, on a CPU 1,024
 

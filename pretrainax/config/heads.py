@@ -42,7 +42,8 @@ class Classify(HeadConfig):
     # which has a number; auto: by the task
     kind: Kind = "auto"
     pooling: Pooling = "cls"  # the first token (cls), the mean or the maximum over all, the last token
-    hidden: Literal["none", "tanh", "gelu", "relu"] = "tanh"  # activation of a hidden layer as wide as the model
+    # activation of a hidden layer as wide as the model | model: that of its feed-forward (BigBird)
+    hidden: Literal["none", "tanh", "gelu", "relu", "model"] = "tanh"
     hidden_bias: bool = True  # of the hidden layer
     hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
     output_bias: bool = True  # of the last map (decoders: none)

@@ -21,8 +21,8 @@ _POSITIVE = (
     "checkpoint.every checkpoint.keep"
 ).split()
 _NOT_NEGATIVE = (
-    "data.workers data.prepare_workers train.z_loss train.pipeline_parts train.scan_unroll train.loss_chunk "
-    "train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
+    "data.workers data.prepare_workers data.keep_bytes train.z_loss train.pipeline_parts train.scan_unroll "
+    "train.loss_chunk train.rollback_steps train.max_rollbacks train.log_every evaluate.batches evaluate.average"
 ).split()
 
 MOST_PROFILED = 100  # steps of one profile

@@ -1,9 +1,10 @@
-"""`Corpus`: the token shards that `pretrainax.data.preparation.shards` writes, memory-mapped."""
+"""`Corpus`: the token shards that `pretrainax.data.preparation.shards` writes, memory-mapped, or read from a store."""
 
 import functools
 import json
 import os
 import threading
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Optional
 
 import numpy as np
@@ -12,6 +13,10 @@ from pretrainax.config import UserError
 from pretrainax.data import checksums
 from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, base_of
 from pretrainax.data.sources.base import Note
+from pretrainax.storage.places import twin_around
+from pretrainax.storage.twin import Twin
+
+Piece = tuple[int, int, int]  # shard, place of the first token in it, tokens
 
 
 class Corpus:
@@ -34,6 +39,7 @@ class Corpus:
         self._dtype = np.dtype(index["dtype"])
         self._starts = np.cumsum([0, *index["shards"]])  # [shards + 1] token offsets
         self._shards: dict[int, np.ndarray] = {}
+        self._ahead: dict[Piece, np.ndarray] = {}  # what was read of shards that are not here
 
     def __reduce__(self):
         return Corpus, (self.directory,)
@@ -47,14 +53,45 @@ class Corpus:
         """Returns int32 [length], from offset `start` on."""
         if not 0 <= start <= self.num_tokens - length or length < 1:
             raise ValueError(f"window {start}..{start + length} of a corpus of {self.num_tokens} tokens")
-        tokens = np.empty(length, np.int32)
-        shard, filled = int(self._starts.searchsorted(start, "right")) - 1, 0
-        while filled < length:
-            offset = start + filled - int(self._starts[shard])
-            piece = self._shard(shard)[offset : offset + length - filled]
-            tokens[filled : filled + len(piece)] = piece
-            filled, shard = filled + len(piece), shard + 1
+        tokens, filled = np.empty(length, np.int32), 0
+        for piece in self._pieces(start, length):
+            shard, offset, count = piece
+            if (mapped := self._map_shard(shard)) is not None:
+                tokens[filled : filled + count] = mapped[offset : offset + count]
+            else:
+                if piece not in self._ahead:
+                    self._read([piece])
+                tokens[filled : filled + count] = self._ahead.pop(piece)
+            filled += count
         return tokens
+
+    def read_ahead(self, windows: Iterable[tuple[int, int]]) -> None:
+        """Reads all of some windows (start, length) that are in a store alone at once; `tokens` finds them, once."""
+        pieces = dict.fromkeys(piece for window in windows for piece in self._pieces(*window))
+        self._ahead = {}
+        self._read([piece for piece in pieces if self._map_shard(piece[0]) is None])
+
+    @property
+    def is_in_store(self) -> bool:
+        """Tells whether some of it may not be on this machine."""
+        return self._twin is not None
+
+    def _pieces(self, start: int, length: int) -> Iterator[Piece]:
+        """Yields the parts of a window, each in a shard."""
+        shard, stop = int(self._starts.searchsorted(start, "right")) - 1, start + length
+        while start < stop:
+            first, last = int(self._starts[shard]), min(int(self._starts[shard + 1]), stop)
+            if last > start:
+                yield shard, start - first, last - start
+            start, shard = max(start, last), shard + 1
+
+    def _read(self, pieces: Sequence[Piece]) -> None:
+        """Reads pieces from the store."""
+        if pieces and self._twin is not None:
+            size = self._dtype.itemsize
+            ranges = [(self._path(shard), at * size, (at + count) * size) for shard, at, count in pieces]
+            found = [np.frombuffer(content, self._dtype) for content in self._twin.read_ranges(ranges)]
+            self._ahead |= dict(zip(pieces, found, strict=True))
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens from `start` on, and which document of the window each is of, from 1: int32 [length] both."""
@@ -115,13 +152,28 @@ class Corpus:
 
     def path_of(self, place: int) -> str:
         """Returns the file that the token at an offset is in."""
-        return f"{base_of(self.directory, int(self._starts.searchsorted(place, 'right')) - 1)}.tokens"
+        return self._path(int(self._starts.searchsorted(place, "right")) - 1)
 
-    def _shard(self, shard: int) -> np.ndarray:
-        if shard not in self._shards:
-            size = int(self._starts[shard + 1] - self._starts[shard])
-            self._shards[shard] = _map(f"{base_of(self.directory, shard)}.tokens", self._dtype, size)
-        return self._shards[shard]
+    def shard_sizes(self) -> dict[str, int]:
+        """Returns the bytes of each file of tokens, by its path."""
+        sizes = (np.diff(self._starts) * self._dtype.itemsize).tolist()
+        return {self._path(shard): size for shard, size in enumerate(sizes)}
+
+    def _path(self, shard: int) -> str:
+        return f"{base_of(self.directory, shard)}.tokens"
+
+    def _map_shard(self, shard: int) -> Optional[np.ndarray]:
+        """Returns the tokens of a shard that is on this machine; None of one that is in a store alone."""
+        if (found := self._shards.get(shard)) is None:
+            path = self._path(shard)
+            if self._twin is None or os.path.exists(path):
+                size = int(self._starts[shard + 1] - self._starts[shard])
+                found = self._shards[shard] = _map(path, self._dtype, size)
+        return found
+
+    @functools.cached_property
+    def _twin(self) -> Optional[Twin]:
+        return twin_around(self.directory)
 
 
 def damaged(path: str) -> str:

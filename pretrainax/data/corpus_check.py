@@ -3,7 +3,7 @@
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 from pretrainax.config import UserError
@@ -17,7 +17,16 @@ class CorpusCheck:
     step waits for it: what has been found is asked for by `raise_if_damaged`, before anything is kept.
     """
 
-    def __init__(self, corpora: Sequence[Corpus], process_index: int = 0, process_count: int = 1):
+    def __init__(
+        self,
+        corpora: Sequence[Corpus],
+        process_index: int = 0,
+        process_count: int = 1,
+        bring: Callable[[str], bool] = lambda path: True,
+    ):
+        """bring: has a file on this machine, of a corpus in a store; or says that it stays there, and is not read."""
+        self._bring = bring
+        self.elsewhere = 0  # files that stayed
         every = [(corpus, name) for corpus in corpora for name in sorted(corpus.checksums)]
         self._files = every[process_index::process_count]
         self.left = len(self._files)  # still to be read
@@ -48,7 +57,10 @@ class CorpusCheck:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         for corpus, name in self._files:
             try:
-                corpus.check(name, self._stop)
+                if self._bring(os.path.join(corpus.directory, name)):
+                    corpus.check(name, self._stop)
+                else:
+                    self.elsewhere += 1
             except UserError as e:
                 self._fault = str(e)
             except OSError as e:

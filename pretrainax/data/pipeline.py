@@ -162,6 +162,8 @@ class Batches:
         first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.mask_seed)
         numbers = range(first, first + self.local_batch_size)
         places = [self._place(row) for row in numbers]
+        for stream in self.streams:
+            stream.read_ahead(n for of, n in places if of is stream)
         rows = [stream.counted(n, self.progress(row), draws) for row, (stream, n) in zip(numbers, places, strict=True)]
         return self._collated(rows, self.lengths_of(step), places)
 

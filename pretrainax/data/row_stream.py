@@ -1,7 +1,7 @@
 """The rows of one objective over one corpus."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Optional
 
 import numpy as np
@@ -90,6 +90,11 @@ class RowStream:
             offset, keys = 0, None
         pieces, bucket = self.plan.row(place, keys, offset)
         return pieces, self.lengths[bucket]
+
+    def read_ahead(self, rows: Iterable[int]) -> None:
+        """Reads the text of some rows at once, where it is in a store alone."""
+        if self.corpus.is_in_store:
+            self.corpus.read_ahead(piece for n in rows for piece in self.row(n)[0])
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Makes the examples of row n, not padded. progress: of the training at this row, from 0 to 1."""

@@ -36,6 +36,7 @@ from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
 from pretrainax.config.paths import is_hub
 from pretrainax.data.objectives import (
+    BidirectionalLM,
     CausalLM,
     Denoising,
     MaskedLM,
@@ -46,6 +47,7 @@ from pretrainax.data.objectives import (
 )
 from pretrainax.data.sources import NoSource
 from pretrainax.interop.architectures import describe_model
+from pretrainax.interop.elmo_files import ElmoFiles, is_elmo
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.safetensors_files import Tensors, Writer
 from pretrainax.interop.sentence_transformers import write_modules
@@ -73,7 +75,7 @@ DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.f
 
 
 def import_directory(directory: str, workdir: str) -> str:
-    """Makes a workdir of a Hugging Face directory, or of a model of the hub; returns a line about it."""
+    """Makes a workdir of a Hugging Face directory, a model of the hub, or ELMo's files; returns a line about it."""
     exact_path(workdir)
     with WorkdirLock(workdir):
         return _import(directory, workdir)
@@ -86,21 +88,19 @@ def _import(given: str, workdir: str) -> str:
     if os.path.exists(os.path.join(workdir, "checkpoints", "0")):
         raise UserError(f"--workdir={workdir} holds an import that was cut short: remove it, or take another one")
     directory = here(given)
-    verify_files(directory)
-    source = DirectoryWeights(directory)
-    source.verify()
-    tokenizer = read_tokenizer(directory)
-    check_rows(directory, tokenizer.vocabulary, source.config)
+    if is_elmo(directory):
+        source = ElmoFiles(directory)
+        tokenizer = source.tokenizer
+    else:
+        verify_files(directory)
+        source = DirectoryWeights(directory)
+        source.verify()
+        tokenizer = read_tokenizer(directory)
+        check_rows(directory, tokenizer.vocabulary, source.config)
     tokenizer.save(os.path.join(workdir, "tokenizer"))
-    if template := read_template(directory):
-        write_template(os.path.join(workdir, "tokenizer"), template)
     write_params(workdir, source.abstract, source.read, {"tokenizer": tokenizer.fingerprint})
-    os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
-    for name in ("config.json", GENERATION):
-        if os.path.exists(os.path.join(directory, name)):
-            content = read_object(os.path.join(directory, name))
-            _write_json(os.path.join(workdir, ORIGINAL, name), content)
-    _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
+    if isinstance(source, DirectoryWeights):
+        _save_original(source, workdir)
     if is_hub(given):
         remember_start(workdir, find_origin(given))
     folder = os.path.abspath(f"{workdir}/tokenizer")
@@ -260,6 +260,18 @@ def _fill(files: Writer, rows: Rows, parameters: _Parameters, part: Optional[str
             place[...] = place + block if part == "discriminator" and path in disentangled else block
 
 
+def _save_original(source: DirectoryWeights, workdir: str) -> None:
+    """Keeps what a directory says beside its weights and its vocabulary, for the way back."""
+    if template := read_template(source.directory):
+        write_template(os.path.join(workdir, "tokenizer"), template)
+    os.makedirs(os.path.join(workdir, ORIGINAL), exist_ok=True)
+    for name in ("config.json", GENERATION):
+        if os.path.exists(os.path.join(source.directory, name)):
+            content = read_object(os.path.join(source.directory, name))
+            _write_json(os.path.join(workdir, ORIGINAL, name), content)
+    _write_json(os.path.join(workdir, ORIGINAL, "dtypes.json"), source.dtypes)
+
+
 # --- what goes with the weights --------------------------------------------------------------------------------------
 
 
@@ -268,7 +280,8 @@ def evaluation_of(model: ModelConfig, vocabulary: Vocabulary, tokenizer: str, la
 
     labels: what a model with a head of a whole row says; names of its own where nobody knows them.
     """
-    objective = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}[model.family]()
+    of_family = {"decoder": CausalLM, "encoder": MaskedLM, "encoder_decoder": SpanCorruption}
+    objective = (of_family | {"recurrent": BidirectionalLM})[model.family]()
     if isinstance(model.head, Classify):
         names = tuple(labels) or tuple(map(str, range(int(model.head.num_labels))))
         of_kind = {"regression": Regression(), "choice": MultipleChoice(choices=len(names))}

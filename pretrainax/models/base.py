@@ -59,8 +59,10 @@ class Model(nn.Module):
         if config.embedding_dim:
             init = normal_init(config, config.embedding_dim)
             self.embedding_projection = Linear((config.d_model,), ("features", "d_model"), init)
-        for name, module in modules_of_heads(config).items():
+        heads = modules_of_heads(config)
+        for name, module in heads.items():
             setattr(self, name, module)
+        self.names_of_heads = tuple(heads)
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def table(self, rows: int, **axes) -> Embedding:

@@ -34,7 +34,7 @@ class Decoder(Model):
 
         loss: of the outputs for some tokens [1, n], and what the batch says of these; to be added up.
         """
-        names = {"unembedding"} | ({"token_embedding"} if self.config.tie_embeddings else set())
+        names = (*self.names_of_heads, *(["token_embedding"] if self.config.tie_embeddings else []))
         params = {name: tree for name, tree in self.variables["params"].items() if name in names}
         tokens = {name: batch[name] for name in ("targets", "loss_weights", "text_weights") if name in batch}
         if "target_bytes" in batch:  # of a row, to be added up: they stand at its first token

@@ -128,12 +128,16 @@ def part_bytes(x: jax.ShapeDtypeStruct, sharding: jax.sharding.NamedSharding) ->
 def _kept(
     experiment: Experiment, mesh_sizes: dict[str, int], arrays: list[SavedResidual], stages: Stages, width: int
 ) -> float:
-    """Counts what the backward needs of the forward: in a pipeline of all ticks, with the stream at its two ends."""
-    kept = sum(x.bytes * (stages.stretch if is_stacked(x.module) else 1) for x in arrays)
-    if stages.count == 1:
-        return kept
+    """Counts what the backward needs of the forward: in a pipeline of all ticks, with the stream at its two ends; where
+    parts go back one by one, of one part, with what came in of 2 P - 1, what both neighbours have sent, and the
+    embeddings with their gradient."""
+    if stages.again:
+        layers, streams = 1 / stages.parts, 2 * stages.count + 1 + 2 * stages.parts / stages.count
+    else:
+        layers, streams = stages.seen, stages.parts + stages.ticks if stages.count > 1 else 0
+    kept = sum(x.bytes * (layers if is_stacked(x.module) else 1) for x in arrays)
     tokens = stages.rows * lengths_of(shapes_of(experiment)).inputs / mesh_sizes[LENGTH_AXIS]
-    return kept + (stages.parts + stages.ticks) * tokens * experiment.model.d_model * width
+    return kept + streams * tokens * experiment.model.d_model * width
 
 
 def _logits(
@@ -148,8 +152,9 @@ def _logits(
 
     The gradient takes the place of the logits; of those with a cap it does not, as they are read behind a barrier.
     """
-    model = experiment.model
-    predicted = micro_rows(experiment, mesh_sizes) * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
+    model, stages = experiment.model, stages_of(experiment, mesh_sizes)
+    rows = stages.rows / stages.count if stages.again else micro_rows(experiment, mesh_sizes)
+    predicted = rows * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
     vocabulary = model.vocab_size / mesh_sizes[TENSOR_AXIS]
     of_logit = 4 if platform == "cpu" else width if model.final_logit_cap is None else 2 * width
     return round(vocabulary * (of_logit * min(chunk, predicted) + width * model.embedding_width))

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Optional, get_args
 
 from pretrainax.config import Experiment, MeshConfig, RunPhase, UserError, naming, phases_of
-from pretrainax.config.experiment import Remat
+from pretrainax.config.experiment import PipelineSchedule, Remat
 from pretrainax.planning import memory, roofline, traffic
 from pretrainax.planning.memory import Memory
 from pretrainax.planning.roofline import Roofline
@@ -25,7 +25,7 @@ from pretrainax.sharding.axes import (
 from pretrainax.sharding.mesh import mesh_sizes
 from pretrainax.sharding.stages import stages_obstacle
 
-_POLICIES = get_args(Remat)  # the fastest first
+_POLICIES, _SCHEDULES = get_args(Remat), get_args(PipelineSchedule)  # the fastest first
 _LONG = 8192  # tokens of a row from which splitting it is tried
 
 
@@ -49,7 +49,8 @@ class Candidate:
     def flags(self, before: Experiment) -> str:
         """Returns the flags that turn `before` into this."""
         changed = []
-        for part in ("train.remat", "train.accumulate", *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
+        of_training = "train.remat", "train.accumulate", "train.pipeline_schedule"
+        for part in (*of_training, *(f"mesh.{axis}" for axis in (*AXES, "slices"))):
             group, field = part.split(".")
             new, old = (getattr(getattr(e, group), field) for e in (self.experiment, before))
             changed += [f"--config.{part}={new}"] if new != old else []
@@ -108,9 +109,18 @@ def best(experiment: Experiment, topology: Topology) -> list[Candidate]:
 
 
 def _best_on(experiment: Experiment, topology: Topology, mesh: MeshConfig) -> Optional[Candidate]:
-    every = (_first_that_fits(experiment, topology, mesh, policy, _counts(experiment)) for policy in _POLICIES)
+    every = (_first_that_fits(experiment, topology, mesh, way, _counts(experiment)) for way in _ways(mesh))
     own = attempt(_changed(experiment, mesh), topology)
     return min(filter(None, (own, *every)), key=_rank, default=None)
+
+
+def _ways(mesh: MeshConfig) -> Iterator[dict[str, str]]:
+    """Yields the fields of `config.train` that are tried on a mesh."""
+    for policy in _POLICIES:
+        if mesh.pipeline == 1:
+            yield {"remat": policy}
+        else:
+            yield from ({"remat": policy, "pipeline_schedule": schedule} for schedule in _SCHEDULES)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
@@ -140,8 +150,8 @@ def remedies(experiment: Experiment, topology: Topology) -> list[Candidate]:
         fitting = [
             candidate
             for mesh in choices
-            for policy in _POLICIES
-            if (candidate := _first_that_fits(experiment, topology, mesh, policy, accumulations)) is not None
+            for way in _ways(mesh)
+            if (candidate := _first_that_fits(experiment, topology, mesh, way, accumulations)) is not None
         ]
         fastest = min(fitting, key=lambda c: c.roofline.hours, default=None)
         if fastest and (not found or fastest.roofline.hours < 0.98 * found[-1].roofline.hours):
@@ -159,11 +169,11 @@ def enough(experiment: Experiment, topology: Topology) -> tuple[Topology, list[C
 
 
 def _first_that_fits(
-    experiment: Experiment, topology: Topology, mesh: MeshConfig, policy: str, accumulations: list[int]
+    experiment: Experiment, topology: Topology, mesh: MeshConfig, way: dict[str, str], accumulations: list[int]
 ) -> Optional[Candidate]:
     """Finds the fewest micro-batches with which the run fits: more of them only send more."""
     for count in accumulations:
-        candidate = attempt(_changed(experiment, mesh, remat=policy, accumulate=count), topology)
+        candidate = attempt(_changed(experiment, mesh, **way, accumulate=count), topology)
         if candidate is None or candidate.fits:
             return candidate  # what does not divide so does not with more micro-batches
     return None

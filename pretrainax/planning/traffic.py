@@ -80,9 +80,9 @@ def _sent(size: float, devices: int, ways: int = 1) -> int:
     return round(ways * size * (devices - 1) / devices)
 
 
-def _passes(experiment: Experiment) -> int:
-    """Counts how often a step needs a layer's parameters: forward, backward, and the forward again."""
-    return 3 if experiment.train.remat == "block" else 2
+def _passes(experiment: Experiment, sizes: dict[str, int]) -> int:
+    """Counts how often a step needs a layer's parameters: forward, backward, and the forward again, perhaps twice."""
+    return (3 if experiment.train.remat == "block" else 2) + bool(stages_of(experiment, sizes).again)
 
 
 def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, width: int) -> Iterator[Collective]:
@@ -100,7 +100,7 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
     for (place, is_split, of_experts), (layers, numbers) in stacks.items():
         runs = layers * accumulate
         if is_split and fsdp > 1:
-            passes, wide, beside = _passes(experiment) if is_stacked(place) else 2, width, None
+            passes, wide, beside = _passes(experiment, sizes) if is_stacked(place) else 2, width, None
             if is_stacked(place) and sizes[PIPELINE_AXIS] > 1:
                 passes, wide, beside = 1, 4, 0  # before the first tick, in float32, and scattered behind the last
             yield Collective(FSDP_AXIS, "all-gather", _sent(numbers * wide, fsdp), runs * passes, place, beside)
@@ -130,7 +130,7 @@ def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
 
 def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
     """Counts the rows that all layers see on a device, in a pipeline with those that nobody reads."""
-    return micro_rows(experiment, sizes) * stages_of(experiment, sizes).stretch
+    return micro_rows(experiment, sizes) * stages_of(experiment, sizes).seen
 
 
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
@@ -140,7 +140,7 @@ def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterat
         stream = rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
         kinds = kinds_of_layers(experiment.model, layers)
         beside = sum(len(kind.numbers) * (len(feed_forwards_of(kind.config)) - 1) for kind in kinds)
-        times = (sublayers * layers + beside) * _passes(experiment) * accumulate
+        times = (sublayers * layers + beside) * _passes(experiment, sizes) * accumulate
         yield Collective(TENSOR_AXIS, "all-reduce", _sent(stream, sizes[TENSOR_AXIS], 2), times, f"{name}/blocks")
 
 
@@ -151,7 +151,9 @@ def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iter
         both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes[TENSOR_AXIS] * width
         times = (sublayers - 1) * layers * experiment.train.accumulate
         sent = _sent(both, sizes[LENGTH_AXIS])
-        yield Collective(LENGTH_AXIS, "all-gather", sent, times * _passes(experiment), f"{name}/blocks/self_attention")
+        yield Collective(
+            LENGTH_AXIS, "all-gather", sent, times * _passes(experiment, sizes), f"{name}/blocks/self_attention"
+        )
         yield Collective(LENGTH_AXIS, "reduce-scatter", sent, times, f"{name}/blocks/self_attention")
 
 
@@ -165,19 +167,22 @@ def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Itera
         tokens = settings.top_k * (settings.capacity or 1.0) * rows * length / sizes[LENGTH_AXIS]
         sent = _sent(tokens * experiment.model.d_model * width, sizes[EXPERT_AXIS])
         _, with_experts = kinds_of_layers(experiment.model, layers)
-        times = 2 * _passes(experiment) * len(with_experts.numbers) * accumulate
+        times = 2 * _passes(experiment, sizes) * len(with_experts.numbers) * accumulate
         yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{name}/blocks/mlp")
 
 
 def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
-    """Yields the stream of a part, sent to the next stage at each tick, and what goes in and comes out; their gradients
-    go the same ways."""
+    """Yields the stream of a part, sent to the next stage at each tick, and what goes in and comes out: of all parts,
+    or where they go back one by one of each; their gradients go the same ways."""
     stages, accumulate = stages_of(experiment, sizes), experiment.train.accumulate
     if stages.count == 1:
         return
     for name, _, length, _ in _stacks(experiment):
         part = stages.rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
         yield Collective(PIPELINE_AXIS, "collective-permute", round(part), 2 * stages.ticks * accumulate, name)
-        ends = _sent(stages.parts * part, stages.count)
-        yield Collective(PIPELINE_AXIS, "all-gather", ends, 2 * accumulate, name)
-        yield Collective(PIPELINE_AXIS, "reduce-scatter", ends, 2 * accumulate, name)
+        if stages.again:
+            entering = _sent(part, stages.count, 2)
+            yield Collective(PIPELINE_AXIS, "all-reduce", entering, 2 * stages.ticks * accumulate, name)
+        ends, times = (part, stages.parts) if stages.again else (stages.parts * part, 2)
+        for kind in ("all-gather", "reduce-scatter"):
+            yield Collective(PIPELINE_AXIS, kind, _sent(ends, stages.count), times * accumulate, name)

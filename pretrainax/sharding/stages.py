@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from pretrainax.config import Experiment, ModelConfig, TrainConfig, UserError
+from pretrainax.config import DisentangledPositions, Experiment, ModelConfig, TrainConfig, UserError
 from pretrainax.sharding.axes import BATCH_AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, PIPELINE_AXIS
 
 
@@ -14,6 +14,7 @@ class Stages(NamedTuple):
     count: int  # P; 1: there is no pipeline, and one part
     parts: int  # M
     rows: int  # of a part, on one device
+    again: float = 0.0  # of the layers' time, what 1F1B adds as it makes their forward once more; 0: GPipe
 
     @property
     def ticks(self) -> int:
@@ -26,16 +27,22 @@ class Stages(NamedTuple):
         return (self.count - 1) / self.ticks
 
     @property
-    def stretch(self) -> float:
-        """Returns how many times as long the layers take as without a bubble, and how much more they keep."""
+    def seen(self) -> float:
+        """Returns how many times as many rows as there are the layers see."""
         return self.ticks / self.parts
+
+    @property
+    def stretch(self) -> float:
+        """Returns how many times as long the layers take as without a pipeline."""
+        return self.seen * (1 + self.again)
 
 
 def stages_of(experiment: Experiment, sizes: Mapping[str, int]) -> Stages:
     """Returns the stages of a run on a mesh {axis: size}."""
-    rows, count = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS]
-    parts = count_parts(experiment.train.pipeline_parts, rows) if count > 1 else 1
-    return Stages(count, parts, rows // parts)
+    rows, count, train = _shared_rows(experiment, sizes), sizes[PIPELINE_AXIS], experiment.train
+    parts = count_parts(train.pipeline_parts, rows) if count > 1 else 1
+    forwards = 2 if train.remat == "block" else 1  # beside a backward that takes as long as two
+    return Stages(count, parts, rows // parts, 1 / (forwards + 2) if turns_round(train, sizes) else 0.0)
 
 
 def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
@@ -43,9 +50,10 @@ def describe_stages(experiment: Experiment, sizes: Mapping[str, int]) -> str:
     stages, layers = stages_of(experiment, sizes), experiment.model.num_layers
     if stages.count == 1:
         return ""
+    order = ", one forward, one backward" if stages.again else ""
     return (
         f"{stages.count} stages of {layers // stages.count} of {layers} layers, {stages.parts} parts of {stages.rows} "
-        f"rows a device; {stages.bubble:.0%} of the time of the layers is the bubble"
+        f"rows a device{order}; {stages.bubble:.0%} of the time of the layers is the bubble"
     )
 
 
@@ -81,6 +89,11 @@ def check_stages(experiment: Experiment, sizes: Mapping[str, int]) -> None:
         asked = f"config.train.pipeline_schedule is {experiment.train.pipeline_schedule!r}"
         if experiment.model.head is not None:
             raise UserError(f"{asked}, and config.model.head is set, which reads whole rows: set it to 'gpipe'")
+        if experiment.optimizer.asks_for_gradients:
+            kind = type(experiment.optimizer).__name__
+            raise UserError(
+                f"{asked}, and config.optimizer is {kind}, which differentiates gradients: set it to 'gpipe'"
+            )
         if (split := sizes[LENGTH_AXIS]) > 1:
             raise UserError(
                 f"{asked}, and config.mesh.{LENGTH_AXIS} is {split}, by which the tokens that stages share for the "
@@ -105,4 +118,6 @@ def stages_obstacle(model: ModelConfig) -> Optional[str]:
             return f"config.model.{name} is set"
     if model.share_layers:
         return "config.model.share_layers is set"
+    if isinstance(model.position, DisentangledPositions):
+        return "config.model.position is DisentangledPositions"
     return None

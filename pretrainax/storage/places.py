@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Optional
 
 from pretrainax.config.errors import RunFailed, UserError
@@ -72,11 +72,14 @@ def _matching(pattern: str) -> str:
     return os.path.join(glob.escape(place_of(folder, "read")), rest)
 
 
-def complete(path: str) -> None:
-    """Brings what is below a folder, where it is in a twin, or of the hub's cache, and not all of it is here."""
+def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
+    """Brings what is below a folder, where it is in a twin, or of the hub's cache, and not all of it is here.
+
+    wanted: tells of a name below the folder of a twin whether it is asked for.
+    """
     hub.complete(path)
-    if (twin := _twin_around(path)) is not None:
-        twin.complete(path)
+    if (twin := twin_around(path)) is not None:
+        twin.complete(path, wanted)
 
 
 @contextlib.contextmanager
@@ -108,13 +111,16 @@ def cached(path: str) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def at_work(path: str, folder: Optional[str] = None) -> Iterator[str]:
+def at_work(path: str, folder: Optional[str] = None, process: int = 0) -> Iterator[str]:
     """Yields the folder to train in; of a URL its twin, whose files are sent while the run goes on, and at the end.
 
     Where this machine was the last to train there, its files are newer than those of the store, and are kept; else they
     are those of the store. What another run has overtaken is put aside.
 
-    folder: where twins are; None: the cache of this user.
+    Args:
+      folder: where twins are; None: the cache of this user.
+      process: which of several this is. Process 0 comes first; each has a twin of its own, which for the others is what
+        the store has, but for what they write: that they send, and delete nothing there.
 
     Raises:
       UserError, RunFailed: as `Store`; another run is at work there.
@@ -123,12 +129,45 @@ def at_work(path: str, folder: Optional[str] = None) -> Iterator[str]:
     if not is_url(path):
         yield path
         return
-    root = place_of(path, "work", folder)
-    with _alone(root), Lease(Store(path), root) as lease:
-        twin = _opened(path, root, lease)
-        say(f"{path} is kept in {root} too, and what is new there is sent every {EVERY:.0f} s")
-        with _Sender(twin, lease):
-            yield root
+    root = place_of(path, "work", folder) + (f".process-{process}" if process else "")
+    with _alone(root), contextlib.ExitStack() as held:
+        lease = None if process else held.enter_context(Lease(Store(path), root))
+        twin = _opened(path, root, lease) if lease else _twin(path, root)
+        if lease:
+            say(f"{path} is kept in {root} too, and what is new there is sent every {EVERY:.0f} s")
+        else:
+            twin.follow()
+        _senders[root] = held.enter_context(_Sender(twin, lease))
+        held.callback(_senders.pop, root)
+        yield root
+
+
+def send_soon(path: str) -> None:
+    """Has what is new in the twin that a path is in sent now, in the thread that does so every EVERY seconds."""
+    if (twin := twin_around(path)) is not None and twin.root in _senders:
+        _senders[twin.root].wake.set()
+
+
+def is_at_work(path: str) -> bool:
+    """Tells whether a path is in a twin that this process works in: one of several has another than the others."""
+    return (twin := twin_around(path)) is not None and twin.root in _senders
+
+
+@contextlib.contextmanager
+def shared(path: str) -> Iterator[None]:
+    """Wraps what the first process of several does before all others: they begin with what it has sent at the end."""
+    is_first = (twin := twin_around(path)) is None or (sender := _senders.get(twin.root)) is None or sender.lease
+    if not is_first:
+        share(path)
+    yield
+    if is_first:
+        share(path)
+
+
+def share(path: str) -> None:
+    """Sends what is new in the twin that a path is in; in another process than the first, brings what that has sent."""
+    if (twin := twin_around(path)) is not None and (sender := _senders.get(twin.root)):
+        sender.push() if sender.lease else twin.pull(lazy=False)
 
 
 def _opened(url: str, root: str, lease: Lease) -> Twin:
@@ -162,33 +201,39 @@ def _alone(root: str) -> Iterator[None]:
 class _Sender:
     """Sends what a run writes, in a thread; a context manager. What goes wrong there is said once, and ends nothing."""
 
-    def __init__(self, twin: Twin, lease: Lease):
-        self._twin, self._lease = twin, lease
-        self._over = threading.Event()
+    def __init__(self, twin: Twin, lease: Optional[Lease]):
+        """lease: None in a process that follows another one, which holds it."""
+        self._twin, self.lease = twin, lease
+        self._over, self.wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="sender", daemon=True)
         self._said: Optional[str] = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_Sender":
         self._thread.start()
+        return self
 
     def __exit__(self, *_) -> None:
         self._over.set()
+        self.wake.set()
         self._thread.join()
         try:
-            self._push()
+            self.push()
         except UserError as e:
             raise RunFailed(
                 f"{e}; what was not sent is in {self._twin.root}, and the same command on this machine goes on from it"
             ) from e
 
-    def _push(self) -> None:
-        self._lease.check()
-        self._twin.push()
+    def push(self) -> None:
+        if self.lease:
+            self.lease.check()
+        self._twin.push(deletes=self.lease is not None)
 
     def _live(self) -> None:
-        while not self._over.wait(EVERY):
+        while not self._over.is_set():
+            self.wake.wait(EVERY)
+            self.wake.clear()
             try:
-                self._push()
+                self.push()
                 self._said = None
             except UserError as e:
                 if self._said is None:
@@ -196,6 +241,7 @@ class _Sender:
                 self._said = str(e)
 
 
+_senders: dict[str, _Sender] = {}  # of this process, by the folder of their twin
 _twins: dict[str, Twin] = {}  # of this process, by their folder: two of one would not know what the other has brought
 
 
@@ -206,7 +252,7 @@ def _twin(url: str, root: str) -> Twin:
     return twin
 
 
-def _twin_around(path: str) -> Optional[Twin]:
+def twin_around(path: str) -> Optional[Twin]:
     """Returns the twin that a path of this machine is in; None where it is in none."""
     folder = os.path.abspath(path)
     while folder != (parent := os.path.dirname(folder)):

@@ -10,7 +10,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from pretrainax.config import RunFailed, UserError
@@ -79,9 +79,11 @@ class Store:
         """Returns an object; FileNotFoundError where it is not there."""
         return self._tried(lambda: self._fs.cat_file(self._path(name)))
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Returns the bytes of an object from `start` until before `stop`."""
-        return self._tried(lambda: self._fs.cat_file(self._path(name), start=start, end=stop))
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Returns the bytes of each (name, start, stop), all asked for at once."""
+        names, starts, stops = zip(*ranges, strict=True)
+        paths = [self._path(name) for name in names]
+        return self._tried(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object, whatever was there."""

@@ -14,10 +14,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple, Optional
 
 from pretrainax.config.atomic_files import write_atomically
@@ -32,6 +33,7 @@ _GROWS = "metrics.jsonl"
 _PART_NAME = re.compile(rf"((?:.*/)?{re.escape(_GROWS)})\.(\d{{5}})")
 _LAST = {"index.json": 1, "manifest.sha256": 1, "config.json": 2}  # what vouches for the files beside it and below
 _ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*")  # brought when a checkpoint is read
+_REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # of one process of several, which vouches for its own files
 _ON_THE_WAY = re.compile(r".*\.(saving|replaced|deleted)\b.*|.*\.tmp-.*|run\.lock|\..*")  # no name of what is finished
 _THREADS = 8
 
@@ -84,13 +86,66 @@ class Twin:
             self._keep()
             return bool(found)
 
-    def complete(self, folder: str) -> None:
-        """Brings what the store has below a folder of the twin and is not here yet."""
-        inside = os.path.relpath(folder, self.root)
-        start = "" if inside == os.curdir else f"{inside}/"
+    def complete(self, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
+        """Brings what the store has below a folder of the twin and is not here yet.
+
+        wanted: tells of a name below the folder whether it is asked for.
+        """
+        start = self._start(folder)
         with self._lock:
-            self._bring(name for name in self._known if name.startswith(start))
+            self._bring([n for n in self._known if n.startswith(start) and wanted(n[len(start) :])])
             self._keep()
+
+    def follow(self) -> None:
+        """Makes the twin what the store has, without what was written here and never sent."""
+        with self._lock:
+            self.pull(lazy=False)
+            for name in self._scan().keys() - self._known.keys():
+                self._remove(name)
+
+    def read_sent(self, folder: str, names: Collection[str]) -> Optional[dict[str, bytes]]:
+        """Returns what others have sent to a folder, by name; None while one of these is not there."""
+        start = self._start(folder)
+        if {start + name for name in names} <= self.store.objects(os.path.dirname(start + min(names))).keys():
+            return {name: self.store.read(start + name) for name in names}
+        return None
+
+    def adopt(self, folder: str, staging: str, names: Iterable[str]) -> None:
+        """Gives a folder that is whole its name, of which others have sent these names, some of which are here too.
+
+        What else the store has there is of an earlier attempt, and is deleted.
+        """
+        start = self._start(folder)
+        expected = {start + name for name in names}
+        with self._lock:
+            found = self.store.objects(start.rstrip("/"))
+            if lost := sorted(expected - found.keys()):
+                raise RunFailed(f"{self.store.url}/{lost[0]} is gone, which another process has sent")
+            self._known |= {name: Known(stamp, None) for name, stamp in found.items()}
+            self._retract(found.keys() - expected)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.rename(staging, folder)
+            self._known |= {name: Known(found[name], self._scan_one(name)) for name in expected}
+            self._keep()
+
+    def names(self, folder: str) -> list[str]:
+        """Returns the names below a folder that the store had when it was last looked at."""
+        start = self._start(folder)
+        with self._lock:
+            return [name[len(start) :] for name in self._known if name.startswith(start)]
+
+    def discard(self, folder: str) -> None:
+        """Deletes a folder of the twin, here and in the store."""
+        start = self._start(folder)
+        with self._lock:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._retract([name for name in self._known if name.startswith(start)])
+            self._keep()
+
+    def _start(self, folder: str) -> str:
+        """Returns what the names of the objects below a folder of the twin begin with."""
+        inside = os.path.relpath(folder, self.root)
+        return "" if inside == os.curdir else f"{inside}/"
 
     def bring(self, names: Collection[str]) -> None:
         """Brings objects of these names as they are now."""
@@ -122,9 +177,18 @@ class Twin:
                 self._retract(self._gone(local))
             self._keep()
 
-    def shard(self, path: str) -> None:
-        """Brings the one object of a path, without a note of it: loader workers do so at the same time."""
-        self.store.get(os.path.relpath(path, self.root), path)
+    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
+        """Returns the bytes of each (path, start, stop), of objects whose files are here or not."""
+        return self.store.read_ranges([(os.path.relpath(path, self.root), start, stop) for path, start, stop in ranges])
+
+    def forget(self, path: str) -> None:
+        """Deletes a file here that the store has as it is; any other one stays."""
+        name = os.path.relpath(path, self.root)
+        with self._lock:
+            if (known := self._known.get(name)) is not None and known.here == self._scan_one(name):
+                self._remove(name)
+                self._known[name] = Known(known.there, None)
+                self._keep()
 
     def has_unsent(self) -> bool:
         """Tells whether something here is not in the store, or not so."""
@@ -235,7 +299,10 @@ class Twin:
 
     def _remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.remove(os.path.join(self.root, _file_of(name)))
+            os.remove(os.path.join(self.root, file := _file_of(name)))
+            with contextlib.suppress(OSError):  # something else is in that folder
+                while file := os.path.dirname(file):
+                    os.rmdir(os.path.join(self.root, file))
 
     def _keep(self) -> None:
         """Writes down what is known, where that has changed."""
@@ -251,7 +318,7 @@ def _known(there: list, here: Optional[list]) -> Known:
 
 
 def _rank(name: str) -> int:
-    return _LAST.get(os.path.basename(name), 0)
+    return 1 if _REPORT.fullmatch(name) else _LAST.get(os.path.basename(name), 0)
 
 
 def _file_of(name: str) -> str:

@@ -25,6 +25,7 @@ import jax
 
 from pretrainax.checkpoints.best import best_step
 from pretrainax.checkpoints.checkpoints import Checkpoints
+from pretrainax.checkpoints.hosts import open_checkpoints
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.config.validation import complete
@@ -38,9 +39,11 @@ from pretrainax.runtime.signals import PREEMPTED, PreemptionHandler
 from pretrainax.runtime.workdir_lock import WorkdirLock
 from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.param_paths import PyTree, parameter_names
+from pretrainax.storage import places
 from pretrainax.tasks import Task
 from pretrainax.trackers import check_trackers, shown_config
 from pretrainax.training import expert_balance, header, loss_spikes
+from pretrainax.training.corpora import checked_texts
 from pretrainax.training.finish import finish
 from pretrainax.training.loop_state import Counts, LoopState
 from pretrainax.training.metrics import summarize
@@ -83,15 +86,16 @@ def train(
         with goodput.on("preparing"):
             if jax.process_index() == 0:
                 held.enter_context(WorkdirLock(workdir))
-            prepared = prepare(experiment)
-            extended = claim_workdir(workdir, experiment, prepared, extend)
+            with places.shared(workdir):
+                prepared = prepare(experiment)
+                extended = claim_workdir(workdir, experiment, prepared, extend)
         return prepared
 
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
         directory, saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint
-        checkpoints = Checkpoints(directory, saving.keep, figure, saving.keeps)
+        checkpoints = open_checkpoints(directory, saving.keep, figure, saving.keeps)
         stack.callback(checkpoints.close)
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
@@ -101,13 +105,12 @@ def train(
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
-        with _check_corpora(run, writer) as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
-            watched = Beside(check, recorder)
-            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, watched, observe)
+        with checked_texts(run, writer) as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
+            loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, Beside(check, recorder), observe)
             state, exit_code = loop.train(state)
         if exit_code == 0:
             with goodput.on("saving"):
-                checkpoints.wait()  # whatever becomes of what follows, the run is whole
+                checkpoints.share()  # whatever becomes of what follows, the run is whole
             with goodput.on("finishing"):
                 finish(loop.run, run.validated(state), writer, preemption, loop.last_evaluation)
             writer.note(goodput.table())
@@ -128,20 +131,6 @@ def _uncounted(loop_state: LoopState) -> str:
     if loop_state.counts:
         return ""
     return "not of this run: the version that began it did not count text_tokens, text_bytes, tokens and flops"
-
-
-@contextlib.contextmanager
-def _check_corpora(run: Run, writer: MetricsWriter) -> Iterator[CorpusCheck]:
-    """Yields the check of the corpora that goes on beside the steps; says which of them have no checksums, and how much
-    was left when the steps were over; raises UserError where some of the text is damaged."""
-    corpora = run.prepared.corpora
-    with CorpusCheck(corpora, jax.process_index(), jax.process_count()) as corpus_check:
-        for directory in corpus_check.unknown:
-            writer.note(f"{directory} has no checksums to compare with: it was prepared before there were any")
-        yield corpus_check
-        corpus_check.raise_if_damaged()
-        if left := corpus_check.left:
-            writer.note(f"the checksums of {left:,} files of the corpus were not compared: the run was over")
 
 
 def to_device(batches: Iterator[HostBatch], mesh: jax.sharding.Mesh) -> Iterator[dict[str, jax.Array]]:

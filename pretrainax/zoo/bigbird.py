@@ -6,9 +6,10 @@ evaluates, all random blocks are the first one (layers/sparse_attention/blocks.p
 
 import dataclasses
 
-from pretrainax.config import LearnedPositions, ModelConfig, RandomBlocks, UserError
+from pretrainax.config import Classify, LearnedPositions, ModelConfig, RandomBlocks, UserError
 from pretrainax.zoo import bert
 from pretrainax.zoo.family import (
+    Classifier,
     ConfigJson,
     Family,
     HuggingFace,
@@ -77,8 +78,10 @@ FAMILIES = (
             fields=bert.FIELDS
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
-            # The class of a whole row has another activation in its head, that of spans two more layers; blocks are of
-            # rows of one text, and choices lie in one row.
+            # The class of spans has two more layers in its head; choices lie in one row, and blocks are of one text.
+            classifier=Classifier(
+                "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
+            ),
             token_classifier=token_classifier("BigBirdForMaskedLM"),
             constants={
                 "is_decoder": False,

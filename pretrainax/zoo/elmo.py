@@ -1,8 +1,8 @@
 """ELMo (Peters et al. 2018, arXiv 1802.05365): no Transformer, two LSTMs over words that are read by their characters.
 
 Published counts (93.6 M, 28.0 M, 13.6 M) are of what others took up: all but the softmax over words, which is
-`unembedding` here, 407 M more parameters of `original`. The released weights are HDF5 of TensorFlow, and transformers
-has no class for them: nothing here reads or writes those files.
+`unembedding` here, 407 M more parameters of `original`. The released weights are HDF5 of TensorFlow, which an import
+reads (`interop/elmo_files.py`); transformers has no class for them, so that there is no export.
 """
 
 from pretrainax.config import ModelConfig, NoPositions, Recurrent

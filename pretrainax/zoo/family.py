@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Optional, TypeAlias, TypeVar
 
 from pretrainax.config import Classify, Embed, Extract, HeadConfig, MixtureOfExperts, ModelConfig, Tag, UserError
@@ -98,6 +99,7 @@ class Classifier(NamedTuple):
     prefix: str = ""  # before the names of all that is no head
     base: str = ""  # how those begin, up to a point, where it is with another word than in the class of pretraining
     family: str = ""  # of the model that has it, where that is a part of the one that is pretrained: "encoder"
+    changes: Mapping[str, object] = MappingProxyType({})  # fields of the model that have another value in this class
 
     def rows(self, head: TaskHead) -> list[Row]:
         """Returns the rows of the head."""
@@ -206,7 +208,7 @@ class HuggingFace:
                 config = without_heads(self.read_config({**json, "architectures": None, **whole}))
                 config.head = _read_head(json, classifier.head)
                 config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
-                return config
+                return dataclasses.replace(config, **classifier.changes)
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value and not (json[key] is None and _null_is(value)):

@@ -3,6 +3,9 @@
 NOTE The released models were pretrained without a global token, after which the maps that are its own became copies of
 the others (section 5); which tokens are global is an argument of each call in transformers. Here it is a field, as
 everything that changes what a model computes: `sparse_attention.global_tokens`, "first" for what is read from a file.
+LongformerForTokenClassification is the exception, as there none is global where a call does not say so: it is read as
+"none", and its maps for global tokens, which nothing uses, are left out. The tokens of a question, of which that for
+question answering makes global ones, are more than one of a text, and not known here.
 """
 
 import dataclasses
@@ -10,7 +13,16 @@ import dataclasses
 from pretrainax.config import Classify, LearnedPositions, ModelConfig, SlidingWindows, UserError
 from pretrainax.zoo import roberta
 from pretrainax.zoo.bert import CONSTANTS, FIELDS
-from pretrainax.zoo.family import Classifier, ConfigJson, Family, HuggingFace, Row, linear, trained_by
+from pretrainax.zoo.family import (
+    Classifier,
+    ConfigJson,
+    Family,
+    HuggingFace,
+    Row,
+    linear,
+    token_classifier,
+    trained_by,
+)
 
 SIZES = dict(roberta.SIZES)  # variant -> (layers, width, heads)
 
@@ -35,9 +47,9 @@ def _base() -> ModelConfig:
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' LongformerForMaskedLM."""
-    del config  # the same for all
     ours, theirs = "encoder/blocks/self_attention", "longformer.encoder.layer.{layer}.attention.self"
-    maps = [linear(f"{ours}/global_{x}", f"{theirs}.{x}_global", bias=True) for x in ("query", "key", "value")]
+    used = ("query", "key", "value") if config.sparse_attention == SlidingWindows("first") else ()
+    maps = [linear(f"{ours}/global_{x}", f"{theirs}.{x}_global", bias=True) for x in used]
     return roberta.masked_lm_names("longformer") + sum(maps, [])
 
 
@@ -72,9 +84,13 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            # The classes of words, of spans and of choices have other global tokens, or none.
+            # The classes of spans and of choices make the tokens of the question global, of which there are many.
             classifier=Classifier(
                 "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
+            ),
+            # Where nobody says which are, no token is global in this class: so it has no maps for these.
+            token_classifier=token_classifier(
+                "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("none")}
             ),
             constants=CONSTANTS,
             read=_read,
@@ -83,7 +99,11 @@ FAMILIES = (
                 "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
                 "lm_head.decoder.bias": "lm_head.bias",
             },
-            ignored=(r"longformer\.embeddings\.position_ids", r"longformer\.pooler\.dense\..*"),
+            ignored=(
+                r"longformer\.embeddings\.position_ids",
+                r"longformer\.pooler\.dense\..*",
+                r"longformer\.encoder\.layer\.\d+\.attention\.self\.(query|key|value)_global\..*",
+            ),
         ),
     ),
 )

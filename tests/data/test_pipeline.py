@@ -35,6 +35,8 @@ class CountingCorpus:
 
     directory, parts = "train", None
 
+    is_in_store = False
+
     def __init__(self, num_tokens):
         self.num_tokens = num_tokens
 

@@ -23,6 +23,8 @@ T5 = f"--config={ROOT}/tests/support/tiny.py:t5"
 HUGE = ("9" * 19, "9" * 400, "9" * 5000, "1e400", "-" + "9" * 19)
 DEEP = ("-" * 5000 + "1", "(" * 5000, "[" * 90_000 + "]" * 90_000, "not " * 9000 + "1", "A(b=" * 2000 + ")" * 2000)
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
+NO_PATHS = {"gs://": "names no bucket"}  # what there can be nothing at, with what is said of it
+NO_PATHS |= dict.fromkeys(("ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a"), "none of the stores")
 
 
 class Mistake(NamedTuple):
@@ -199,13 +201,7 @@ def _of_values():
 
 def _of_paths():
     """Every flag and field that is a path: object stores, and names that are not UTF-8."""
-    unknown = "is none of the stores that are known"
-    paths = itertools.cycle(
-        [
-            ("gs://", "names no bucket"),
-            *((path, unknown) for path in ("ftp://bucket/a", "hdfs://host/a", "file:///a", "abfs+x://a")),
-        ]
-    )
+    paths = itertools.cycle(NO_PATHS.items())
     source = "--config.data.source"
     flags = [
         ("main", [TINY], "--workdir"),

@@ -26,6 +26,7 @@ from pretrainax.sharding.mesh import make_mesh
 from tests.golden import CASES
 from tests.golden.case import LENGTHS, batch, weights
 from tests.golden.make import golden
+from tests.support import written
 from tests.support.tiers import few
 from tests.support.tiny import get_config
 
@@ -131,6 +132,15 @@ def whole(config, arrays):
 )
 def test_windows_are_passed_on_one_device_as_on_eight(config, mesh):
     got = stepped(loaded(config, **mesh), texts(config), PROMPTS)
+    np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", few(["palm", "grok", "deepseek", "st_moe"], ["palm", "grok"]))
+def test_each_step_of_a_model_that_transformers_lacks_has_the_logits_of_the_whole_text(name):
+    config = dataclasses.replace(written.CONFIGS[name], vocab_size=100)
+    if config.experts is not None:  # with room for all: else what is dropped depends on the other tokens
+        config = dataclasses.replace(config, experts=dataclasses.replace(config.experts, capacity=None))
+    got = stepped(loaded(config), texts(config), PROMPTS)
     np.testing.assert_allclose(got, places(whole(config, texts(config)), PROMPTS, STEPS), atol=1e-4)
 
 

@@ -138,7 +138,7 @@ def test_only_the_last_block_sees_absolute_positions():
 
 
 @pytest.mark.parametrize("compute", [Compute(remat="block"), Compute(remat="dots"), Compute(scan_unroll=4)], ids=str)
-@pytest.mark.parametrize("name", ["deberta_v2", "deberta_v3"])
+@pytest.mark.parametrize("name", few(["deberta_v2", "deberta_v3"], ["deberta_v3"]))
 def test_how_it_runs_does_not_change_gradients(name, compute):
     config, arrays = CASES[name].config, jax.tree.map(jnp.asarray, batch(CASES[name]))
 

@@ -16,6 +16,10 @@ from pretrainax.config import (
     UserError,
 )
 from pretrainax.layers.compute import Compute
+from pretrainax.training import losses
+from tests.golden import CASES
+from tests.golden.case import batch as batch_of
+from tests.support.tiers import few
 
 _SMALL = dict(vocab_size=50, num_layers=2, d_model=16, d_ff=32, num_heads=4)
 CONFIGS = {
@@ -225,3 +229,21 @@ def test_an_axis_that_would_broadcast_is_named(name):
     inputs[name] = inputs[name][:1]
     with pytest.raises(AssertionError, match=r"are \[B, T\]"):
         models.build(CONFIGS["decoder"], Compute()).init(jax.random.key(0), inputs, deterministic=True)
+
+
+@pytest.mark.parametrize("name", few(["mixtral", "deepseek_v3", "switch"], ["deepseek_v3"]))
+def test_of_any_depth_a_model_with_experts_is_the_same_program(name):
+    """So that it is compiled in the same time: a scan over layers, of first layers without experts, or over turns."""
+    arrays = batch_of(CASES[name])
+
+    def lines(depth):
+        config = dataclasses.replace(CASES[name].config, num_layers=depth)
+        model = models.build(config, Compute())
+
+        def objective(params):
+            outputs = model.apply({"params": params}, arrays, deterministic=True)
+            return losses.objective(outputs, arrays, losses.counts(arrays))[0]
+
+        return jax.jit(jax.grad(objective)).lower(models.abstract_params(config)).as_text().count("\n")
+
+    assert lines(8) == lines(64)

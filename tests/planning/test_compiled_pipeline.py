@@ -1,5 +1,7 @@
 """Pipelines compiled for 256 TPUs and GPUs that are not there: what goes between devices, and which kernel runs."""
 
+import itertools
+
 import pytest
 
 from pretrainax.config import LearnedPositions, UserError
@@ -14,20 +16,18 @@ pytestmark = pytest.mark.aot
 LAYERS, WIDTH, INSIDE, LENGTH = 8, 512, 1024, 256
 
 
+SLICES = {
+    "v5e:16x16": {"data": 8, "pipeline": 4, "fsdp": 8},
+    "v5p:8x8x4": {"data": 4, "pipeline": 8, "fsdp": 4, "tensor": 2},
+    "h100:32x8": {"data": 8, "pipeline": 4, "fsdp": 4, "tensor": 2},
+}
+
+
 @pytest.mark.parametrize(
-    "topology, mesh",
-    few(
-        [
-            ("v5e:16x16", {"data": 8, "pipeline": 4, "fsdp": 8}),
-            ("v5p:8x8x4", {"data": 4, "pipeline": 8, "fsdp": 4, "tensor": 2}),
-            ("h100:32x8", {"data": 8, "pipeline": 4, "fsdp": 4, "tensor": 2}),
-        ],
-        [("v5e:16x16", {"data": 8, "pipeline": 4, "fsdp": 8})],
-    ),
-    ids=str,
+    "schedule, topology", few(itertools.product(["gpipe", "1f1b"], SLICES), [("1f1b", "v5e:16x16")])
 )
-def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another(topology, mesh):
-    absent = Topology.parse(topology)
+def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another(schedule, topology):
+    absent, mesh = Topology.parse(topology), SLICES[topology]
     try:
         absent.devices()
     except UserError as e:
@@ -36,7 +36,7 @@ def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another
     model, train = experiment.model, experiment.train
     model.num_layers, model.d_model, model.d_ff, model.num_heads = LAYERS, WIDTH, INSIDE, WIDTH // 128
     model.position, experiment.data.sequence_length = LearnedPositions(LENGTH), LENGTH
-    train.global_batch_size, train.remat = 512, "block"
+    train.global_batch_size, train.remat, train.pipeline_schedule = 512, "block", schedule
     train.attention = "tpu_splash" if absent.chip.is_tpu else "cudnn"
     for axis, size in mesh.items():
         setattr(experiment.mesh, axis, size)

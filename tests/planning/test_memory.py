@@ -203,3 +203,17 @@ def test_a_pipeline_keeps_what_all_ticks_need_and_has_its_layers_whole_with_thei
     ends = (4 + 5) * 32 * 32 * 4  # 4 parts go in, each a row, and 5 ticks come out, [T, D] in float32
     assert staged.activations == pytest.approx(plain.activations + kept / 4 + ends, abs=1)
     assert staged.copies == staged.gradients - staged.parameters > 4 * (4 * 32 * 32 + 2 * 32 * 64)  # one layer of two
+
+
+def test_parts_that_go_back_one_by_one_keep_one_of_them_and_the_inputs_of_a_few():
+    experiment, sizes = tiny.get_config("gpt"), ONE | {"pipeline": 2, "fsdp": 2}
+    experiment.train.pipeline_schedule = "1f1b"
+    found = memory.estimate(experiment, sizes)
+    arrays = saved_residuals(experiment, sizes, "cpu")
+    layers = sum(x.bytes for x in arrays if is_stacked(x.module))
+    around = sum(x.bytes for x in arrays if not is_stacked(x.module))
+    streams = (3 + 2 + 2 * 4 / 2) * 32 * 32 * 4  # 2 P - 1, from both sides, embeddings and gradient of half of 4 parts
+    assert found.activations == pytest.approx(layers / 4 + around + streams, abs=1)
+    experiment.train.global_batch_size *= 8
+    more = memory.estimate(experiment, sizes)
+    assert more.activations - found.activations < 8 * around + 8 * 4 * 32 * 32 * 4  # no layer keeps more

@@ -112,6 +112,10 @@ def test_the_bubble_of_a_pipeline_is_time_of_the_layers_alone():
     assert times[0].compute / plain.compute == pytest.approx(5 / 4, rel=0.01)  # 4 rows of a pipeline: 5 ticks
     assert times[2].compute / plain.compute == pytest.approx(3 / 2, rel=0.01)
     assert times[0].flops == plain.flops
+    staged.train.pipeline_schedule = "1f1b"
+    again = assess(staged, Topology.parse("v5e:2x2")).roofline
+    assert again.compute / times[2].compute == pytest.approx(4 / 3, rel=0.01)  # the forward once more
+    assert again.flops == plain.flops
 
 
 def _block(experiment):

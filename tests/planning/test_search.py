@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from pretrainax.config import MixtureOfExperts, UserError
+from pretrainax.planning import search
 from pretrainax.planning.search import assess, best, enough, remedies
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
@@ -94,6 +95,12 @@ def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
     found = best(experiment, FOUR)
     assert {candidate.sizes["pipeline"] for candidate in found} == {1, 2}  # of 2 layers
     assert any("--config.mesh.pipeline=2" in candidate.flags(experiment) for candidate in found)
+    for sizes in found[0].experiment.mesh, dataclasses.replace(experiment.mesh, pipeline=2):
+        schedules = {way.get("pipeline_schedule") for way in search._ways(sizes)}
+        assert schedules == ({None} if sizes.pipeline == 1 else {"gpipe", "1f1b"})
+    train = dataclasses.replace(experiment.train, pipeline_schedule="1f1b")
+    changed = assess(dataclasses.replace(experiment, train=train), FOUR)
+    assert changed.flags(experiment) == "--config.train.pipeline_schedule=1f1b"
     assert {candidate.sizes["pipeline"] for candidate in best(large("bert"), FOUR)} == {1}
 
 

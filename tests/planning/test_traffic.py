@@ -78,6 +78,21 @@ def test_a_pipeline_permutes_the_stream_of_a_part_at_each_tick_and_back():
     assert total(found, "pipeline", "all-gather") == total(found, "pipeline", "reduce-scatter") == 2 * 4 * part // 2
 
 
+def test_parts_that_go_back_one_by_one_come_in_and_out_one_by_one_too():
+    experiment = tiny.get_config("gpt")
+    experiment.train.pipeline_schedule = "1f1b"
+    found = collectives(experiment, ONE | {"pipeline": 2, "data": 2})
+    part, ticks = LENGTH * D * 2, 4 + 2 - 1
+    assert total(found, "pipeline", "collective-permute") == 2 * ticks * part
+    assert (
+        total(found, "pipeline", "all-reduce") == 2 * ticks * part
+    )  # embeddings and their gradients, 2 (n - 1) / n = 1
+    assert total(found, "pipeline", "all-gather") == total(found, "pipeline", "reduce-scatter") == 4 * part // 2
+    stream = 4 * LENGTH * D * 2
+    tensor = total(collectives(experiment, ONE | {"pipeline": 2, "tensor": 2}), "tensor", "all-reduce", "blocks")
+    assert tensor == 6 * LAYERS * stream * 9 // 8  # forward, forward again, backward
+
+
 def test_a_stage_has_gradients_of_its_layers_alone_and_all_stages_those_of_what_is_around():
     found = collectives(tiny.get_config("gpt"), ONE | {"pipeline": 2, "data": 2})
     of_stage = LAYERS // 2 * (MATRICES + 4 * D + F + D + 4 * D)

@@ -3,7 +3,8 @@
 import pytest
 
 from pretrainax.adapt import LoRA
-from pretrainax.config import Classify, MixtureOfExperts, MultiTokenPrediction, UserError
+from pretrainax.config import Classify, DisentangledPositions, MixtureOfExperts, MultiTokenPrediction, UserError
+from pretrainax.optim import Sophia
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES
 from pretrainax.sharding.mesh import abstract_mesh
@@ -41,6 +42,27 @@ def test_parts_are_of_the_rows_that_the_stages_share():
     )
 
 
+@pytest.mark.parametrize("remat, forwards", [("none", 1), ("dots", 1), ("block", 2)])
+def test_parts_that_go_back_one_by_one_have_the_same_bubble_and_one_forward_more(remat, forwards):
+    sizes, experiment = ONE | {"data": 2, "pipeline": 4}, config(parts=8, schedule="1f1b")
+    experiment.train.remat = remat
+    stages = stages_of(experiment, sizes)
+    assert (stages.ticks, stages.bubble, stages.seen) == (11, 3 / 11, 11 / 8)
+    assert stages.stretch == pytest.approx(11 / 8 * (forwards + 1 + 2) / (forwards + 2))
+    assert describe_stages(experiment, sizes) == (
+        "4 stages of 1 of 4 layers, 8 parts of 2 rows a device, one forward, one backward; "
+        "27% of the time of the layers is the bubble"
+    )
+    assert stages_of(experiment, ONE | {"data": 8}).stretch == 1
+
+
+def test_an_optimizer_that_differentiates_gradients_is_named():
+    experiment = config(schedule="1f1b")
+    experiment.optimizer = Sophia()
+    with pytest.raises(UserError, match="is '1f1b', and config.optimizer is Sophia, .*: set it to 'gpipe'"):
+        check_mesh(experiment, abstract_mesh(ONE | {"pipeline": 2}, "cpu"))
+
+
 @pytest.mark.parametrize(
     "changes, sizes, said",
     [
@@ -52,6 +74,7 @@ def test_parts_are_of_the_rows_that_the_stages_share():
         ({"family": "encoder"}, {"pipeline": 2}, "is 2, and config.model.family is 'encoder'; .* set it to 1, and con"),
         ({"share_layers": True}, {"pipeline": 2}, "config.model.share_layers is set; the stages of a pipeline are"),
         ({"experts": MixtureOfExperts(num_experts=4, top_k=2)}, {"pipeline": 2}, "config.model.experts is set; the"),
+        ({"position": DisentangledPositions()}, {"pipeline": 2}, "config.model.position is DisentangledPositions; the"),
         ({"multi_token": MultiTokenPrediction()}, {"pipeline": 2}, "config.model.multi_token is set; the stages"),
         ({"parts": 5}, {"pipeline": 2, "data": 2}, "config.train.pipeline_parts is 5, and 16 rows .* set it to a div"),
         (

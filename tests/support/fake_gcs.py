@@ -1,4 +1,7 @@
-"""A server of Cloud Storage's JSON API on this machine, as fsspec's client asks for it, with faults on demand."""
+"""A server of Cloud Storage's JSON API on this machine, as fsspec's client asks for it, with faults on demand.
+
+`python -m tests.support.fake_gcs` serves gs://bucket and prints what makes other processes find it there.
+"""
 
 import base64
 import contextlib
@@ -6,6 +9,7 @@ import hashlib
 import http.server
 import json
 import re
+import signal
 import sys
 import threading
 import time
@@ -204,3 +208,15 @@ def serving() -> Iterator[FakeGcs]:
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield server
         server.shutdown()
+
+
+def environment(url: str) -> dict[str, str]:
+    """Returns by which variables fsspec finds a server at gs://."""
+    # gcsfs asks what kind of bucket it is by gRPC, at an address that cannot be set
+    return {"FSSPEC_GS_ENDPOINT_URL": url, "FSSPEC_GS_TOKEN": "anon", "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+
+
+if __name__ == "__main__":
+    with serving() as server:
+        print("export", *(f"{name}={value}" for name, value in environment(server.url).items()), flush=True)
+        signal.pause()

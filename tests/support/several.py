@@ -42,23 +42,27 @@ def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
     return code
 
 
-def environment(index: int, count: int, port: int) -> dict[str, str]:
-    """Of process `index` of `count` on this machine, with 8 fake devices in all."""
+def environment(index: int, count: int, port: int, devices: int = 8) -> dict[str, str]:
+    """Of process `index` of `count` on this machine, with so many fake devices in all."""
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TF_CPP_MIN_LOG_LEVEL": "2",
-        "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count={8 // count}",
+        "XLA_FLAGS": f"{FAST} --xla_force_host_platform_device_count={devices // count}",
         "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
         "JAX_NUM_PROCESSES": str(count),
         "JAX_PROCESS_ID": str(index),
     }
 
 
-def start(count: int, *arguments: str, log: pathlib.Path) -> list[subprocess.Popen]:
-    """`count` processes of `python -m ARGUMENTS`, where <process> is the number of each; its lines: `log`-<process>."""
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
+        return s.getsockname()[1]
+
+
+def start(count: int, *arguments: str, log: pathlib.Path) -> list[subprocess.Popen]:
+    """`count` processes of `python -m ARGUMENTS`, where <process> is the number of each; its lines: `log`-<process>."""
+    port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, "-m", *(argument.replace("<process>", str(i)) for argument in arguments)],

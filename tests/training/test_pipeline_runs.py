@@ -41,10 +41,11 @@ def test_a_run_goes_on_on_stages_where_a_run_without_has_left_it_and_the_other_w
     train(experiment, staged, tmp_path / "staged")
     said = "2 stages of 1 of 2 layers, 4 parts of 1 rows a device; 20% of the time of the layers is the bubble"
     assert "stages " + said in " ".join(capsys.readouterr().err.split())
-    for name, other in (("plain", staged), ("staged", plain)):
-        resumed = tmp_path / f"from {name}"
+    for name, other, schedule in (("plain", staged, "1f1b"), ("staged", staged, "1f1b"), ("staged", plain, "gpipe")):
+        resumed = tmp_path / f"from {name} to {schedule} on {other.pipeline}"
         shutil.copytree(tmp_path / name, resumed)
         shutil.rmtree(resumed / "checkpoints" / "4")
+        experiment.train.pipeline_schedule = schedule
         train(experiment, other, resumed)
     for split in ("train", "valid"):
         losses = {path.name: [line["loss"] for line in lines(path, split)] for path in tmp_path.iterdir()}

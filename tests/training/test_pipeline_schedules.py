@@ -28,7 +28,8 @@ SIZES = dict(family="decoder", num_layers=4, d_model=32, d_ff=64, num_heads=4, v
 MODELS = {  # what stands before the layers, around them and behind
     "tied": dict(position=RotaryPositions(16, no_rotation_every=2), num_kv_heads=2, norm="rms"),
     "shared bias, post norm": dict(position=RelativePositionBuckets(), norm_at="post", output_bias=True),
-    "own matrix": dict(position=LearnedPositions(16), tie_embeddings=False, embedding_dim=16, scale_embeddings=True),
+    "own matrix": dict(position=LearnedPositions(16), tie_embeddings=False, scale_embeddings=True),
+    "narrow": dict(position=LearnedPositions(16), embedding_dim=16, masked_lm_head=True),
 }
 MESH = dict(data=2, pipeline=2, tensor=2)
 SCHEDULE = "1f1b"

@@ -122,7 +122,8 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
     rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
     dropout = nn.Dropout(rate, deterministic=deterministic)
     if head.hidden != "none":
-        activation = jnp.tanh if head.hidden == "tanh" else ACTIVATIONS[head.hidden]
+        name = config.activation if head.hidden == "model" else head.hidden
+        activation = jnp.tanh if name == "tanh" else ACTIVATIONS[name]
         dense = Linear((config.d_model,), ("d_model", "features"), init, head.hidden_bias, name="dense")
         x = constrain(activation(dense(dropout(x))), logical_spec("batch"))
         x = Norm(config, name="norm")(x) if head.hidden_norm else x

@@ -284,7 +284,7 @@ def wait_until_gone(pids):
 def test_two_runs_at_a_time_end_with_one_corpus(tmp_path, lines):
     (tmp_path / "slow.py").write_text(SLOW)
     run(tmp_path / "whole", JsonLines(str(lines), valid_fraction=0.3)).tokenizer.save(str(tmp_path / "tokenizer"))
-    command = [sys.executable, "slow.py", str(lines), str(tmp_path / "cache"), "0.02", "1", "tokenizer"]
+    command = [sys.executable, "slow.py", str(lines), str(tmp_path / "cache"), "0.1", "1", "tokenizer"]
     both = [
         subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, stdout=subprocess.PIPE)
         for _ in range(2)

@@ -1,0 +1,207 @@
+"""The released files of ELMo as an import takes them: options.json, HDF5 of bilm-tf, and its vocabulary.
+
+A directory has options.json, one file *.hdf5, and one vocab*.txt with a word a line. Of the HDF5 file the datasets are
+read whose names and shapes follow from the options, and nothing else: no link, and no data that lies in another file.
+
+The softmax over words is in no such file: it is zero here, and whoever pretrains goes on with that. A task leaves it
+out (`config.checkpoint.fresh_heads=True`).
+
+NOTE A word outside of the vocabulary is read as <UNK> here, as everywhere (`data/word_characters.py`); bilm-tf reads
+its characters.
+"""
+
+import dataclasses
+import glob
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pretrainax import models
+from pretrainax.adapt.tuning import flat
+from pretrainax.checkpoints.params import Index
+from pretrainax.config import NUM_CHARACTERS, WORD_LENGTH, ModelConfig, Recurrent, UserError
+from pretrainax.config.json_files import JsonObject, read_object
+from pretrainax.tokenization.base import Tokenizer
+from pretrainax.tokenization.words import Words
+from pretrainax.zoo.elmo import elmo
+
+if TYPE_CHECKING:
+    import h5py
+
+OPTIONS = "options.json"
+_HEADS = "unembedding/"  # paths of what no file has
+_BOTH = {"forward": "RNN_0", "backward": "RNN_1"}
+_LARGEST = 2**20  # a size that a model may have
+
+
+def is_elmo(directory: str) -> bool:
+    """Tells whether a directory holds ELMo as it was released."""
+    names = set(os.listdir(directory)) if os.path.isdir(directory) else set()
+    return OPTIONS in names and "config.json" not in names
+
+
+class _Source(NamedTuple):
+    """Says where the numbers of a parameter are."""
+
+    names: tuple[str, ...]  # of datasets: one, or one of each layer
+    shape: tuple[int, ...]  # of each
+    ours: Callable[[np.ndarray], np.ndarray]  # makes of one of them the parameter, or that of a layer
+
+
+class ElmoFiles:
+    """Released weights, by the paths of our parameters, whose shapes are `abstract`; `config` is their model."""
+
+    labels: tuple[str, ...] = ()  # of a head of a task, which there is not
+
+    def __init__(self, directory: str):
+        """Opens the files and looks at names and shapes; UserError for whatever is not as it must be."""
+        options = os.path.join(directory, OPTIONS)
+        self._path, vocabulary = (_single(directory, pattern) for pattern in ("*.hdf5", "vocab*.txt"))
+        self.tokenizer: Tokenizer = Words(path=vocabulary).load()
+        self.config = _config(read_object(options), options, self.tokenizer.vocabulary.size)
+        self.abstract = models.abstract_params(self.config)
+        self._file = _opened(self._path)
+        self._sources = _sources(self.config)
+        for source in self._sources.values():
+            for name in source.names:
+                self._dataset(name, source.shape)
+
+    def read(self, path: str, index: Index) -> np.ndarray:
+        """Reads the block of a parameter at `index`, as float32; UserError for numbers that are not finite."""
+        if path.startswith(_HEADS):
+            return np.broadcast_to(np.float32(0), flat(self.abstract)[path].shape)[index]
+        source = self._sources[path]
+        found = [source.ours(self._numbers(name, source.shape)) for name in source.names]
+        return np.ascontiguousarray((np.stack(found) if "/blocks/" in path else found[0])[index])
+
+    def notes(self) -> list[str]:
+        """Says what is not taken as it is."""
+        read = {name for source in self._sources.values() for name in source.names}
+        others: list[str] = []
+        self._file.visititems(lambda name, x: others.append(name) if hasattr(x, "dtype") and name not in read else None)
+        left = f"; left unread: {', '.join(others)}" if others else ""
+        return [f"the softmax over words is in no file of ELMo: it is zero{left}"]
+
+    def _numbers(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        found = np.asarray(self._dataset(name, shape)[()], np.float32)
+        if not np.isfinite(found).all():
+            raise UserError(f"{self._path}: {name} holds numbers that are not finite: a damaged file")
+        return found
+
+    def _dataset(self, name: str, shape: tuple[int, ...]) -> "h5py.Dataset":
+        """Returns a dataset of this file itself; UserError where it is none, or another one."""
+        import h5py
+
+        found: object = self._file
+        for part in name.split("/"):
+            if not isinstance(found, h5py.Group) or not isinstance(found.get(part, getlink=True), h5py.HardLink):
+                raise UserError(f"{self._path} has no dataset {name}, which {OPTIONS} asks for")
+            found = found[part]
+        if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
+            raise UserError(f"{self._path}: {name} is no dataset of this file itself")
+        if found.shape != shape or found.dtype.kind != "f":
+            there = f"{found.dtype}{list(found.shape or ())}"
+            raise UserError(f"{self._path}: {name} is {there}, and {OPTIONS} asks for float32{list(shape)}")
+        return found
+
+
+def _single(directory: str, pattern: str) -> str:
+    found = [path for path in glob.glob(os.path.join(glob.escape(directory), pattern)) if os.path.isfile(path)]
+    if len(found) != 1:
+        raise UserError(
+            f"{directory} has {len(found)} files {pattern}, and {OPTIONS} of ELMo: there must be one, beside its "
+            "weights *.hdf5 and its vocabulary vocab*.txt, a word a line"
+        )
+    return found[0]
+
+
+def _opened(path: str) -> "h5py.File":
+    try:
+        import h5py
+    except ImportError as e:
+        raise UserError(f"{path} needs the library h5py: pip install 'pretrainax[elmo]'") from e
+    try:
+        return h5py.File(path, "r")
+    except OSError as e:
+        raise UserError(f"{path} is no HDF5 file, or a damaged one ({e})") from e
+
+
+def _config(options: JsonObject, path: str, words: int) -> ModelConfig:
+    """Returns the model that options.json describes; UserError where it is none that is computed here."""
+    try:
+        lstm, cnn = options["lstm"], options["char_cnn"]
+        filters = [count for _, count in cnn["filters"]]
+        sizes = {
+            **{f"lstm.{name}": lstm[name] for name in ("projection_dim", "dim", "n_layers", "cell_clip")},
+            **{f"char_cnn.filters of {size} characters": count for size, count in cnn["filters"]},
+            "char_cnn.embedding.dim": cnn["embedding"]["dim"],
+            "char_cnn.n_highway": cnn["n_highway"],
+        }
+        only = {
+            "lstm.use_skip_connections": (lstm["use_skip_connections"], True),
+            "lstm.proj_clip": (lstm["proj_clip"], lstm["cell_clip"]),
+            "char_cnn.activation": (cnn["activation"], "relu"),
+            "char_cnn.filters": ([size for size, _ in cnn["filters"]], list(range(1, len(filters) + 1))),
+            "char_cnn.n_characters": (cnn["n_characters"], NUM_CHARACTERS),
+            "char_cnn.max_characters_per_token": (cnn["max_characters_per_token"], WORD_LENGTH),
+        }
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{path} is no options.json of ELMo ({type(e).__name__}: {e})") from e
+    for name, size in sizes.items():
+        is_number = isinstance(size, (int, float) if name.endswith("clip") else int) and not isinstance(size, bool)
+        if not is_number or not 0 < size <= _LARGEST:
+            raise UserError(f"{path} has {name} {size!r}, it must be a number from 1 to {_LARGEST:,}")
+    for name, (found, known) in only.items():
+        if found != known:
+            raise UserError(f"{path} has {name} {found!r}; only {known!r} is known")
+    settings = Recurrent(cnn["embedding"]["dim"], tuple(filters), cnn["n_highway"], float(lstm["cell_clip"]))
+    return dataclasses.replace(
+        elmo("original"),
+        vocab_size=words,
+        num_layers=lstm["n_layers"],
+        d_model=lstm["projection_dim"],
+        d_ff=lstm["dim"],
+        recurrent=settings,
+    )
+
+
+def _sources(config: ModelConfig) -> dict[str, _Source]:
+    """Returns where each parameter is, by the names of bilm-tf: gates i, j, f, o side by side, [in, out]."""
+    settings, width, memory = config.recurrent, config.d_model, config.d_ff
+    assert settings is not None
+    total, characters = sum(settings.filters), "character_embedding"
+    # what is no word has a row of zeros, which is not in the file
+    table = _Source(
+        ("char_embed",), (NUM_CHARACTERS - 1, settings.character_dim), lambda x: np.pad(x, ((1, 0), (0, 0)))
+    )
+    found = {f"{characters}/embedding": table}
+
+    def linear(path: str, kernel: str, bias: str, inputs: int, outputs: int) -> None:
+        found[f"{path}/kernel"] = _Source((kernel,), (inputs, outputs), _as_it_is)
+        found[f"{path}/bias"] = _Source((bias,), (outputs,), _as_it_is)
+
+    for i, count in enumerate(settings.filters):
+        path, shape = f"{characters}/convolution_{i + 1}", (1, i + 1, settings.character_dim, count)
+        found[f"{path}/kernel"] = _Source((f"CNN/W_cnn_{i}",), shape, lambda x: x[0])
+        found[f"{path}/bias"] = _Source((f"CNN/b_cnn_{i}",), (count,), _as_it_is)
+    for i in range(settings.highways):
+        for name in ("carry", "transform"):
+            group = f"CNN_high_{i}"
+            linear(f"{characters}/highway_{i}/{name}", f"{group}/W_{name}", f"{group}/b_{name}", total, total)
+    linear(f"{characters}/projection", "CNN_proj/W_proj", "CNN_proj/b_proj", total, width)
+    for name, group in _BOTH.items():
+        cells = [f"{group}/RNN/MultiRNNCell/Cell{i}/LSTMCell" for i in range(config.num_layers)]
+        both, bias, out = (tuple(f"{cell}/{x}" for cell in cells) for x in ("W_0", "B", "W_P_0"))
+        block, shape = f"recurrent/blocks/{name}", (2 * width, 4 * memory)
+        # [2 D, 4 F] -> [D, 4, F]: of what comes in, and of what was said
+        found[f"{block}/input/kernel"] = _Source(both, shape, lambda x: x[:width].reshape(width, 4, memory))
+        found[f"{block}/cell/hidden/kernel"] = _Source(both, shape, lambda x: x[width:].reshape(width, 4, memory))
+        found[f"{block}/input/bias"] = _Source(bias, (4 * memory,), lambda x: x.reshape(4, memory))
+        found[f"{block}/cell/projection/kernel"] = _Source(out, (memory, width), _as_it_is)
+    return found
+
+
+def _as_it_is(x: np.ndarray) -> np.ndarray:
+    return x

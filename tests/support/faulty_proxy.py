@@ -1,0 +1,106 @@
+"""A proxy before a server of a store on this machine, which answers some requests with a fault instead."""
+
+import contextlib
+import http.client
+import http.server
+import random
+import sys
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Optional
+
+DROPPED = 0  # instead of a status: the connection is closed without an answer
+_OWN = {"connection", "transfer-encoding", "content-length", "host"}  # of each connection
+_BODY = (
+    '<?xml version="1.0"?><Error><Code>{code}</Code><Message>{message}</Message></Error>',
+    '{{"error": {{"code": {status}, "message": "{code}: {message}"}}}}',
+)
+_CODES = {429: "TooManyRequests", 503: "SlowDown", 504: "Timeout", 403: "AccessDenied", 507: "QuotaExceeded"}
+
+
+class FaultyProxy(http.server.ThreadingHTTPServer):
+    """Passes requests on; `fault` says of each method whether it is answered by a status instead, or DROPPED."""
+
+    daemon_threads = True
+
+    def __init__(self, upstream: str, is_xml: bool):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream, self.is_xml = urllib.parse.urlparse(upstream).netloc, is_xml
+        self.fault: Callable[[str], Optional[int]] = lambda method: None
+        self.delay = 0.0  # seconds before an answer, at most
+        self.faults = 0  # that were answered
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, *_) -> None:
+        """Says nothing of a client that was killed."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(*_)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: FaultyProxy
+
+    def log_message(self, *_) -> None:
+        pass
+
+    def _pass_on(self) -> None:
+        body = self._body()
+        time.sleep(random.uniform(0, self.server.delay))
+        if (status := self.server.fault(self.command)) is not None:
+            self.server.faults += 1
+            return self._fail(status)
+        connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
+        with contextlib.closing(connection):
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _OWN}
+            connection.request(self.command, self.path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in {*_OWN, "date", "server"}:
+                    self.send_header(name, value)
+            size = answer.getheader("Content-Length") if self.command == "HEAD" else None
+            self.send_header("Content-Length", size or str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _pass_on
+
+    def _fail(self, status: int) -> None:
+        self.close_connection = True
+        if status == DROPPED:
+            return
+        code = _CODES[status]
+        message = "a fault that was asked for"
+        body = _BODY[not self.server.is_xml].format(code=code, message=message, status=status).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/xml" if self.server.is_xml else "application/json")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        pieces = []
+        while size := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
+
+@contextlib.contextmanager
+def before(upstream: str, is_xml: bool) -> Iterator[FaultyProxy]:
+    """Yields a proxy before the server at a URL; is_xml: its errors are those of S3, and not of Cloud Storage."""
+    with FaultyProxy(upstream, is_xml) as proxy:
+        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
+        yield proxy
+        proxy.shutdown()
