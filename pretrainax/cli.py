@@ -206,9 +206,8 @@ def check_overrides(count: Sequence[str], where: str) -> None:
     """
     ignored = [path for path in overrides() if not any(f"{path}.".startswith(f"{part}.") for part in count)]
     if ignored:
-        raise UserError(
-            f"--config.{ignored[0]} changes nothing {where}: leave it out. These do: config.{', config.'.join(count)}"
-        )
+        others = f". These do: config.{', config.'.join(count)}" if count else ""
+        raise UserError(f"--config.{ignored[0]} changes nothing {where}: leave it out{others}")
 
 
 def one_line(error: Exception) -> str:

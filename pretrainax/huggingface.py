@@ -93,6 +93,9 @@ class Exchange:
         return 0
 
     def _import(self, workdir: str) -> str:
+        given = [name for name in ("push", "license", "private") if self[name]]
+        for name in given + ["config"] * (cli.CONFIG.value is not None):
+            raise UserError(f"--{name} is of an export: leave it out")
         directory = self["from"]
         if not directory:
             raise UserError("import needs --from=DIR")

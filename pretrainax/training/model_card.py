@@ -169,6 +169,7 @@ def _last(path: str) -> str:
 def _shown(value: object) -> str:
     """Returns a value of a config for a cell, with the last names of paths."""
     text = re.sub(r"'[/~.][^']*/([^'/]+)/?'", r"'…/\1'", str(value))
+    text = re.sub(rf"(?<!HuggingFace\()\b({'|'.join(PATHS)})='(?!hf:)[^']*/([^'/]+)/?'", r"\1='…/\2'", text)
     return text.replace("|", r"\|").replace("\n", " ")
 
 

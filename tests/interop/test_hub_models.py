@@ -8,12 +8,14 @@ import jax
 import pytest
 
 import pretrainax
+from pretrainax import cli
 from pretrainax import config as config_lib
 from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.values import range_problems
 from pretrainax.distill import Distillation
 from pretrainax.evaluate import Evaluation
+from pretrainax.huggingface import Exchange
 from pretrainax.interop import adapters, directories, start
 from pretrainax.interop.origin import find_origin
 from pretrainax.interop.teacher import find_teacher
@@ -125,3 +127,32 @@ def test_a_teacher_of_the_hub_is_found_and_its_absence_is_of_its_field(released,
     assert find_teacher(Distillation(teacher=NAME)).hub.startswith(f"{NAME}@")
     with pytest.raises(UserError, match=r"config\.distill\.teacher: hf:org/none: .* has no model org/none"):
         find_teacher(Distillation(teacher="hf:org/none"))
+
+
+class Held:
+    """A flag with its value."""
+
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "config", "message"),
+    [
+        ("import", {"push": "me/x"}, None, "--push is of an export: leave it out"),
+        ("import", {"license": "mit"}, None, "--license is of an export: leave it out"),
+        ("import", {"from": "x"}, "gpt2", "--config is of an export: leave it out"),
+        ("import", {}, None, "import needs --from=DIR"),
+        ("export", {}, None, "export needs --to=DIR, or --push=org/name"),
+        ("export", {"to": "x", "private": True}, None, "--private is of a push: give --push=org/name"),
+        ("export", {"to": "x", "push": "me"}, None, "--push=me: it must be org/name"),
+        ("export", {"to": "x", "push": "me/x"}, None, "--push=me/x: no token is set here"),
+    ],
+)
+def test_flags_of_the_exchange_that_do_not_belong_together(command, given, config, message, hub_server, monkeypatch):
+    monkeypatch.setattr(cli, "WORKDIR", Held("run"))
+    monkeypatch.setattr(cli, "CONFIG", Held(config))
+    names = ("from", "to", "push", "license", "private", "step", "adapter", "dtype", "part", "base", "shard_gb")
+    with pytest.raises(UserError, match=message):
+        Exchange({name: Held(given.get(name)) for name in names} | {"shard_gb": Held(5.0)}).run(command)
+    assert not hub_server.requests

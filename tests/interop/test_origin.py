@@ -70,9 +70,9 @@ def test_a_hugging_face_directory_has_no_checkpoints(tmp_path):
     [
         (
             "runs/mine",
-            "runs/mine is no directory here; if it is a model of the Hugging Face Hub: hf download",
+            "runs/mine is no directory here; a model of the Hugging Face Hub is named hf:runs/mine",
         ),
-        ("openai-community/gpt2", "hf download openai-community/gpt2 --local-dir=gpt2, then give gpt2"),
+        ("openai-community/gpt2", "is named hf:openai-community/gpt2"),
         ("hdfs://bucket/run", "hdfs:// is none of the stores"),
         ("./no/such@best", "./no/such@best is no directory here"),
         ("{run}@25", r"checkpoint 25 of {run} cannot be used: it is not there; the nearest that verifies is {run}@20"),

@@ -17,6 +17,7 @@ from pretrainax.config.config_file import CONFIGS
 from pretrainax.data.sources import HuggingFace
 from pretrainax.interop.directories import export_workdir, import_directory
 from pretrainax.interop.origin import find_origin
+from pretrainax.training import model_card
 from pretrainax.training.model_card import Recipe, write_card
 from tests.support.fake_hub import hub_server  # noqa: F401
 from tests.support.released import write_release
@@ -188,3 +189,15 @@ def test_a_card_of_an_import_says_that_nothing_is_known_of_its_training(tmp_path
     assert f"| layers | {layers} |" in card
     assert "It was not trained here." in card and "What it was trained on is said by whom it came from" in card
     assert "## Training" not in card and "## Config" not in card
+
+
+def test_paths_have_their_last_name_alone():
+    shown = {
+        "TextFiles(path='data/mine/text', valid_path='/a/b/c.txt')": "TextFiles(path='…/text', valid_path='…/c.txt')",
+        "HuggingFace(path='org/data')": "HuggingFace(path='org/data')",
+        "HuggingFace(path='/home/me/data')": "HuggingFace(path='…/data')",
+        "Distillation(teacher='runs/big@best')": "Distillation(teacher='…/big@best')",
+        "Distillation(teacher='hf:org/big')": "Distillation(teacher='hf:org/big')",
+        "TextFiles(path='here')": "TextFiles(path='here')",
+    }
+    assert {text: model_card._shown(text) for text in shown} == shown
