@@ -64,7 +64,7 @@ class HostCheckpoints(Checkpoints):
     """Saves and restores as `Checkpoints`, where each process has a folder of its own: the twin of one URL."""
 
     def __init__(self, directory: str, *args, **kwargs):
-        """Opens them as `Checkpoints`; deletes what a killed start has sent of a checkpoint that never was whole."""
+        """Opens them as `Checkpoints`; all processes do."""
         super().__init__(directory, *args, **kwargs)
         twin = places.twin_around(self.directory)
         assert twin is not None  # of a run in a store
@@ -72,11 +72,6 @@ class HostCheckpoints(Checkpoints):
         self._start = int(multihost_utils.broadcast_one_to_all(np.int32(secrets.randbits(31))))
         self._saves = 0
         self._frame: dict[str, bytes] = {}  # what Orbax writes around the arrays of a step, by name
-        if jax.process_index() == 0:
-            names = twin.names(self.directory)
-            whole = {name.partition("/")[0] for name in names if name.endswith(f"/{manifest.MANIFEST}")}
-            for step in {name.partition("/")[0] for name in names} - whole:
-                twin.discard(os.path.join(self.directory, step))
 
     def save(self, step: int, state: PyTree, extra: dict, metrics: Optional[dict] = None) -> None:
         """Saves as `Checkpoints.save`; in process 0 the save before is waited for until all have sent theirs."""

@@ -90,12 +90,24 @@ def sent(path: str) -> Iterator[str]:
         return
     local = here(path)
     os.makedirs(os.path.dirname(local), exist_ok=True)
+    twin, done = _twin(path, local), f"{local}.done"
+    if os.path.exists(done):  # a command before was killed while it sent what it had made
+        _send_all(twin, done)
+    elif os.path.isdir(local):
+        twin.follow()  # without what one that was killed earlier has left
     yield local
     if os.path.isfile(local):
         folder, _, name = path.rpartition("/")
         Store(folder).put(local, name)
     else:
-        _twin(path, local).push(deletes=False)
+        open(done, "w").close()
+        _send_all(twin, done)
+
+
+def _send_all(twin: Twin, done: str) -> None:
+    """Sends what a command has made; done: a file that is there until all is sent."""
+    twin.push(deletes=False)
+    os.remove(done)
 
 
 @contextlib.contextmanager
@@ -182,6 +194,7 @@ def _opened(url: str, root: str, lease: Lease) -> Twin:
             twin = _twin(url, root)
         twin.pull(lazy=False)
     twin.lease = lease.number
+    twin.discard_unfinished()
     twin.push()
     return twin
 

@@ -5,6 +5,7 @@ A store has no rename, no lock and no append. What it has is atomic: an object i
 
 import datetime
 import functools
+import logging
 import os
 import random
 import re
@@ -51,6 +52,7 @@ class Store:
         try:
             import fsspec.core  # here: a run on a disk needs none of it
 
+            logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it shows a traceback of each answer that we explain
             self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
         except ImportError as e:
             extra = STORES[self.url.partition(":")[0]]

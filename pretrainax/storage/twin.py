@@ -31,8 +31,10 @@ PART = 1 << 20  # bytes of an object of a file that grows
 LEASES = "run.lease"  # folder of what `Lease` writes
 _GROWS = "metrics.jsonl"
 _PART_NAME = re.compile(rf"((?:.*/)?{re.escape(_GROWS)})\.(\d{{5}})")
-_LAST = {"index.json": 1, "manifest.sha256": 1, "config.json": 2}  # what vouches for the files beside it and below
+_MANIFEST = "manifest.sha256"
+_LAST = {"index.json": 1, _MANIFEST: 1, "config.json": 2}  # what vouches for the files beside it and below
 _ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*")  # brought when a checkpoint is read
+_STEP = re.compile(r"checkpoints/\d+(?=/)")
 _REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # of one process of several, which vouches for its own files
 _ON_THE_WAY = re.compile(r".*\.(saving|replaced|deleted)\b.*|.*\.tmp-.*|run\.lock|\..*")  # no name of what is finished
 _THREADS = 8
@@ -128,18 +130,16 @@ class Twin:
             self._known |= {name: Known(found[name], self._scan_one(name)) for name in expected}
             self._keep()
 
-    def names(self, folder: str) -> list[str]:
-        """Returns the names below a folder that the store had when it was last looked at."""
-        start = self._start(folder)
+    def discard_unfinished(self) -> None:
+        """Deletes what the store has of checkpoints that never were whole, of which nobody is to find a part."""
         with self._lock:
-            return [name[len(start) :] for name in self._known if name.startswith(start)]
-
-    def discard(self, folder: str) -> None:
-        """Deletes a folder of the twin, here and in the store."""
-        start = self._start(folder)
-        with self._lock:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._retract([name for name in self._known if name.startswith(start)])
+            found = {name: match[0] for name in self.store.objects("checkpoints") if (match := _STEP.match(name))}
+            whole = {os.path.dirname(n) for n in (*found, *self._scan()) if os.path.basename(n) == _MANIFEST}
+            left = {name: folder for name, folder in found.items() if folder not in whole}
+            for folder in set(left.values()):
+                shutil.rmtree(os.path.join(self.root, folder), ignore_errors=True)
+            self._known |= {name: Known(self.store.stamp(name), None) for name in left}
+            self._retract(left)
             self._keep()
 
     def _start(self, folder: str) -> str:
@@ -269,10 +269,9 @@ class Twin:
 
     def _send(self, files: dict[str, Here], held: str) -> None:
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            sent = zip(files, pool.map(lambda name: self._send_one(name, held), files), strict=True)
-            self._known |= {name: Known(there, files[name]) for name, there in sent}
+            list(pool.map(lambda name: self._send_one(name, files[name], held), files))
 
-    def _send_one(self, name: str, held: str) -> Stamp:
+    def _send_one(self, name: str, here: Here, held: str) -> None:
         path = os.path.join(held, _file_of(name))
         if match := _PART_NAME.fullmatch(name):
             with open(path, "rb") as f:
@@ -280,7 +279,7 @@ class Twin:
                 self.store.write(name, f.read(PART))
         else:
             self.store.put(path, name)
-        return self.store.stamp(name)
+        self._known[name] = Known(self.store.stamp(name), here)  # also where sending the others fails
 
     def _gone(self, local: dict[str, Here]) -> list[str]:
         """Returns the objects whose files were here and are no more, and those that went with what vouched for them."""

@@ -186,6 +186,43 @@ def test_what_fails_sends_nothing(url):
     assert names(url) == []
 
 
+def test_what_a_machine_that_was_lost_had_sent_of_a_checkpoint_is_deleted(url, monkeypatch, tmp_path):
+    with places.at_work(url) as folder:
+        write(folder, checkpoint(10))
+    store = Store(url)
+    store.write("checkpoints/20/params/d/b", b"array")  # and so never the manifest
+    store.write("checkpoints/20/run.json", b"{}")
+    another_machine(tmp_path, monkeypatch)
+    with places.at_work(url) as folder:
+        assert os.listdir(os.path.join(folder, "checkpoints")) == ["10"]
+        write(folder, checkpoint(20))
+    assert names(url) == sorted(checkpoint(10) | checkpoint(20))
+
+
+def test_what_a_command_had_made_when_it_was_killed_is_sent_by_the_next_one(url, monkeypatch):
+    def killed(*_, **__):
+        raise KeyboardInterrupt  # as far as files go
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), places.sent(f"{url}/export") as path:
+        write(path, {"config.json": "{}", "model.safetensors": "x"})
+        patch.setattr(twin.Twin, "push", killed)
+    assert names(url) == []
+    monkeypatch.setattr(places, "_twins", {})
+    with places.sent(f"{url}/export"):
+        assert names(url) == ["export/config.json", "export/model.safetensors"]
+
+
+def test_what_a_command_had_half_made_when_it_was_killed_is_not_sent(url, monkeypatch):
+    with pytest.raises(KeyboardInterrupt), places.sent(f"{url}/export") as path:
+        write(path, {"model.safetensors": "half"})
+        raise KeyboardInterrupt
+    monkeypatch.setattr(places, "_twins", {})
+    with places.sent(f"{url}/export") as path:
+        assert not os.path.exists(os.path.join(path, "model.safetensors"))
+        write(path, {"config.json": "{}"})
+    assert names(url) == ["export/config.json"]
+
+
 def test_two_machines_do_not_work_at_the_same_time(url, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "BEAT", 0.05)
     with places.at_work(url):

@@ -1,0 +1,127 @@
+"""Speed of checkpoints on a disk and in an object store: a step held up, a state written, sent, and back.
+
+    python benchmarks/checkpoints.py --workdir=/tmp/run --workdir=gs://bucket/run [--megabytes=300] [--processes=2]
+
+`python -m tests.support.fake_gcs` serves gs://bucket here. Each process stands for a host: it has a CPU device with its
+share of the state, and of a store a folder of its own. "Back" is a restart on the same hosts, "new" on hosts that have
+nothing. A process is timed from when all begin until all have done it; the first save is not, as it makes what later
+ones use. Medians of `--rounds`.
+"""
+
+import argparse
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from pretrainax.checkpoints.hosts import open_checkpoints
+from pretrainax.config.paths import is_url
+from pretrainax.runtime import folders
+from pretrainax.storage import places
+
+ARRAYS = 12  # of the state
+
+
+@flax.struct.dataclass
+class State:
+    params: dict
+    step: jax.Array
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workdir", action="append", required=True)
+    parser.add_argument("--megabytes", type=int, default=300, help="of the state")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    if "JAX_PROCESS_ID" in os.environ:
+        return measure(options)
+    with socket.socket() as s, tempfile.TemporaryDirectory(prefix="checkpoints") as hosts:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+        s.close()
+        group = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(options.processes)}
+        started = []
+        for i in range(options.processes):
+            own = {"JAX_PROCESS_ID": str(i), "XDG_CACHE_HOME": f"{hosts}/{i}", "JAX_PLATFORMS": "cpu"}
+            started.append(subprocess.Popen([sys.executable, *sys.argv], env=os.environ | group | own))
+        sys.exit(max(process.wait() for process in started))
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Prints a row for each workdir, in process 0."""
+    count, index = int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
+    jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], count, index)
+    names = ("a step is held up", "written", "sent", "restored, back", "restored, new")
+    if index == 0:
+        print(f"| {options.megabytes} MB, {count} processes | {' | '.join(names)} |\n|{' --- |' * 6}", flush=True)
+    for workdir in options.workdir:
+        rounds = [list(times(workdir, options.megabytes, i)) for i in range(options.rounds)]
+        seconds = [statistics.median(each) for each in zip(*rounds, strict=True)]
+        cells = [f"{t:.2f} s" + f", {options.megabytes / t:.0f} MB/s" * (i > 0) for i, t in enumerate(seconds)]
+        if not is_url(workdir):
+            cells[2] = cells[4] = ""
+        if index == 0:
+            print(f"| {workdir} | {' | '.join(cells)} |", flush=True)
+
+
+def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
+    """Yields the seconds of each column, of one round in a workdir of its own."""
+    workdir, state = f"{workdir}-{number}", make_state(megabytes)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+    with folders.at_work(workdir) as folder:
+        checkpoints = open_checkpoints(os.path.join(folder, "checkpoints"), 1, "loss", lambda step: False)
+        checkpoints.save(1, make_state(1), {})
+        checkpoints.wait()
+        start = together()
+        checkpoints.save(2, state, {})
+        yield together() - start
+        checkpoints.wait()
+        yield together() - start
+        checkpoints.share()
+        yield together() - start
+        checkpoints.close()
+    for is_new in (False, True):
+        if is_new and is_url(workdir):
+            shutil.rmtree(os.environ["XDG_CACHE_HOME"])
+            places._twins.clear()
+        start = together()
+        with folders.at_work(workdir) as folder:
+            checkpoints = open_checkpoints(os.path.join(folder, "checkpoints"), 1, "loss", lambda step: False)
+            restored = checkpoints.restore_newest(abstract)
+            assert restored is not None and restored[0] == 2
+            jax.block_until_ready(restored[1])
+            yield together() - start
+            checkpoints.close()
+
+
+def make_state(megabytes: int) -> State:
+    """Makes arrays of random numbers, each split over all processes."""
+    mesh = jax.make_mesh((jax.device_count(),), ("hosts",), axis_types=(AxisType.Auto,))
+    split, whole = NamedSharding(mesh, PartitionSpec("hosts")), NamedSharding(mesh, PartitionSpec())
+    shape = (1024, megabytes * 10**6 // 4 // 1024 // ARRAYS)
+    make = jax.jit(lambda key: jax.random.normal(key, shape), out_shardings=split)
+    params = {f"{i:02d}": make(jax.random.key(i)) for i in range(ARRAYS)}
+    return State(params, jax.device_put(jnp.int32(megabytes), whole))
+
+
+def together() -> float:
+    """Returns the time when all processes have come here."""
+    multihost_utils.sync_global_devices("together")
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()
