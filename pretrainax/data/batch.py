@@ -5,7 +5,7 @@ read them; both ask here what kind a batch is. Imports no JAX: loader workers ma
 """
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -52,6 +52,13 @@ FIELDS = (
     Field("tokens", "BT", _ALL, "what the model reads; the decoder, where there are two", below="vocab_size"),
     Field("targets", "BN", _ALL, "the token to predict; of no task with labels", below="vocab_size"),
     Field("segment_ids", "BT", _ALL, "which text of the row a token is of, from 1; 0 is padding, which nobody sees"),
+    Field(
+        "text_lengths",
+        "B",
+        _ALL,
+        "tokens of the one text of a row, from its start; absent: rows may have several",
+        optional=True,
+    ),
     Field("positions", "BT", _ALL, "place of a token in its text, from 0", below="position.max_length"),
     Field("loss_weights", "BN", _ALL, "how much a prediction counts; 0: it is not asked for", np.float32),
     Field("text_weights", "BN", _ALL, "the same, and 0 where the target is no text", np.float32, optional=True),
@@ -88,12 +95,14 @@ FIELDS = (
     Field("texts", "B", _ALL, "texts of the row, of a retriever: a query, its passage, hard negatives", optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
+    Field("encoder_text_lengths", "B", _BOTH, "as text_lengths", optional=True),
     Field("encoder_positions", "BS", _BOTH, "as positions", below="position.max_length"),
 )
 SHAPES = {field.name: field.shape for field in FIELDS}
 TOKEN_FIELDS = ("tokens", "encoder_tokens")  # what enters the model
 _IDS = tuple(field.name for field in FIELDS if field.below == "vocab_size")
 SEGMENT_FIELDS = ("segment_ids", "encoder_segment_ids")  # and which of it is padding
+LENGTH_FIELDS = {"text_lengths": "segment_ids", "encoder_text_lengths": "encoder_segment_ids"}  # of which segments
 
 
 # --- which kind a batch is ------------------------------------------------------------------------------------------
@@ -158,6 +167,11 @@ def has_word_labels(batch: Collection[str]) -> bool:
 def has_texts(batch: Collection[str]) -> bool:
     """Returns whether a row is a query and its passages, each of which becomes a vector."""
     return "texts" in batch
+
+
+def segments_of(batch: Batch, side: Literal["", "encoder_"] = "") -> "jax.Array":
+    """Returns what says which tokens of a row may see each other: the length of its one text, [B], or segment ids."""
+    return batch.get(f"{side}text_lengths", batch[f"{side}segment_ids"])
 
 
 def tokens_read(batch: Mapping[str, Any]) -> int:

@@ -5,7 +5,7 @@ from typing import Optional
 
 import numpy as np
 
-from pretrainax.data.batch import SEGMENT_FIELDS, TOKEN_FIELDS, Example, Lengths, row_length
+from pretrainax.data.batch import LENGTH_FIELDS, SEGMENT_FIELDS, TOKEN_FIELDS, Example, Lengths, row_length
 
 
 def collate(
@@ -16,10 +16,13 @@ def collate(
     `template` has an array of each name that the batch is to have; None: the first example.
     Segments of an example are numbered after those of the one before it; its `masked_positions` count from the row's
     start. Padding is `pad` in the tokens and 0 everywhere else: segment 0 is seen by nobody, weight 0 is no loss.
+    A template with lengths of texts says that each row has one; ValueError where that is not so.
     """
     batch: dict[str, np.ndarray] = {}
     template = template or rows[0][0]
     for name, array in template.items():
+        if name in LENGTH_FIELDS:
+            continue
         if array.ndim == 0:  # of a whole row: a label, where it is one example, or a count
             batch[name] = np.array([sum(example[name] for example in row) for row in rows], array.dtype)
             continue
@@ -32,7 +35,14 @@ def collate(
         for out, row in zip(filled, rows, strict=True):
             end = _lay(out, name, row)
             out[end:] = padding
-    return batch
+    return batch | {name: _lengths(batch[ids]) for name, ids in LENGTH_FIELDS.items() if name in template}
+
+
+def _lengths(segment_ids: np.ndarray) -> np.ndarray:
+    """Returns the lengths [b] of the texts of rows that have one each."""
+    if segment_ids.max(initial=0) > 1:
+        raise ValueError("a row has several segments: its objective's one_text says that it has one")
+    return (segment_ids > 0).sum(1, dtype=np.int32)
 
 
 def _lay(out: np.ndarray, name: str, row: Sequence[Example]) -> int:

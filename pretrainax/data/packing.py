@@ -19,6 +19,7 @@ class Packing(kinds.Packing):
     """Base of the ways to fill rows."""
 
     cuts: ClassVar[bool] = True  # rows hold pieces of single documents
+    one_piece: ClassVar[bool] = False  # a row is of one piece
 
     def problems(self, experiment: Experiment) -> Iterator[str]:
         for pairs in {False, experiment.data.source.pairs}:
@@ -43,6 +44,7 @@ class Windows(Packing):
     """Documents laid end to end and cut into rows: no padding, and rows begin and end inside of documents."""
 
     cuts: ClassVar[bool] = False
+    one_piece: ClassVar[bool] = True
 
 
 @dataclasses.dataclass
@@ -64,6 +66,8 @@ class BestFit(Packing):
 @dataclasses.dataclass
 class OneEach(Packing):
     """A piece of a document a row, padded. With `buckets`, a batch is as long as the shortest of them that holds it."""
+
+    one_piece: ClassVar[bool] = True
 
     buckets: tuple[int, ...] = ()  # lengths below config.data.sequence_length; each compiles its own step
 

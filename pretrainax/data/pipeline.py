@@ -24,7 +24,7 @@ from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
 from pretrainax.data.preparation.workers import check_shared_memory
 from pretrainax.data.rng import CounterRng
-from pretrainax.data.row_stream import RowOptions, RowStream
+from pretrainax.data.row_stream import RowOptions, RowStream, text_lengths
 from pretrainax.data.sources.base import WeightStages
 from pretrainax.data.text_counts import lost_text
 from pretrainax.data.word_characters import character_table
@@ -190,7 +190,9 @@ class Batches:
     def template(self) -> Example:
         """An array of each name that batches have: those of all objectives of a mixture, if a batch has some or not."""
         draws = CounterRng(self.mask_seed)
-        return {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
+        named = {name: array for s in self.streams for name, array in s.counted(0, 0.0, draws)[0].items()}
+        objectives = [stream.objective for stream in self.streams]
+        return named | text_lengths(objectives, self.streams[0].options.packing, named)
 
     def _explain_ids(self, places: Iterable[tuple[RowStream, int]], highest: int) -> str:
         """Writes the error line of rows with an id that no text has: where in which corpus it is from."""

@@ -1,13 +1,13 @@
 """The rows of one objective over one corpus."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Optional
 
 import numpy as np
 
 from pretrainax.config import UserError
-from pretrainax.data.batch import Example, Lengths
+from pretrainax.data.batch import LENGTH_FIELDS, Example, Lengths
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.objectives import Objective, Text
 from pretrainax.data.packing import BestFit, OneEach, Packing, Windows
@@ -40,6 +40,13 @@ def default_packing(objective: Objective) -> Packing:
     if objective.unit == "tokens":
         return Windows()
     return BestFit() if objective.packs else OneEach()
+
+
+def text_lengths(objectives: Sequence[Objective], packing: Optional[Packing], names: Iterable[str]) -> Example:
+    """Returns what the template of a batch has beside names of its examples: lengths, where each row has one text."""
+    if not all(one.one_text and (packing or default_packing(one)).one_piece for one in objectives):
+        return {}
+    return {name: np.array(0, np.int32) for name, ids in LENGTH_FIELDS.items() if ids in names}
 
 
 class RowStream:

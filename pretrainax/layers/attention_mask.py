@@ -34,6 +34,8 @@ class Mask:
     query_positions: Optional[jax.Array] = None  # [T] or [B, T] int32; None: 0 … T-1
     key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
     layer: Optional[jax.Array] = None  # [] int32, number of the layer, where each sees keys of its own (RandomBlocks)
+    # Of segments there is one a row, from its start, and padding behind it: its length says what the ids do.
+    one_text: bool = flax.struct.field(pytree_node=False, default=False)
 
     @property
     def has_positions(self) -> bool:
@@ -46,6 +48,14 @@ class Mask:
         if not self.causal:
             return self.window // 2, self.window // 2
         return self.window - 1, 0 if self.prefix is None else self.window - 1
+
+    @property
+    def lengths(self) -> Optional[tuple[jax.Array, jax.Array]]:
+        """Returns how many queries and keys of a row are its text, [B] int32 each; None where it may have several."""
+        if not self.one_text:
+            return None
+        queries, keys = ((ids > 0).sum(1, dtype=jnp.int32) for ids in (self.query_segment_ids, self.key_segment_ids))
+        return queries, keys
 
     def check_shapes(self, rows: int, query_length: int, key_length: int) -> None:
         """Raises AssertionError for an array that is not of so many rows, queries and keys."""

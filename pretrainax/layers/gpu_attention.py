@@ -59,15 +59,18 @@ def cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
 
 def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
     assert logit_cap is None and not mask.has_positions
-    array = None  # becomes one more additive bias [B, 1, T, S], in q's dtype
+    array, lengths = None, mask.lengths
+    # An array becomes one more additive bias [B, 1, T, S], in q's dtype, of which cuDNN gives a gradient in each layer.
     if mask.prefix is not None:  # says all: the kernel's own causal mask would hide the prefix
-        array, mask = mask.materialize(q.shape[1], k.shape[1]), Mask()
-    elif mask.query_segment_ids is not None:
+        array, mask, lengths = mask.materialize(q.shape[1], k.shape[1]), Mask(), None
+    elif lengths is None and mask.query_segment_ids is not None:
         array = Mask(False, mask.query_segment_ids, mask.key_segment_ids).materialize(q.shape[1], k.shape[1])
     bias = None if bias is None else bias.astype(q.dtype)
     if array is not None:  # made once, for all blocks
         array = kept(jnp.where(array, 0.0, _HIDDEN).astype(q.dtype))
         bias = array if bias is None else array + bias
+    # A row of no text has a token of padding: the softmax divides by a sum.
+    queries, keys = (None, None) if lengths is None else (jnp.maximum(length, 1) for length in lengths)
     return jax.nn.dot_product_attention(
         q,
         k,
@@ -75,6 +78,8 @@ def _cudnn(q, k, v, mask: Mask, bias, scale, logit_cap):
         bias,
         scale=scale,
         is_causal=mask.causal,
+        query_seq_lengths=queries,
+        key_value_seq_lengths=keys,
         local_window_size=None if mask.window is None else mask.reach,
         implementation="cudnn",
     )

@@ -12,6 +12,8 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 
+from pretrainax.sharding.mesh import platform
+
 _NAME = "kept"
 # Primitives: products; attention's kernels, of whose normalisers a column of 128 is taken (squeeze); loops, as of a
 # ring; what goes between devices.
@@ -37,7 +39,9 @@ def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
     def backward(inputs, gradient):
         first, *others = inputs
-        return jax.vjp(function, apart(first), *others)[1](gradient)
+        # Elsewhere blocks are rematerialised: inputs are apart, and one that is a sum with a bias need not be written.
+        first = apart(first) if platform() == "cpu" else first
+        return jax.vjp(function, first, *others)[1](gradient)
 
     # not run, of which a gradient could not be differentiated again
     run.defvjp(lambda *inputs: (function(*inputs), inputs), backward)

@@ -53,7 +53,7 @@ class Encoded:
     """A text that an encoder has read, for a decoder to read."""
 
     x: Optional[jax.Array]  # [B, S, D]; None: the decoder's blocks remember what they read of it
-    segment_ids: jax.Array  # [B, S]; segment i of the decoder reads this segment i
+    segment_ids: jax.Array  # [B, S]; segment i of the decoder reads this segment i; or [B], as in `Stack`
     sums: Sums = flax.struct.field(default_factory=dict)  # of the encoder's blocks
 
 
@@ -121,7 +121,8 @@ class Stack(nn.Module):
         Args:
           x: embeddings, [B, T, D].
           positions: [B, T], from 0 in each segment.
-          segment_ids: [B, T], separate what may not see each other (0: padding).
+          segment_ids: [B, T], separate what may not see each other (0: padding); or [B], lengths of texts that rows
+            begin with, one each.
           prefix_mask: [B, T], in a causal stack 1 at tokens that all of their segment see.
           encoded: what a decoder of an encoder-decoder reads.
           ending: [B, T, D] makes a mask decoder of the last block, which alone is told; an `Ending` a loss of the
@@ -130,17 +131,19 @@ class Stack(nn.Module):
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
-        chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
+        chex.assert_shape(positions, x.shape[:2], custom_message="positions are [B, T]")
+        segment_ids, one_text = _segments(segment_ids, x.shape[1])
+        chex.assert_shape(segment_ids, x.shape[:2], custom_message="segment_ids are [B, T] or [B]")
         index = state.index if isinstance(state, Memory) else None
         before = 0 if index is None else state.longest - 1
         places = Places(positions, before, state.reach if isinstance(state, Memory) else None)
-        whole = Mask(self.causal, segment_ids, segment_ids, prefix=prefix_mask)
+        whole = Mask(self.causal, segment_ids, segment_ids, one_text=one_text, prefix=prefix_mask)
         mask = whole if index is None else Mask(self.causal, query_positions=positions)
         context = Context(
             mask=mask.replace(window=config.window_of(self.causal) if "local" in config.layer_pattern else None),
             positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
             encoded=None if encoded is None else encoded.x,
-            cross_mask=None if encoded is None else Mask(False, segment_ids, encoded.segment_ids),
+            cross_mask=None if encoded is None else _cross_mask(segment_ids, one_text, encoded),
             index=index,
             deterministic=deterministic,
         )
@@ -276,6 +279,20 @@ class Stack(nn.Module):
             memory = memory.replace(blocks=tuple(kept), index=None if memory.index is None else memory.index + 1)
         stacked = jax.tree.map(lambda *of_layers: jnp.stack(of_layers), *sums)
         return x, SideOutputs(memory, over_layers(stacked, str(self.name), kinds[1].numbers))
+
+
+def _segments(segment_ids: jax.Array, length: int) -> tuple[jax.Array, bool]:
+    """Returns segment ids [B, T], and whether each row has one text, of these ids or the texts' lengths [B]."""
+    if segment_ids.ndim == 2:
+        return segment_ids, False
+    # [1, T] < [B, 1] -> [B, T]
+    return (jnp.arange(length)[None] < segment_ids[:, None]).astype(jnp.int32), True
+
+
+def _cross_mask(segment_ids: jax.Array, one_text: bool, encoded: Encoded) -> Mask:
+    """Returns what a decoder's tokens [B, T] see of an encoded text."""
+    read, alone = _segments(encoded.segment_ids, 0 if encoded.x is None else encoded.x.shape[1])
+    return Mask(False, segment_ids, read, one_text=one_text and alone)
 
 
 def scanned(

@@ -7,7 +7,7 @@ from typing import Optional, cast
 import jax
 import jax.numpy as jnp
 
-from pretrainax.data.batch import Batch
+from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.one_forward_one_backward import Ending, Loss
 from pretrainax.layers.stack import Stack
@@ -53,7 +53,7 @@ class Decoder(Model):
         return self.decoder(
             self.embed(batch["tokens"], batch["positions"], deterministic=deterministic),
             batch["positions"],
-            batch["segment_ids"],
+            segments_of(batch),
             prefix_mask=batch.get("prefix_mask"),
             ending=ending,
             state=state,

@@ -1,6 +1,6 @@
 """Encoder: every token sees the whole segment (BERT)."""
 
-from pretrainax.data.batch import Batch
+from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.stack import Stack
 from pretrainax.models.base import Model
 from pretrainax.models.outputs import Outputs
@@ -14,6 +14,6 @@ class Encoder(Model):
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
-        ids = batch["positions"], batch["segment_ids"]
+        ids = batch["positions"], segments_of(batch)
         x, side = self.encoder(x, *ids, ending=absolute, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 
-from pretrainax.data.batch import Batch
+from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.stack import Encoded, Stack
 from pretrainax.layers.sums import added
@@ -34,7 +34,7 @@ class EncoderDecoder(Model):
 
     def encode(self, batch: Batch, *, deterministic: bool) -> Encoded:
         """Returns what the decoder reads of `encoder_tokens`, which is the same for all that it writes."""
-        positions, segment_ids = batch["encoder_positions"], batch["encoder_segment_ids"]
+        positions, segment_ids = batch["encoder_positions"], segments_of(batch, "encoder_")
         x = self.embed(batch["encoder_tokens"], positions, deterministic=deterministic)
         x, side = self.encoder(x, positions, segment_ids, deterministic=deterministic)
         return Encoded(self._drop(x, deterministic), segment_ids, side.sums)
@@ -44,7 +44,7 @@ class EncoderDecoder(Model):
         x, side = self.decoder(
             self.embed(batch["tokens"], batch["positions"], side="decoder_", deterministic=deterministic),
             batch["positions"],
-            batch["segment_ids"],
+            segments_of(batch),
             encoded=encoded,
             state=state,
             deterministic=deterministic,

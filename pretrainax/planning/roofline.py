@@ -18,7 +18,7 @@ The assumptions, all in one place:
   crosses hosts goes through one port a device.
 
 Against a published run: of Llama 3.1 8B, rows of 8,192, on 256 v6e, MaxText's documentation has 7,207 tokens a second
-and chip; this expects 8,568 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
+and chip; this expects 8,153 of configs/llama.py:3_8b with fsdp 256, and as many FLOPs for a token.
 """
 
 import dataclasses

@@ -7,6 +7,7 @@ from pretrainax.config import Experiment
 from pretrainax.data.batch import Example, Lengths
 from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Objective, Text
+from pretrainax.data.row_stream import text_lengths
 from pretrainax.data.text_counts import TextCounter
 from pretrainax.data.word_characters import character_table, spelled
 from pretrainax.tasks import Task
@@ -33,6 +34,7 @@ def batch_shapes(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
     made = (_example(kind, kind.lengths(length), tokenizer.vocabulary, counter) for kind in kinds)
     examples = [spelled(example, characters) for example in made]
     template = {name: array for example in examples for name, array in example.items()}
+    template |= text_lengths(kinds, experiment.data.packing, template)
     row = collate([examples[:1]], longest, tokenizer.vocabulary.pad, template)
     return global_shapes(row, experiment.train.global_batch_size)
 

@@ -126,9 +126,10 @@ class Topology:
         return self.slices * math.prod(self.shape) * self.chip.devices_per_chip
 
     @property
-    def wraps_in_three(self) -> bool:
-        """Returns whether the wires of a TPU's slice go around in all of three dimensions."""
-        return self.chip.torus == 3 and min(self.shape) >= 4
+    def wraps_around(self) -> bool:
+        """Returns whether the wires of a TPU's slice go around in all of its dimensions: of three from 4 chips each, of
+        two from 16 each, which are the whole pod."""
+        return self.chip.is_tpu and min(self.shape) >= {2: 16, 3: 4}[self.chip.torus]
 
     def flops_at(self, mfu: float) -> float:
         """Returns the FLOP/s of all devices at a share of their peak."""

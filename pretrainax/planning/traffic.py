@@ -1,10 +1,12 @@
 """The collectives of a step, estimated from the mesh and the model.
 
 NOTE libtpu (0.0.42) makes all-reduces around the whole torus of gathers and scatters that all chips of a slice take
-part in, where its wires wrap around in three dimensions (v5p 4x4x4 and larger): they send twice the bytes and are
-waited for, also with the flags that are to keep reduce-scatters. Groups that are a part of the slice stay as they are:
-of 4 layers of LLaMA 3 8B on v5p:4x4x4, 30.9 GB a device with fsdp 64, 15.5 GB with data 2 and fsdp 32. So a search
-prefers these. Of small arrays libtpu does so on v5e too, which is not counted here.
+part in, where its wires wrap around in all dimensions (v5p 4x4x4 and larger, v6e 16x16): they send twice the bytes and
+are waited for, also with the flags that are to keep reduce-scatters. Groups that are a part of the slice stay as they
+are: of 4 layers of LLaMA 3 8B on v5p:4x4x4, 30.9 GB a device with fsdp 64, 15.5 GB with data 2 and fsdp 32. So a
+search prefers these. On v6e:16x16 the layers' scatters and small gathers become sums with fsdp 256, and neither with
+data 2 and fsdp 128; large gathers stay there, and are counted as sums all the same. Not counted: of small arrays libtpu
+does so on v5e too; on v6e tables of tokens are gathered once, and their gradients summed whole.
 """
 
 import dataclasses
@@ -64,7 +66,7 @@ def collectives(
         *_experts(experiment, mesh_sizes, width),
         *_pipeline(experiment, mesh_sizes, width),
     ]
-    wraps = topology is not None and topology.wraps_in_three
+    wraps = topology is not None and topology.wraps_around
     return [_around_the_torus(c, mesh_sizes, topology) if wraps else c for c in found if c.bytes]
 
 

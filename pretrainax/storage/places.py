@@ -84,24 +84,34 @@ def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> No
 
 @contextlib.contextmanager
 def sent(path: str) -> Iterator[str]:
-    """Yields a path to write a file or a folder to: what is new there at the end is sent, where it is a URL."""
+    """Yields a path to write to: what is new there at the end is sent, where it is a URL.
+
+    That is a folder, a file, and others beside it that have its name but for the ending: a report's page and picture.
+    """
     if not is_url(path):
         yield path
         return
     local = here(path)
     os.makedirs(os.path.dirname(local), exist_ok=True)
-    twin, done = _twin(path, local), f"{local}.done"
+    twin, done, before = _twin(path, local), f"{local}.done", _of_that_name(local)
     if os.path.exists(done):  # a command before was killed while it sent what it had made
         _send_all(twin, done)
     elif os.path.isdir(local):
         twin.follow()  # without what one that was killed earlier has left
     yield local
-    if os.path.isfile(local):
-        folder, _, name = path.rpartition("/")
-        Store(folder).put(local, name)
-    else:
+    if os.path.isdir(local):
         open(done, "w").close()
         _send_all(twin, done)
+    for name in dict(_of_that_name(local).items() - before.items()):
+        Store(path.rpartition("/")[0]).put(os.path.join(os.path.dirname(local), name), name)
+
+
+def _of_that_name(path: str) -> dict[str, tuple[int, int]]:
+    """Returns the files of a name with any ending or none, with what tells their contents: size and time."""
+    stem = os.path.splitext(os.path.basename(path))[0]
+    with os.scandir(os.path.dirname(path)) as found:
+        files = [file for file in found if os.path.splitext(file.name)[0] == stem and file.is_file()]
+        return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
 def _send_all(twin: Twin, done: str) -> None:

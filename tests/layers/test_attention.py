@@ -257,19 +257,61 @@ def test_kernels_take_a_batch_that_the_mesh_does_not_divide(interpreted):
     assert_close(got, run(*args, mask), 2e-5)  # float32 sums of <= 128 terms near 1
 
 
+@pytest.fixture
+def asked_of_cudnn(monkeypatch):
+    """The function of JAX that calls cuDNN answers on the CPU; returns the arguments of its calls."""
+    calls, answer = [], jax.nn.dot_product_attention
+
+    def call(*args, **options):
+        calls.append((args, options))
+        return answer(*args, **(options | {"implementation": "xla"}))
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", call)
+    return calls
+
+
 @pytest.mark.parametrize("windowed", (None, True, False))
-def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(monkeypatch, windowed):
-    """The function of JAX that calls cuDNN, with the same arguments on the CPU."""
-    asked = jax.nn.dot_product_attention
-    monkeypatch.setattr(
-        jax.nn, "dot_product_attention", lambda *args, **options: asked(*args, **(options | {"implementation": "xla"}))
-    )
+def test_what_cudnn_is_asked_for_with_a_prefix_is_the_reference(asked_of_cudnn, windowed):
     ids = packed_ids(2, 32)
     prefix = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 32)), jnp.int32)
     mask = Mask(True, ids, ids, 8, None if windowed is None else jnp.asarray(windowed), prefix)
     q, k, v, _ = arrays(2, 32, 32, 4, 2, 8)
     expected = run(q, k, v, None, mask)
     assert_close(run(q, k, v, None, mask, "cudnn"), expected, 1e-5)  # float32 sums of <= 32 terms
+
+
+@pytest.mark.parametrize("has_bias", (True, False))
+@pytest.mark.parametrize("causal", (True, False))
+def test_cudnn_is_told_the_length_of_the_one_text_of_a_row(asked_of_cudnn, causal, has_bias):
+    """Values and gradients are those of the mask; the bias is that of all rows, and no array of each."""
+    queries, keys = jnp.asarray([12, 5, 0]), jnp.asarray([16, 9, 0])
+    ids = [(jnp.arange(n)[None] < length[:, None]).astype(jnp.int32) for n, length in ((12, queries), (16, keys))]
+    args = arrays(3, 12, 16, 4, 2, 8, has_bias)
+    real = (ids[0] > 0)[:, :, None, None]
+
+    def results(mask, implementation):
+        def read(*args):  # what is said of padding is read by nobody
+            return jnp.where(real, run(*args, mask, implementation), 0)
+
+        out, backward = jax.vjp(read, *args)
+        return out, backward(jnp.cos(jnp.arange(out.size)).reshape(out.shape))
+
+    got, expected = results(Mask(causal, *ids, one_text=True), "cudnn"), results(Mask(causal, *ids), "xla")
+    assert_close(got, expected, 2e-6)  # float32 sums of 8 and 16 terms near 1
+    ((_, _, _, bias), options), *_ = asked_of_cudnn
+    assert (bias is None) != has_bias and (bias is None or bias.shape == (1, 4, 12, 16))
+    assert options["query_seq_lengths"].tolist() == [12, 5, 1] and options["key_value_seq_lengths"].tolist() == [
+        16,
+        9,
+        1,
+    ]
+
+
+def test_cudnn_is_given_a_mask_where_a_row_may_have_several_texts(asked_of_cudnn):
+    q, k, v, bias = arrays(1, 6, 6, 4, 2, 8, has_bias=True)
+    run(q, k, v, bias, Mask(True, **PACKED), "cudnn")
+    (((_, _, _, given), options),) = asked_of_cudnn
+    assert given.shape == (1, 4, 6, 6) and options["query_seq_lengths"] is None
 
 
 # --- the choice ----------------------------------------------------------------------------------------------------

@@ -60,6 +60,7 @@ class Case:
     mixed: bool = False  # as in a scan over layers of which some have the window and some have not
     cap: Optional[float] = None
     prefix: bool = False
+    one_text: bool = False  # a row
 
 
 def compile_attention(mesh, implementation, case):
@@ -87,9 +88,10 @@ def compile_attention(mesh, implementation, case):
         mask = Mask(
             case.causal,
             *ids,
-            case.window,
-            shape((), jnp.bool_) if case.mixed else None,
-            ids[1] if case.prefix else None,
+            window=case.window,
+            windowed=shape((), jnp.bool_) if case.mixed else None,
+            prefix=ids[1] if case.prefix else None,
+            one_text=case.one_text,
         )
         return jax.jit(step).lower(q, k, k, bias, mask).compile()
 
@@ -150,6 +152,19 @@ def test_cudnn_compiles_to_two_kernels(gpu_mesh, shape):
     text = compile_attention(gpu_mesh, "cudnn", (SHAPES | WINDOWS | PREFIXES)[shape]).as_text()
     kinds = 2 if "mixed" in shape else 1
     assert len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2 * kinds  # forward, backward
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_one_text_have_no_mask_or_bias_of_their_own(gpu_mesh, shape):
+    """T5's bias stays that of all rows, and its gradient too: of 8 rows a device no array of logits is made."""
+    if not installed("nvidia.cudnn"):
+        pytest.skip("cuDNN is not installed: pip install 'pretrainax[cuda]'")
+    case = SHAPES[shape]
+    (t, s), padded = case.lengths, dataclasses.replace(case, one_text=True)
+    per_row = re.compile(rf"(bf16|f32|pred)\[8,(4,|1,)?{t},{s}\]")
+    assert per_row.search(compile_attention(gpu_mesh, "cudnn", case).as_text())
+    text = compile_attention(gpu_mesh, "cudnn", padded).as_text()
+    assert not per_row.search(text) and len(re.findall(r'custom_call_target="__cudnn\$fmha', text)) == 2
 
 
 def compile_loss(mesh, has_bias=False, cap=None, **options):

@@ -54,6 +54,22 @@ def norm_of(kind: str, use_bias: bool, dtype):
     return module.apply, plain, (params, x)
 
 
+@pytest.mark.parametrize("name, approximate", [("gelu", False), ("gelu_tanh", True)])
+def test_gelu_is_that_of_jax_in_float32_and_as_good_as_bfloat16_holds(name, approximate):
+    x = jnp.linspace(-6, 6, 2001)
+    plain = functools.partial(jax.nn.gelu, approximate=approximate)
+    np.testing.assert_array_equal(ACTIVATIONS[name](x), plain(x))
+    rounded = x.astype(jnp.bfloat16)
+    found = with_gradients(ACTIVATIONS[name], rounded)
+    wanted = with_gradients(plain, rounded.astype(jnp.float32))
+    gradient = draw(9, *x.shape)  # rounded before it is multiplied, and again after it
+    scales = jnp.abs(wanted[0]), jnp.abs(gradient) + jnp.abs(wanted[1][0])
+    for a, b, scale in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), scales, strict=True):
+        assert a.dtype == jnp.bfloat16
+        # 1 + erf of float32 is within 6e-8 of 0 far to the left, times x
+        assert (np.abs(np.asarray(a, np.float32) - b) <= 2**-8 * scale + 1e-6).all()
+
+
 @DTYPES
 @pytest.mark.parametrize("kind, use_bias", KINDS)
 def test_a_norm_has_the_gradients_of_its_formula(kind, use_bias, dtype):

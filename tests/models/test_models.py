@@ -117,6 +117,16 @@ def test_an_encoded_token_changes_only_its_segment(case, place, expected):
     assert changed_places(case, "encoder_tokens", place) == expected
 
 
+def test_lengths_of_texts_say_what_segments_of_one_text_a_row_do(case):
+    family, config, params, inputs, _ = case
+    lengths = np.array([5, 8], np.int32)
+    ids = (np.arange(8) < lengths[:, None]).astype(np.int32)
+    sides = ("", "encoder_") if family == "encoder_decoder" else ("",)
+    inputs = inputs | {f"{side}segment_ids": ids for side in sides}
+    told = inputs | {f"{side}text_lengths": lengths for side in sides}
+    np.testing.assert_array_equal(features(config, params, told), features(config, params, inputs))
+
+
 def test_a_packed_text_has_the_features_it_has_alone(case):
     _, config, params, inputs, before = case
     alone = {name: value[:, 4:7] for name, value in inputs.items()}

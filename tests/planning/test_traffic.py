@@ -33,16 +33,17 @@ def test_fsdp_reduces_no_matrix_whole():
     assert total(found, "fsdp", "all-reduce", "blocks") == pytest.approx(2 * 4 * vectors * 3 / 4, abs=LAYERS)
 
 
-def test_around_a_torus_of_three_dimensions_gathers_of_a_whole_slice_are_sums():
-    experiment, sizes = tiny.get_config("gpt"), ONE | {"fsdp": 64}
-    experiment.train.global_batch_size = experiment.model.d_model = experiment.model.d_ff = 64
-    plain, summed = (collectives(experiment, sizes, Topology.parse(name)) for name in ("v5e:8x8", "v5p:4x4x4"))
+@pytest.mark.parametrize("flat, torus, chips", [("v6e:8x8", "v5p:4x4x4", 64), ("v6e:8x32", "v6e:16x16", 256)])
+def test_around_a_torus_gathers_of_a_whole_slice_are_sums(flat, torus, chips):
+    experiment, sizes = tiny.get_config("gpt"), ONE | {"fsdp": chips}
+    experiment.train.global_batch_size = experiment.model.d_model = experiment.model.d_ff = chips
+    plain, summed = (collectives(experiment, sizes, Topology.parse(name)) for name in (flat, torus))
     assert plain == collectives(experiment, sizes)
     assert {c.kind for c in summed} == {"all-reduce"}
     both = ("all-gather", "reduce-scatter")
     assert [c.total for c in summed] == [c.total * (2 if c.kind in both else 1) for c in plain]
-    half = ONE | {"data": 2, "fsdp": 32}
-    assert collectives(experiment, half, Topology.parse("v5p:4x4x4")) == collectives(experiment, half)
+    half = ONE | {"data": 2, "fsdp": chips // 2}
+    assert collectives(experiment, half, Topology.parse(torus)) == collectives(experiment, half)
 
 
 def test_remat_gathers_once_more():

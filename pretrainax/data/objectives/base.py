@@ -73,6 +73,11 @@ class Objective(kinds.Objective):
         """Names it in the figures of a mixture, "loss/objective=CausalLM"."""
         return f"objective={type(self).__name__}"
 
+    @property
+    def one_text(self) -> bool:
+        """Tells whether all tokens of an example see each other, as far as the model lets them: it has one segment."""
+        return not self.parts_rows
+
     def lengths(self, sequence_length: int) -> Lengths:
         """Returns the lengths of the longest example that has no more than `sequence_length` inputs."""
         raise NotImplementedError

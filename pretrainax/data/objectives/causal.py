@@ -56,6 +56,10 @@ class CausalLM(Objective):
 
     mask_documents: bool = False  # attention, positions and predictions stay inside one document
 
+    @property
+    def one_text(self) -> bool:
+        return not self.mask_documents
+
     families: ClassVar[tuple[str, ...]] = ("decoder",)
     is_likelihood: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """Defines what every kind of feed-forward has: what it computes, what it costs, how its parameters are split."""
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Optional
 
@@ -15,9 +15,28 @@ from pretrainax.layers.sums import Sums
 from pretrainax.sharding.param_paths import BETWEEN, FIRST, divided
 from pretrainax.sharding.rules import add_partition_rules
 
+
+# Of bfloat16 both are computed in float32, by what a GPU computes at once: of an erfc, which is a polynomial of many
+# uses, or a tanh, XLA writes an array in between, forward and backward.
+def _gelu(x: jax.Array) -> jax.Array:
+    """Returns x Φ(x), of the normal distribution's Φ (Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2)."""
+    if x.dtype == jnp.float32:
+        return jax.nn.gelu(x, approximate=False)
+    wide = x.astype(jnp.float32)
+    return (0.5 * wide * (1 + jax.lax.erf(wide * 0.5**0.5))).astype(x.dtype)
+
+
+def _gelu_tanh(x: jax.Array) -> jax.Array:
+    """Returns nearly that (ibidem): 0.5 (1 + tanh(z)) is sigmoid(2 z)."""
+    if x.dtype == jnp.float32:
+        return jax.nn.gelu(x, approximate=True)
+    wide = x.astype(jnp.float32)
+    return (wide * jax.nn.sigmoid((8 / math.pi) ** 0.5 * (wide + 0.044715 * wide**3))).astype(x.dtype)
+
+
 ACTIVATIONS = {
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "gelu_sigmoid": lambda x: x * jax.nn.sigmoid(1.702 * x),  # Hendrycks and Gimpel 2016, section 2
     "relu": jax.nn.relu,
     "silu": jax.nn.silu,

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
-from pretrainax.data.batch import has_loss
+from pretrainax.data.batch import has_loss, segments_of
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.linear import Linear, normal_init
@@ -139,6 +139,6 @@ class Ahead(nn.Module):
         init = normal_init(config, 2 * config.d_model)
         x = Linear((config.d_model,), ("features", "d_model"), init, use_bias=False, name=f"join_{depth}")(both)
         stack = Stack(block_of(config), compute, causal=True, num_layers=1, name=f"ahead_{depth}")
-        segments, prefix = batch["segment_ids"], batch.get("prefix_mask")
+        segments, prefix = segments_of(batch), batch.get("prefix_mask")
         x, side = stack(x, batch["positions"], segments, prefix_mask=prefix, deterministic=deterministic)
         return x, side.sums
