@@ -54,7 +54,7 @@ from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
-from pretrainax.config.paths import define_path, hub_name
+from pretrainax.config.paths import define_path, hub_name, is_url
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.answers import task_in
@@ -75,6 +75,7 @@ from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import results_beside, score_spans, texts_of
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
+from pretrainax.storage.places import here, sent
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import load_tokenizer
 from pretrainax.training.metrics import meaning, parts_among
@@ -128,6 +129,7 @@ class Evaluation:
     def __init__(self, asked: dict[str, flags.FlagHolder]):
         self._asked = asked
         self.directory, self.origins, self.of_task = "", [], False
+        self.kept = ""  # where results lie: as the directory, of an object store its URL
 
     def __getitem__(self, flag: str):
         return self._asked[flag].value
@@ -139,13 +141,15 @@ class Evaluation:
         name = self["from"] or cli.WORKDIR.value
         if not name:
             raise UserError(f"--from is missing: {NAMES}")
-        self.directory, which = parted(name)
+        found = here(name) if is_url(name) else name
+        self.directory, which = parted(found)
+        self.kept = name.rstrip("/").removesuffix(f"@{which}") if is_url(name) else self.directory
         if self["every-checkpoint"]:
             if which not in ("", EMA, AS_TRAINED):
                 raise UserError(f"--every-checkpoint is of a run: give --from={self.directory}, without @{which}")
             self.origins = _every_origin(self.directory, which)
         else:
-            self.origins = [find_origin(name)]
+            self.origins = [find_origin(found)]
         experiment = experiment_of(self.origins[0])
         self.of_task = isinstance(experiment.objective, Task) and experiment.objective.has_head
         return experiment if self.origins[0].steps or self.of_task else None
@@ -291,18 +295,18 @@ class Evaluation:
             print(visible(f"run  {self.directory}{average}\n\n{table_over_steps(results)}\n"))
         elif self.of_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
-        path = self["output"] or os.path.join(self._folder(), f"{self._name()}.json")
-        print(visible(write_results(path, results)))
-        if self["every-checkpoint"]:
-            drawn = f"{os.path.splitext(path)[0]}.png"
-            picture.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
-            print(visible(f"drawn in {drawn}"))
+        with sent(self["output"] or os.path.join(self._folder(), f"{self._name()}.json")) as path:
+            print(visible(write_results(path, results)))
+            if self["every-checkpoint"]:
+                drawn = f"{os.path.splitext(path)[0]}.png"
+                picture.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
+                print(visible(f"drawn in {drawn}"))
 
     def _folder(self) -> str:
         """Returns where results are kept: with the model, and of one of the hub in a folder of its name."""
         if name := hub_name(self.directory):
             return os.path.join("evaluations", name.repository.replace("/", "--"))
-        return os.path.join(self.directory, "evaluations")
+        return os.path.join(self.kept, "evaluations")
 
     def _name(self) -> str:
         """Returns a file name for the results: another one for other flags, the same for the same."""

@@ -74,6 +74,7 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
         assert done.returncode == 0, done.stderr
     found = Store("gs://bucket").objects().keys()
     assert {"report.html", "report.png", "rows.html", "export/model.safetensors", "again/config.json"} <= found
+    assert any(name.startswith("runs/a/evaluations/text-step_12") for name in found)
     assert touched.read_text() == ""
 
 
