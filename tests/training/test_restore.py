@@ -87,7 +87,7 @@ def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
     [
         ("bare", "is a model without masked_lm_head/dense.*--config.checkpoint.fresh_heads=True"),
         ("t5", "holds another architecture: config.model.family is 'encoder', there 'encoder_decoder'"),
-        ("google-bert/bert-base-uncased", "hf download google-bert/bert-base-uncased"),
+        ("google-bert/bert-base-uncased", "is named hf:google-bert/bert-base-uncased"),
         (
             "nothing",
             "is neither a run, .* nor a Hugging Face directory, whose config.json has a model_type; there is: nothing",
