@@ -4,8 +4,8 @@
 
 `python -m tests.support.fake_gcs` serves gs://bucket here. Each process stands for a host: it has a CPU device with its
 share of the state, and of a store a folder of its own. "Back" is a restart on the same hosts, "new" on hosts that have
-nothing. A process is timed from when all begin until all have done it; the first save is not, as it makes what later
-ones use. Medians of `--rounds`.
+nothing. Times are from when all begin until all have done it; the first save is not timed, as it makes what later ones
+use. Medians of `--rounds`.
 """
 
 import argparse
@@ -91,6 +91,8 @@ def times(workdir: str, megabytes: int, number: int) -> Iterator[float]:
         checkpoints.wait()
         yield together() - start
         checkpoints.share()
+        if jax.process_index() == 0:
+            places.share(folder)
         yield together() - start
         checkpoints.close()
     for is_new in (False, True):
@@ -114,7 +116,8 @@ def make_state(megabytes: int) -> State:
     shape = (1024, megabytes * 10**6 // 4 // 1024 // ARRAYS)
     make = jax.jit(lambda key: jax.random.normal(key, shape), out_shardings=split)
     params = {f"{i:02d}": make(jax.random.key(i)) for i in range(ARRAYS)}
-    return State(params, jax.device_put(jnp.int32(megabytes), whole))
+    step = jax.jit(lambda: jnp.int32(megabytes), out_shardings=whole)()
+    return State(params, step)
 
 
 def together() -> float:
