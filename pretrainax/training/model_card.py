@@ -231,7 +231,7 @@ def _training(card: _Card) -> str:
     phases = [("phases", "; ".join(_code(phase) for phase in e.phases))] if e.phases else []
     validated = e.evaluate.objective
     rows = [
-        *(("data", f"{_code(s)}: {first_sentence(type(s).__doc__)}") for s in e.data.source.components()),
+        *(("training data", f"{_code(s)}: {first_sentence(type(s).__doc__)}") for s in e.data.source.components()),
         ("objective", f"{_code(e.objective)}: {first_sentence(type(e.objective).__doc__)}"),
         *([("asked in validation", _code(validated))] if validated is not None else []),
         ("steps", f"{max(card.steps):,} of {e.train.steps:,}, {', '.join(seen)}"),
