@@ -53,6 +53,16 @@ def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(undi
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow  # tests/storage has kills, faults and flips of its own
+def test_what_a_store_does_and_kills_change_nothing(undisturbed):
+    pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'pretrainax[s3]'")
+    pytest.importorskip("gcsfs", reason="gcsfs is not installed: pip install 'pretrainax[gcs]'")
+    args = ["--times=1", "--only=busy", f"--whole={undisturbed.folder}"]
+    done = runs.run([sys.executable, "-m", "tests.chaos.store", *args])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 survived" in done.stdout
+
+
 def test_clocks_network_home_and_user_have_no_effect(undisturbed, tmp_path):
     try:
         Surroundings(undisturbed, tmp_path).all_at_once()
