@@ -39,8 +39,9 @@ def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
     def backward(inputs, gradient):
         first, *others = inputs
-        # Elsewhere blocks are rematerialised: inputs are apart, and one that is a sum with a bias need not be written.
-        first = apart(first) if platform() == "cpu" else first
+        # But on a CPU blocks are rematerialised, which sets their inputs apart: a single one, which may be a sum with a
+        # bias, is not written for this. Those of a gate are there, as products are.
+        first = apart(first) if others or platform() == "cpu" else first
         return jax.vjp(function, first, *others)[1](gradient)
 
     # not run, of which a gradient could not be differentiated again

@@ -121,8 +121,7 @@ class Stack(nn.Module):
         Args:
           x: embeddings, [B, T, D].
           positions: [B, T], from 0 in each segment.
-          segment_ids: [B, T], separate what may not see each other (0: padding); or [B], lengths of texts that rows
-            begin with, one each.
+          segment_ids: [B, T], separate what may not see each other (0: padding); or [B], how long a row's one text is.
           prefix_mask: [B, T], in a causal stack 1 at tokens that all of their segment see.
           encoded: what a decoder of an encoder-decoder reads.
           ending: [B, T, D] makes a mask decoder of the last block, which alone is told; an `Ending` a loss of the
@@ -131,9 +130,8 @@ class Stack(nn.Module):
         """
         config = self.config
         chex.assert_rank(x, 3, custom_message="the stream is [B, T, D]")
-        chex.assert_shape(positions, x.shape[:2], custom_message="positions are [B, T]")
         segment_ids, one_text = _segments(segment_ids, x.shape[1])
-        chex.assert_shape(segment_ids, x.shape[:2], custom_message="segment_ids are [B, T] or [B]")
+        chex.assert_shape((positions, segment_ids), x.shape[:2], custom_message="positions and segment_ids are [B, T]")
         index = state.index if isinstance(state, Memory) else None
         before = 0 if index is None else state.longest - 1
         places = Places(positions, before, state.reach if isinstance(state, Memory) else None)
