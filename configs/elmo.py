@@ -7,11 +7,10 @@
 The 1B Word Benchmark (Chelba et al. 2013, arXiv 1312.3005), ten times: sentences whose words and punctuation stand
 apart, which is what config.tokenizer takes for granted. Each number: `pretrainax recipe --config=elmo`.
 
-A folder with the released options.json, weights (*.hdf5) and vocabulary (vocab-2016-09-10.txt) is imported, with
-`pip install 'pretrainax[elmo]'`, and a task starts from that: --config.checkpoint.init_from=runs/elmo
---config.checkpoint.fresh_heads=True. The softmax over words is in no such file.
-
-    python -m pretrainax.huggingface import --from=elmo --workdir=runs/elmo
+A folder with the released options.json, weights (*.hdf5) and vocabulary (vocab-2016-09-10.txt) is imported by
+`pretrainax huggingface import --from=FOLDER --workdir=runs/elmo` (`pip install 'pretrainax[elmo]'`), and a task starts
+from that: --config.checkpoint.init_from=runs/elmo --config.checkpoint.fresh_heads=True. The softmax over words is in no
+such file.
 
 Hardware of the release: 3 GTX 1080 Ti, two weeks. Expected: 39.7 for the mean of both perplexities (section 3.4).
 """
