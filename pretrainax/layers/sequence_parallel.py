@@ -74,7 +74,7 @@ def _bias_spec(bias: Optional[jax.Array], q: jax.Array, k: jax.Array) -> Optiona
 
 
 def _mask_spec(mask: Mask, query: P, key: P) -> Mask:
-    specs = Mask(mask.causal, query, key, mask.window, P(), key)
+    specs = Mask(mask.causal, query, key, mask.window, P(), key, one_text=mask.one_text)
     return jax.tree.map(
         lambda spec, x: None if x is None else spec, specs, mask, is_leaf=lambda x: x is None or isinstance(x, P)
     )

@@ -14,10 +14,12 @@ from pretrainax.sharding.mesh import make_mesh
 from tests.support.attending import arrays, assert_close, choose, output_and_gradients, packed_ids, segments
 
 IDS = packed_ids(4, 64)
+ONE_TEXT = jnp.asarray(np.arange(64) < np.array([[64], [30], [1], [50]]), jnp.int32)
 PREFIX = jnp.asarray(np.random.default_rng(1).integers(0, 2, (4, 64)), jnp.int32)
 CASES = {  # (lengths, rows of the bias, mask, cap of logits)
     "causal": ((64, 64), 0, Mask(True), None),
     "packed": ((64, 64), 0, Mask(True, IDS, IDS), None),
+    "one text a row": ((64, 64), 0, Mask(True, ONE_TEXT, ONE_TEXT, one_text=True), None),
     "encoder with a window and a cap": ((64, 64), 0, Mask(False, IDS, IDS, window=12), 2.0),
     "windowed layer with a prefix": ((64, 64), 0, Mask(True, IDS, IDS, 12, jnp.asarray(True), PREFIX), None),
     "global layer with a prefix": ((64, 64), 0, Mask(True, IDS, IDS, 12, jnp.asarray(False), PREFIX), None),
@@ -81,9 +83,10 @@ def test_keys_and_values_alone_go_around_the_ring():
         ("tpu_splash", Mask(True, packed_ids(2, 256), packed_ids(2, 256)), False),
         ("tpu_splash", Mask(True, packed_ids(2, 256), packed_ids(2, 256), window=100), False),
         ("tpu_splash", Mask(False, packed_ids(2, 256), packed_ids(2, 256)), False),
+        ("tpu_splash", Mask(True, *[jnp.ones((2, 256), jnp.int32)] * 2, one_text=True), False),
         ("tpu_flash", Mask(False, packed_ids(2, 256), packed_ids(2, 256)), True),
     ],
-    ids=["causal splash", "window", "splash", "flash with a bias"],
+    ids=["causal splash", "window", "splash", "one text a row", "flash with a bias"],
 )
 def test_kernels_of_tpus_get_all_keys_for_their_part_of_the_queries(interpreted, implementation, mask, has_bias):
     args = arrays(2, 256, 256, 2, 1, 64, has_bias)
