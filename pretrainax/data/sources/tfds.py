@@ -1,7 +1,9 @@
 """TensorFlow Datasets."""
 
 import collections
+import contextlib
 import dataclasses
+import io
 import os
 from collections.abc import Iterator
 from typing import Any, Optional
@@ -52,15 +54,23 @@ class TFDS(RecordSets, Source):
     def _builder(self) -> Any:
         import tensorflow_datasets as tfds
 
-        data_dir = None if self.data_dir is None else os.path.expanduser(self.data_dir)
+        not_found = tfds.core.registered.DatasetNotFoundError
+        folder = str(tfds.core.constants.DATA_DIR if self.data_dir is None else os.path.expanduser(self.data_dir))
+        builder = None
         try:
-            builder = tfds.builder(self.name, data_dir=data_dir)
-        except tfds.core.registered.DatasetNotFoundError as e:
+            with contextlib.redirect_stdout(io.StringIO()):  # where it says that there is no TensorFlow
+                builder = tfds.builder(self.name, data_dir=folder)
+        except not_found as e:
             raise UserError(f"{self.config_path}.name is {self.name!r}: TFDS has no such data set") from e
-        if not builder.is_prepared():
+        except ImportError:  # its code names types of TensorFlow's: of what is prepared they are written down
+            name, given = tfds.core.naming.parse_builder_name_kwargs(self.name, data_dir=folder)
+            with contextlib.suppress(not_found):
+                builder = tfds.core.read_only_builder.builder_from_files(str(name), **given)
+        if builder is None or not builder.is_prepared():
             raise UserError(
-                f"{self.name} is not prepared in {builder.data_dir}: run tfds.builder({self.name!r})"
-                f'.download_and_prepare(file_format="array_record"), or set {self.config_path}.data_dir'
+                f"{self.name} is not prepared in {folder if builder is None else builder.data_dir}: run "
+                f'tfds.builder({self.name!r}).download_and_prepare(file_format="array_record"), or set '
+                f"{self.config_path}.data_dir"
             )
         return builder
 
