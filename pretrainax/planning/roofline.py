@@ -55,17 +55,17 @@ ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured
 class Passes(NamedTuple):
     """Says how often kernels that multiply nothing read or write bytes of each kind, in steps that were compiled."""
 
-    kept: float  # what a block keeps for its backward
-    dropped: float  # the same, beside that, where there is dropout
+    kept: float  # what a block keeps for its backward, but for the next
+    attended: float  # queries, keys, values and results of attention; on a GPU kernels that multiply make and read them
     pairs: float  # float32 logits of an attention that no kernel computes; on a TPU of one with a bias too
     turned: float  # queries and keys in float32, where positions turn them
     logits: float  # of the loss, in the dtype of the run
     state: float  # parameters, moments, averages and gradients
 
 
-# Fitted to compiled steps of this repository's configs, with 4 layers, for one H100 (17) and one v5e (9), as counted by
-# benchmarks/traffic.py; benchmarks/README.md says how far off each is.
-PASSES = {"gpu": Passes(8.7, 1.1, 11.0, 0.0, 2.6, 3.4), "tpu": Passes(5.3, 0.0, 10.0, 10.0, 6.0, 1.6)}
+# Fitted to compiled steps of this repository's configs, for one H100 (17 with 4 layers, 4 others) and one v5e (9 with
+# 4 layers), as counted by benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is.
+PASSES = {"gpu": Passes(12.0, 0.0, 11.2, 0.0, 3.9, 3.2), "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6)}
 _VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
 
@@ -173,18 +173,18 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
     width = width_on(experiment, platform)
     kept = sum(
-        x.bytes
+        x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept)
         for x in saved_residuals(plain, mesh_sizes, platform)
         if x.module != "loss" and (x.dtype != "float32" or width == 4)  # logits of attention, sums of a token
     )
-    kept *= passes.kept + (passes.dropped if experiment.model.dropout_rate else 0.0)
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
-    forward = 4 / 3 if train.remat == "block" else 1.0  # once more, beside a backward of twice as much
-    layers = forward * stages_of(experiment, mesh_sizes).stretch
-    each = layers * (kept + passes.pairs * pairs + passes.turned * turned) + passes.logits * width * logits
+    # A forward once more, beside a backward of twice as much; but logits of attention that are made again are not kept.
+    forward = 4 / 3 if train.remat == "block" else 1.0
+    layers = forward * (kept + passes.turned * turned) + passes.pairs * pairs
+    each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
     state = memory.parameters + memory.optimizer + memory.ema + memory.gradients
     return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
 

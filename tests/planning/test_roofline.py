@@ -17,6 +17,7 @@ from pretrainax.optim import Sophia
 from pretrainax.planning import roofline
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.hlo.memory_traffic import Moved
+from pretrainax.planning.memory import estimate
 from pretrainax.planning.report import run_report
 from pretrainax.planning.search import assess
 from pretrainax.planning.shapes import batch_shapes
@@ -160,6 +161,34 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
     assert roofline._of_attention(gpt, ONE, "tpu", 2)[1] == 4 * 2 * m.num_layers * length * queries_and_keys
+
+
+@pytest.fixture
+def only(monkeypatch):
+    """Returns the bytes of a GPU that one kind of passes is charged for."""
+
+    def count(experiment, kind):
+        passes = roofline.Passes(**(dict.fromkeys(roofline.Passes._fields, 0.0) | {kind: 1.0}))
+        monkeypatch.setitem(roofline.PASSES, "gpu", passes)
+        memory = estimate(experiment, ONE, CHIPS["h100"])
+        return roofline.between_products(experiment, ONE, "gpu", memory)
+
+    return count
+
+
+def test_what_attention_keeps_is_counted_apart_from_what_its_block_keeps(only):
+    experiment = long_rows()
+    model, tokens = experiment.model, experiment.train.global_batch_size * 2048
+    arrays = 2 * model.num_heads * model.dim_per_head + 2 * model.kv_heads * model.dim_per_head
+    assert only(experiment, "attended") == 2 * tokens * model.num_layers * arrays  # q, k, v, result; of 2 bytes
+    assert only(experiment, "kept") >= 2 * tokens * model.num_layers * (model.d_model + model.d_ff)
+
+
+def test_logits_that_are_made_again_are_not_kept(only):
+    experiment = tiny.get_config("gpt")
+    experiment.train.attention = "xla"
+    assert only(_block(experiment), "pairs") == only(experiment, "pairs") > 0
+    assert only(_block(experiment), "kept") == pytest.approx(4 / 3 * only(experiment, "kept"))
 
 
 def test_a_published_run_is_a_little_slower_than_the_expectation():
