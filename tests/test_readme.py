@@ -129,4 +129,4 @@ def test_a_run_is_planned_and_a_budget_spent(tmp_path):
 def test_the_launcher_prints_its_commands():
     (launch,) = commands("launch/tpu_vm.sh")
     said = run([*launch[: launch.index("--")], "--dry-run", *launch[launch.index("--") :]], ROOT)
-    assert "pretrainax.main" in said and "--worker=all" in said and "--config.mesh.fsdp=8" in said
+    assert "pretrainax.main" in said and "--worker=all" in said and "--config.mesh.fsdp=16" in said
