@@ -35,6 +35,7 @@ Several processes are started by hand, as launch/README.md says under "Elsewhere
 its own validation.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -56,6 +57,7 @@ from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path, hub_name, is_url
 from pretrainax.data.corpus_check import CorpusCheck
+from pretrainax.data.kept_shards import KeptShards
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.answers import task_in
 from pretrainax.inference.load import experiment_of, load_origin
@@ -274,7 +276,10 @@ class Evaluation:
         for step in [step for origin in self.origins for step in origin.steps]:
             check_tokenizer(step, fingerprint, tokenizer)
         host.start_jax(experiment)
-        with open_run(experiment) as run, CorpusCheck(run.prepared.valid) as corpus_check:
+        with contextlib.ExitStack() as held:
+            run = held.enter_context(open_run(experiment))
+            bring = KeptShards(run.prepared.valid, experiment.data.keep_bytes).bring
+            corpus_check = held.enter_context(CorpusCheck(run.prepared.valid, bring=bring))
             read_frozen(run, self.directory)
             for origin in self.origins:
                 params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
