@@ -82,6 +82,8 @@ def test_the_names_of_2003_are_read_from_tfds(tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     (package / "conll2003.py").write_text(BUILDER)
     monkeypatch.syspath_prepend(str(tmp_path))
+    tfds = pytest.importorskip("tensorflow_datasets")  # of which another test may have met the set of this name
+    monkeypatch.delitem(tfds.core.registered._DATASET_REGISTRY, "conll2003", raising=False)
     builder = importlib.import_module("conll_of_tfds.conll2003").Conll2003(data_dir=str(tmp_path / "data"))
     builder.download_and_prepare(file_format="array_record")
     task = dataclasses.replace(TASKS["conll2003"].task, tags_field="ner")
