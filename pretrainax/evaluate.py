@@ -28,8 +28,7 @@ gives the difference to another model on these spans.
 are, and how to write one. `--examples=N` asks for N of each.
 
 The results are printed, and written as JSON to DIR/evaluations (of a model of the hub to evaluations/org--name), or to
---output=FILE. `--every-checkpoint` does it for
-all checkpoints that a run keeps, and draws them over the training.
+--output=FILE. `--every-checkpoint` does it for all checkpoints that a run keeps, and draws them over the training.
 
 Several processes are started by hand, as launch/README.md says under "Elsewhere"; they work on the mesh of the run, on
 its own validation.

@@ -16,11 +16,10 @@ def at_work(workdir: str, local_dir: Optional[str] = None) -> Iterator[str]:
 
     Right after `host.start_jax`.
     """
+    if not is_url(workdir):
+        yield workdir
+        return
     with contextlib.ExitStack() as held:
-        process = distributed_state().process_id
-        if is_url(workdir):
-            with Watchdog() as peers, peers.zero_first():
-                folder = held.enter_context(places.at_work(workdir, local_dir, process))
-        else:
-            folder = workdir
+        with Watchdog() as peers, peers.zero_first():
+            folder = held.enter_context(places.at_work(workdir, local_dir, distributed_state().process_id))
         yield folder

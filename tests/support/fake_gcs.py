@@ -14,8 +14,9 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
 from typing import Optional
+
+from tests.support.http_servers import body_of, running
 
 _OBJECT = re.compile(r"(?:/download)?/storage/v1/b/([^/]+)/o/(.+)")
 _OBJECTS = re.compile(r"(?:/upload)?/storage/v1/b/([^/]+)/o/?")
@@ -92,7 +93,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _begin(self) -> Optional[tuple[str, dict[str, str], bytes]]:
         """Returns path, query and body of a request, unless a fault has answered it."""
-        body = self._body()
+        body = body_of(self)
         server = self.server
         server.requests += 1
         time.sleep(server.delay)
@@ -106,16 +107,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._error(403, "does not have storage.objects.create access")
             return None
         return path, dict(urllib.parse.parse_qsl(query, keep_blank_values=True)), body
-
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        pieces = []
-        while size := int(self.rfile.readline(), 16):
-            pieces.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(pieces)
 
     def do_GET(self) -> None:
         if (asked := self._begin()) is None:
@@ -201,13 +192,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._error(404, "not found")
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[FakeGcs]:
-    """Yields a server with one empty bucket, `bucket`."""
-    with FakeGcs() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+def serving() -> contextlib.AbstractContextManager[FakeGcs]:
+    """Serves one empty bucket, `bucket`."""
+    return running(FakeGcs())
 
 
 def environment(url: str) -> dict[str, str]:

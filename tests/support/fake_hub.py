@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Optional
 
 import pytest
 from huggingface_hub import constants
 
 from pretrainax.storage import hub
+from tests.support.http_servers import body_of, running
 
 _KINDS = {"models": "", "datasets": "datasets/"}
 _LARGE = re.compile(r"\.(safetensors|bin|model|png)$|tokenizer\.json$")  # what .gitattributes gives to Git LFS
@@ -102,7 +103,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _begin(self) -> Optional[tuple[str, dict[str, str], bytes]]:
         """Returns path, query and body of a request, unless a fault has answered it."""
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = body_of(self)
         path, _, query = self.path.partition("?")
         path = urllib.parse.unquote(path)
         with self.server.lock:
@@ -293,13 +294,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self._answer(200, {"commitUrl": f"{self.server.url}/{name}/commit/{commit}", "commitOid": commit})
 
 
-@contextlib.contextmanager
-def serving() -> Iterator[FakeHub]:
-    """Yields a server without any repository."""
-    with FakeHub() as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield server
-        server.shutdown()
+def serving() -> contextlib.AbstractContextManager[FakeHub]:
+    """Serves a hub without any repository."""
+    return running(FakeHub())
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ import http.client
 import http.server
 import random
 import sys
-import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Optional
+
+from tests.support.http_servers import body_of, running
 
 DROPPED = 0  # instead of a status: the connection is closed without an answer
 _OWN = {"connection", "transfer-encoding", "content-length", "host"}  # of each connection
@@ -50,7 +51,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def _pass_on(self) -> None:
-        body = self._body()
+        body = body_of(self)
         time.sleep(random.uniform(0, self.server.delay))
         if (status := self.server.fault(self.command)) is not None:
             self.server.faults += 1
@@ -86,21 +87,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        pieces = []
-        while size := int(self.rfile.readline(), 16):
-            pieces.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(pieces)
 
-
-@contextlib.contextmanager
-def before(upstream: str, is_xml: bool) -> Iterator[FaultyProxy]:
-    """Yields a proxy before the server at a URL; is_xml: its errors are those of S3, and not of Cloud Storage."""
-    with FaultyProxy(upstream, is_xml) as proxy:
-        threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True).start()
-        yield proxy
-        proxy.shutdown()
+def before(upstream: str, is_xml: bool) -> contextlib.AbstractContextManager[FaultyProxy]:
+    """Serves a proxy before the server at a URL; is_xml: its errors are those of S3, and not of Cloud Storage."""
+    return running(FaultyProxy(upstream, is_xml))
