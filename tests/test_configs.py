@@ -78,8 +78,6 @@ QUICK = (
     "t5_base",
     "bert_base",
     "llama",
-    "finetune",
-    "electra_small",
 )
 
 

@@ -23,6 +23,7 @@ from pretrainax.training import train_step
 from tests.golden import CASES, electra
 from tests.golden.case import Case, batch, weights
 from tests.support import written
+from tests.support.tiers import few
 
 ALL = (".*",)  # matrices
 
@@ -76,7 +77,7 @@ MERGED = {
 }
 
 
-@pytest.mark.parametrize("name", MERGED)
+@pytest.mark.parametrize("name", few(MERGED))
 def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     model, start, frozen = adapted(name, MERGED[name])
     arrays = batch(CASES.get(name) or Case(config_of(name), family=None))

@@ -63,6 +63,7 @@ def test_what_a_store_does_and_kills_change_nothing(undisturbed):
     assert "2 survived" in done.stdout
 
 
+@pytest.mark.slow
 def test_clocks_network_home_and_user_have_no_effect(undisturbed, tmp_path):
     try:
         Surroundings(undisturbed, tmp_path).all_at_once()
@@ -103,14 +104,17 @@ def test_a_second_start_while_the_first_lives_is_refused_and_changes_nothing(und
     Workdirs(undisturbed, tmp_path, runs.Report()).second_start("at a save")(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_run_whose_records_are_damaged_resumes(undisturbed, tmp_path):
     """A damaged line in both: the run ends with the lines that it would have, but for that one."""
     Workdirs(undisturbed, tmp_path, runs.Report()).damaged_records(["metrics.jsonl", "goodput.json"], "a line of zeros")
 
 
+@pytest.mark.slow
 def test_a_run_whose_terminal_hangs_up_saves_and_resumes(undisturbed, tmp_path):
     Terminal(undisturbed, tmp_path).the_terminal_hangs_up()
 
 
+@pytest.mark.slow
 def test_a_run_that_can_start_too_few_threads_ends_in_a_line(undisturbed, tmp_path):
     Terminal(undisturbed, tmp_path).few_threads(times=1)

@@ -97,6 +97,7 @@ def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_te
 # --- training --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_update_is_the_same_on_one_device_and_on_eight():
     """In micro-batches, of rows that differ in their targets and tokens, with maps to a wider teacher."""
     case, updated = CASES["bert_masked_lm"], []

@@ -95,6 +95,7 @@ def test_parameters_of_a_kind_are_one_array_and_their_numbers_are_known(every):
     assert len(np.unique(kernel)) == kernel.size  # each layer starts with numbers of its own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", few([2, 4], [2]))
 def test_how_it_runs_changes_no_gradient(every):
     config = config_of(every)

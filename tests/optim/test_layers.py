@@ -155,6 +155,7 @@ def copy(state):
     return jax.tree.map(jnp.copy, state)  # a step takes the state that it is given
 
 
+@pytest.mark.slow
 def test_on_eight_devices_and_after_a_restart_layers_are_trained_as_on_one(tmp_path):
     first, eight = stepping("1 device")[-1], "2 data 2 fsdp 2 tensor"
     alone, _ = train("1 device", copy(first), 4)

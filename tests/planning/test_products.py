@@ -1,5 +1,7 @@
 """FLOPs of products in compiled HLO, beside the count on paper."""
 
+import itertools
+
 import jax
 import pytest
 
@@ -11,6 +13,7 @@ from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.training.setup import build_steps
 from tests.planning.test_compiled import absent, config
+from tests.support.tiers import few
 
 
 def total(text: str) -> float:
@@ -21,8 +24,13 @@ def total(text: str) -> float:
     return sum(n * flops for n, flops in zip(runs, found, strict=True))
 
 
-@pytest.mark.parametrize("name", ["cpu", "v5e:1x1", "h100:1"])
-@pytest.mark.parametrize("variant", ["gpt", "t5"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    few(
+        itertools.product(["cpu", "v5e:1x1", "h100:1"], ["gpt", "t5"]),
+        [("cpu", "t5"), ("v5e:1x1", "gpt"), ("h100:1", "gpt")],
+    ),
+)
 def test_the_products_of_a_step_are_those_of_the_count_on_paper(name, variant):
     """A step makes no logits again on the way back; the rest of what is no product of the model's, and what it makes
     again on accelerators, is less than a tenth of such a small one."""

@@ -9,6 +9,7 @@ from pretrainax.planning import search
 from pretrainax.planning.search import assess, best, enough, remedies
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
+from tests.support.tiers import few
 
 FOUR = Topology.parse("v5e:2x2")
 
@@ -25,6 +26,7 @@ def large(family="gpt"):
     return experiment
 
 
+@pytest.mark.slow
 def test_each_mesh_has_the_policy_that_makes_it_fastest():
     experiment = large()
     experiment.train.remat = "block"
@@ -53,8 +55,8 @@ def test_a_little_too_much_is_cured_by_rematerialisation_alone():
     assert first.flags(experiment) in ("--config.train.remat=dots", "--config.train.remat=block")
 
 
-@pytest.mark.parametrize("family", ["gpt", "t5", "bert"])
-@pytest.mark.parametrize("share", [0.9, 0.4, 0.2])
+@pytest.mark.parametrize("family", few(["gpt", "t5", "bert"], ["gpt", "t5"]))
+@pytest.mark.parametrize("share", few([0.9, 0.4, 0.2], [0.4]))
 def test_what_it_proposes_fits_and_each_later_proposal_is_faster(family, share):
     experiment = large(family)
     topology = with_memory(FOUR, share, experiment)
@@ -67,6 +69,7 @@ def test_what_it_proposes_fits_and_each_later_proposal_is_faster(family, share):
         assert candidate.flags(experiment)
 
 
+@pytest.mark.slow
 def test_what_no_mesh_holds_has_no_remedy():
     experiment = large()
     assert remedies(experiment, with_memory(FOUR, 1e-3, experiment)) == []
@@ -104,6 +107,7 @@ def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
     assert {candidate.sizes["pipeline"] for candidate in best(large("bert"), FOUR)} == {1}
 
 
+@pytest.mark.slow
 def test_experts_are_split_as_they_divide():
     experiment = large()
     experiment.model.experts = MixtureOfExperts(num_experts=6, top_k=2)

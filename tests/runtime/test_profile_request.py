@@ -60,6 +60,7 @@ def test_a_run_is_asked_before_its_first_step_and_while_it_makes_steps(tmp_path,
     assert len(lines(workdir, "train")) >= 4
 
 
+@pytest.mark.slow
 def test_a_profile_that_is_left_by_a_preemption_is_written(tmp_path, text, cache):
     workdir, told = tmp_path / "run", tmp_path / "told"
     flags = [*LONG, "--config.train.profile_steps=2:101"]

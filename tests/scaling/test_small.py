@@ -60,7 +60,7 @@ def test_no_published_model_has_such_a_name_and_another_size():
 
 
 @needs_transformers
-@pytest.mark.parametrize("name", few((*CONFIGS, *OTHERS), ["gpt2", "llama", "bert_base", "t5_base"]))
+@pytest.mark.parametrize("name", few((*CONFIGS, *OTHERS), ["llama"]))
 def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, tmp_path, text, cache):
     experiment = load(name, "tiny")
     experiment.tokenizer.vocab_size = 400  # there are 300 words
@@ -77,7 +77,7 @@ def test_a_preset_trains_and_its_export_has_equal_logits_in_transformers(name, t
 @needs_transformers
 @pytest.mark.parametrize(
     ("name", "variant"),
-    few([preset for preset in PRESETS if preset[1] != "tiny"], [("modernbert_base", "mini"), ("t5_base", "midi")]),
+    few([preset for preset in PRESETS if preset[1] != "tiny"], [("modernbert_base", "mini")]),
 )
 def test_the_larger_ones_have_equal_logits_in_transformers_too(name, variant, tmp_path):
     experiment = load(name, variant)

@@ -81,6 +81,7 @@ def test_devices_that_share_rows_and_vocabulary_give_the_same_scores():
     assert found[1] == pytest.approx(found[0], rel=1e-5)
 
 
+@pytest.mark.slow
 @needs_transformers
 def test_a_sliding_window_gives_what_the_guide_of_transformers_computes(tmp_path):
     """Its loop over strides (docs: Perplexity of fixed-length models), on a text that begins with its start token.

@@ -228,6 +228,7 @@ def test_layers_that_are_not_there_are_refused(teacher, text, cache):
 # --- a task ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_task_is_learnt_from_a_teacher_of_the_same_labels(teacher, cache, tmp_path):
     records = [{"text": "aus le ten " * (1 + i % 3), "label": i % 2} for i in range(24)]
     for split in ("train", "valid"):

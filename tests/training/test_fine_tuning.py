@@ -28,6 +28,7 @@ from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from tests.support import tiny
 from tests.support.runs import arrays, lines, run_json
+from tests.support.tiers import few
 
 TRAIN, VALID = 40, 21  # records; a batch has 8
 
@@ -185,6 +186,7 @@ def test_one_device_answers_what_eight_do(pretrained, records, cache, tuned):
     assert found[1][1] == pytest.approx({name: last[name] for name in found[1][1]}, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_buckets_are_of_the_training_alone(pretrained, records, cache, tmp_path, capsys):
     task = Regression(text_field="a", pair_field="b", label_field="score")
     experiment = fine_tuning(pretrained, records, cache, task)
@@ -211,7 +213,7 @@ def test_it_goes_to_transformers_and_back(tuned, tmp_path):
     assert all((x == theirs[path]).all() for path, x in flat(mine.params).items())
 
 
-@pytest.mark.parametrize("tuning", [LoRA(rank=2), PrefixTuning(length=2)])
+@pytest.mark.parametrize("tuning", few([LoRA(rank=2), PrefixTuning(length=2)], [LoRA(rank=2)]))
 def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, records, cache, tmp_path):
     experiment = fine_tuning(pretrained, records, cache)
     experiment.tuning, experiment.optimizer.learning_rate = tuning, 0.1

@@ -187,6 +187,7 @@ def test_a_schedule_with_an_end_goes_on_when_asked(short, tmp_path, capfd):
     assert loop.train(of(short, 6, **cosine), str(tmp_path)) == 0  # asked once; the same command resumes without
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_for_lack_of_patience_goes_on_with_more(short, tmp_path, capfd):
     still = {"optimizer": dataclasses.replace(short.optimizer, learning_rate=0.0)}
     impatient = dataclasses.replace(short.evaluate, every=1, patience=2)

@@ -85,6 +85,7 @@ def test_a_run_that_selects_by_accuracy_keeps_the_highest(experiment, tmp_path, 
     assert "no better validation accuracy in 2 evaluations: stopping" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_selects_by_another_figure_from_now_on_says_so_and_begins_anew(
     experiment, tmp_path, monkeypatch, capsys
 ):

@@ -239,6 +239,7 @@ def test_a_planted_spike_is_rolled_back_and_its_batches_are_never_used_again(
     assert loop_state["rollbacks"] == [{"spike": 13, "step": 9, "skipped": 6}]
 
 
+@pytest.mark.slow
 def test_a_second_spike_within_what_is_run_again_goes_back_to_the_oldest_checkpoint(
     experiment, tmp_path, monkeypatch, used
 ):
@@ -333,6 +334,7 @@ def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp
     assert_same_run(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_signal_during_a_rollback_saves_after_it(whole, experiment, tmp_path, planted, monkeypatch):
     restore_or_init = loop.restore_or_init
 
@@ -364,6 +366,7 @@ def test_one_more_rollback_than_allowed_is_one_line(experiment, tmp_path, monkey
         loop.train(experiment, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_at_a_spike_may_be_resumed_with_a_rollback(whole, experiment, tmp_path, planted):
     experiment.train.on_spike = "stop"
     with pytest.raises(RunFailed, match=r"step 13: .* is a spike: the median before is .*, the limit"):
@@ -373,6 +376,7 @@ def test_a_run_that_stopped_at_a_spike_may_be_resumed_with_a_rollback(whole, exp
     assert_same_run(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_short_run_is_no_spike(experiment, tmp_path):
     """Also with its first, steep steps; single gradient norms five times the others are among it."""
     experiment.train.steps, experiment.train.log_every, experiment.evaluate.every = 100, 20, 100

@@ -22,6 +22,7 @@ from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.sharding.rules import with_shardings
 from pretrainax.training import train_step
 from tests.support import tables
+from tests.support.tiers import few
 
 # Without biases: the gradient of a key's is rounding alone, which these optimizers make as large as any other.
 CONFIG = ModelConfig(
@@ -150,7 +151,7 @@ def two_steps(optimizer, mesh_name, **train):
 SERVED = {"schedule-free": ScheduleFreeAdamW(1e-2), "Sophia": Sophia(1e-2, interval=1)}
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", few(SERVED, ["schedule-free"]))
 def test_a_step_on_eight_devices_in_micro_batches_is_that_of_one(name):
     alone, _ = two_steps(SERVED[name], "1 device")
     state, _ = two_steps(SERVED[name], "2 data 2 fsdp 2 tensor", accumulate=2)

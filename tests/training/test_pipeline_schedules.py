@@ -22,6 +22,7 @@ from pretrainax.sharding.arrays import put_batch
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.training import train_step
+from tests.support.tiers import few
 
 ROWS, LENGTH = 32, 15  # tokens that two stages do not share evenly
 SIZES = dict(family="decoder", num_layers=4, d_model=32, d_ff=64, num_heads=4, vocab_size=64)
@@ -80,7 +81,7 @@ def on_one_device(name):
     return made(name, dict(data=1), **LOSS)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", few(MODELS, ["tied", "narrow"]))
 def test_each_gradient_and_each_sum_is_that_of_one_device(name):
     expected = on_one_device(name)
     assert {"loss", "accuracy", "text_loss", "bits_per_byte", "z_loss"} <= set(expected[1][1])
@@ -99,6 +100,7 @@ def test_gradients_are_the_same_bit_for_bit_when_they_are_made_again():
     chex.assert_trees_all_equal(*(jax.device_get(step(*given)) for _ in range(2)))
 
 
+@pytest.mark.slow
 def test_dropout_is_that_of_gpipe():
     """The backward computes the layers of a part again, with the mask of its forward."""
     changes = {"dropout_rate": 0.3}

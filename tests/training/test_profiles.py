@@ -124,6 +124,7 @@ def test_a_signal_has_the_next_steps_in_a_profile(tmp_path, text, cache, capsys)
     assert not request.requested and "the steps of the run are over" in request.refusal
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_step_that_could_be_traced_is_answered(tmp_path, text, cache, capsys):
     request = ProfileRequest()
     request.requested = True
@@ -137,6 +138,7 @@ def test_a_profile_that_cannot_be_written_ends_no_run(tmp_path, text, cache, cap
     assert "no profile was begun: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_trace_that_somebody_else_writes_ends_no_run(tmp_path, text, cache, capsys):
     with jax.profiler.trace(str(tmp_path / "own")):
         train(of(text, cache), tmp_path / "run")

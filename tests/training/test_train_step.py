@@ -256,7 +256,7 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 
-@pytest.mark.parametrize("bricks", few(BRICKS, ["windows", "two_tables"]))
+@pytest.mark.parametrize("bricks", few(BRICKS, ["windows"]))
 def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
     losses, params = five_steps(bricks, "1 device", 1)
     other_losses, other_params = five_steps(bricks, "2 data 2 fsdp 2 tensor", 4)
@@ -265,7 +265,7 @@ def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
 
 
 @pytest.mark.parametrize("mesh", few(EXPERT_MESHES, ["2 fsdp 2 expert 2 tensor"]))
-@pytest.mark.parametrize("family", few(["experts", "latent", "turns"], ["turns"]))
+@pytest.mark.parametrize("family", few(["experts", "latent", "turns"], ["experts"]))
 def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     """In one batch: the balance of parts of it is another than that of all."""
     losses, params = five_steps(family, "1 device", 1)
@@ -274,7 +274,7 @@ def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-7)  # as above; gradients of few tokens
 
 
-@pytest.mark.parametrize("mesh", few(PIPELINES, ["4 pipeline 2 data", "2 pipeline 2 fsdp 2 tensor"]))
+@pytest.mark.parametrize("mesh", few(PIPELINES, ["2 pipeline 2 fsdp 2 tensor"]))
 def test_a_pipeline_changes_neither_losses_nor_parameters(mesh):
     losses, params = five_steps("staged", "1 device", 1)
     other_losses, other_params = five_steps("staged", mesh, 2)
@@ -282,7 +282,7 @@ def test_a_pipeline_changes_neither_losses_nor_parameters(mesh):
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)  # as above
 
 
-@pytest.mark.parametrize("mesh", few(list(PIPELINES)[:3], ["4 pipeline 2 data", "2 pipeline 2 fsdp 2 tensor"]))
+@pytest.mark.parametrize("mesh", few(list(PIPELINES)[:3], ["4 pipeline 2 data"]))
 def test_parts_that_go_back_one_by_one_change_neither_losses_nor_parameters(mesh):
     losses, params = five_steps("staged", "1 device", 1)
     other_losses, other_params = five_steps("staged", mesh, 2, pipeline_schedule="1f1b")

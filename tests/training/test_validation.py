@@ -82,6 +82,7 @@ def best(workdir, name):
     return min(lines(workdir, "valid"), key=lambda line: line[name])["step"]
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_of_an_electra_follows_the_discriminator(unlearning):
     assert (best(unlearning, "loss"), best(unlearning, "replaced_loss")) == (6, 2)
     assert sorted(path.name for path in (unlearning / "checkpoints").iterdir()) == ["2", "6"]  # the best, the newest

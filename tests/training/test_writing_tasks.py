@@ -75,6 +75,7 @@ def test_a_validation_writes_what_a_user_gets(tuned, records):
     assert line["loss_tokens"] >= 2 * VALID  # of all records, though five are written
 
 
+@pytest.mark.slow
 def test_a_student_writes_in_its_validations(tuned, records, cache, tmp_path):
     experiment = fine_tuning(str(tuned), records, str(cache))
     experiment.distill, experiment.train.steps = Distillation(str(tuned)), 1

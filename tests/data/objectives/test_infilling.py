@@ -296,6 +296,7 @@ def test_too_few_sentinels_are_an_error():
     FillInTheMiddle().check_vocabulary(VOCABULARY, 64)
 
 
+@pytest.mark.slow
 def test_a_decoder_trains_for_two_steps(text, cache, tmp_path):
     experiment = tiny.get_config("gpt")
     experiment.tokenizer = ByteBPE(vocab_size=400, num_sentinels=20)

@@ -341,6 +341,7 @@ def test_a_vocabulary_without_mask_is_refused():
 # --- training ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective, packing",
     [

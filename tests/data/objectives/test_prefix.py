@@ -350,6 +350,7 @@ def test_too_few_sentinels_are_an_error_that_names_the_length_of_the_config():
     DecoderOnly(SequenceToSequence()).check_vocabulary(VOCABULARY, 64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", [PrefixLM(), DecoderOnly()], ids=str)
 def test_a_decoder_trains_for_two_steps(objective, text, cache, tmp_path):
     experiment = tiny.get_config("gpt")
