@@ -2,7 +2,7 @@
 
     python benchmarks/experts.py --workdir=runs/experts --books=books
 
-Both have 4 blocks of width 256. The dense feed-forward has the width of two experts, so that a token takes as many
+Both have 4 blocks of width 128. The dense feed-forward has the width of two experts, so that a token takes as many
 FLOPs but for the router's. Each is trained on `books` (JSON lines with a text) with several seeds; what is there is not
 made again. Printed: validation losses with their spread, differences of the same seed, tokens a second, balance. The
 picture of the balance is that of the last run: experts.png in its folder.
@@ -17,12 +17,12 @@ import runs
 
 from pretrainax.reporting.tables import markdown
 
-SIZES = ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=4", "--config.model.d_model=256"]
+SIZES = ["--config=configs/gpt2.py:tiny", "--config.model.num_layers=4", "--config.model.d_model=128"]
 SIZES += ["--config.model.num_heads=4", "--config.model.activation=silu", "--config.model.gated=True"]
 MODELS = {
-    "dense": ["--config.model.d_ff=1024"],
+    "dense": ["--config.model.d_ff=512"],
     "8 experts, 2 a token": [
-        "--config.model.d_ff=512",
+        "--config.model.d_ff=256",
         "--config.model.experts=MixtureOfExperts(num_experts=8, top_k=2, balance_weight=0.01, z_weight=0.001)",
     ],
 }
@@ -34,6 +34,8 @@ def train(options: argparse.Namespace, model: str, seed: int) -> list[dict]:
     fields = {
         "data.source": runs.books(options.books),
         "data.sequence_length": 128,
+        "tokenizer.vocab_size": 2048,  # of a model so small the output matrix would be most of it
+        "train.global_batch_size": 16,
         "schedule.warmup_steps": steps // 20,
         "train.steps": steps,
         "train.seed": seed,
@@ -60,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workdir", required=True, help="a folder for the runs")
     parser.add_argument("--books", required=True, help="a folder with train*.jsonl.gz and valid*.jsonl.gz")
-    parser.add_argument("--steps", type=int, default=2_000, help="of 32 rows of 128 tokens")
+    parser.add_argument("--steps", type=int, default=2_000, help="of 16 rows of 128 tokens")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     # seed by seed: what disturbs the machine disturbs both
