@@ -33,6 +33,7 @@ def test_a_config_is_timed(tmp_path):
     assert figures["mfu"] is figures["mfu_done"] is None  # the peak of a CPU is unknown
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 def test_the_bytes_of_a_compiled_step_are_counted(tmp_path):
     try:

@@ -39,6 +39,7 @@ def test_a_prompt_goes_on_and_the_rates_are_told(model):
     assert "prefill: 8 tokens in" in out.stderr and "steps: 5 tokens in" in out.stderr and "ms a step" in out.stderr
 
 
+@pytest.mark.slow
 def test_a_file_that_was_cut_short_is_gone_on_with(model, tmp_path):
     source = write(tmp_path / "prompts.jsonl", map(json.dumps, PROMPTS))
     flags = [f"--from={model}", f"--input={source}", "--temperature=0.9", "--max_new_tokens=5", "--batch_size=2"]
@@ -54,6 +55,7 @@ def test_a_file_that_was_cut_short_is_gone_on_with(model, tmp_path):
     assert (tmp_path / "texts.jsonl").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_holes_are_filled_in_with_their_candidates(tmp_path):
     bert = write_directory(tmp_path / "bert", "bert_masked_lm")
     out = generate(f"--from={bert}", "--fill=2", "the [MASK]at, a[MASK]")

@@ -115,6 +115,7 @@ def test_an_interrupted_command_is_one_line():
     assert out.returncode == 130 and out.stderr == "\npretrainax: interrupted\n"
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path, text, cache):
     out = run(command("tests/support/tiny.py:gpt", tmp_path, text, cache, "--config.optimizer.learning_rate=1e30"))
     assert out.returncode == 1

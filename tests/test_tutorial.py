@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.runs import ENV, ROOT
 
+pytestmark = pytest.mark.slow
 PAGE = (ROOT / "docs" / "tutorial.md").read_text()
 COMMANDS = [
     shlex.split(line) for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()

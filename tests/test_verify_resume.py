@@ -87,6 +87,7 @@ def test_batches_that_are_not_the_same_again_are_found(text, cache, tmp_path):
     assert "batches     4 of 4 steps differ" in out.stdout and lines[-4].endswith("✗")
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_one_line(text, cache):
     flags = ["--config.optimizer.learning_rate=1e30", "--config.train.on_nonfinite=stop"]
     out = verify("tests/support/tiny.py:gpt", text, cache, "--steps=6", *flags)

@@ -93,6 +93,7 @@ def test_a_tuning_starts_as_the_model_and_merges_into_one(name):
     np.testing.assert_allclose(plain({"params": merged}), after, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_both_encoders_of_electra_have_their_updates():
     config, (_, arrays) = electra.joint(), electra.masked_batch()
     model = Adapted(models.build(config, Compute()), LoRA(rank=2), train_heads=False)

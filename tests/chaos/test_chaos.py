@@ -13,6 +13,7 @@ from tests.chaos.surroundings import Surroundings
 from tests.chaos.terminal import Terminal
 from tests.chaos.workdirs import Workdirs
 from tests.support import runs, tiny
+from tests.support.tiers import few
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +21,7 @@ def undisturbed(tmp_path_factory) -> runs.Whole:
     return runs.Whole(f"{runs.TINY}:gpt", tmp_path_factory.mktemp("chaos"))
 
 
-@pytest.mark.parametrize("what", ["train", "export"])
+@pytest.mark.parametrize("what", few(["train", "export"], ["export"]))  # tests/test_main.py kills a training
 def test_a_command_that_was_killed_ends_bit_identical_when_it_is_run_again(what, undisturbed, tmp_path):
     kill.KILL[what](undisturbed, tmp_path, random.SystemRandom(), times=1)
 

@@ -33,6 +33,7 @@ from tests.golden.case import Case, batch, weights
 from tests.support.adapted import planned, taken
 from tests.support.exports import our_logits
 from tests.support.huggingface_weights import write_run
+from tests.support.tiers import few
 
 # The same sums in programs that the compiler orders otherwise: float32 has 7 digits, logits are up to some tens.
 ROUNDING = dict(rtol=1e-4, atol=1e-4)
@@ -55,7 +56,7 @@ class Closed(Encoder):
 # --- families --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma2", "qwen3_moe"], ["gpt2", "gemma2"]))
 def test_with_its_mask_kept_closed_an_encoder_says_what_the_decoder_did(name, tmp_path):
     model, arrays = dataclasses.replace(CASES[name].config, family="encoder"), batch(CASES[name])
     params = taken(write_run(tmp_path / "start", CASES[name].config), model, DecoderToEncoder())
@@ -73,7 +74,7 @@ def test_of_one_token_alone_an_encoder_says_what_the_decoder_did(tmp_path):
     np.testing.assert_allclose(our_logits(model, params, arrays), logits_of("llama3", arrays), **ROUNDING)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3", "gemma1"])
+@pytest.mark.parametrize("name", few(["gpt2", "llama3", "gemma1"], ["llama3"]))
 def test_silent_cross_attention_lets_the_decoder_say_what_it_did(name, tmp_path):
     model = dataclasses.replace(CASES[name].config, family="encoder_decoder")
     adaptation = DecoderToEncoderDecoder(cross_attention="silent")
@@ -99,7 +100,7 @@ def test_both_stacks_are_the_decoder_s_and_cross_attention_is_self_attention_of_
 # --- experts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "top_k"), [("llama3", 1), ("gemma2", 2), ("qwen2", 3)])
+@pytest.mark.parametrize(("name", "top_k"), few([("llama3", 1), ("gemma2", 2), ("qwen2", 3)], [("gemma2", 2)]))
 def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward_did(name, top_k, tmp_path):
     model = dataclasses.replace(CASES[name].config, experts=MixtureOfExperts(num_experts=4, top_k=top_k))
     start = write_run(tmp_path / "start", CASES[name].config)
@@ -121,6 +122,7 @@ def test_first_layers_stay_as_they_are_where_the_others_have_experts(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path):
     source = dataclasses.replace(CASES["t5_1_0"].config, num_layers=4)
     model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=3, top_k=1, every=2))
@@ -131,7 +133,7 @@ def test_layers_between_stay_as_they_are_where_every_second_has_experts(tmp_path
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5_1_1"])
+@pytest.mark.parametrize("name", few(["gpt2", "t5_1_1"], ["t5_1_1"]))
 def test_a_feed_forward_behind_the_experts_adds_nothing_at_first(name, tmp_path):
     source = dataclasses.replace(CASES[name].config, num_layers=4)
     model = dataclasses.replace(source, experts=MixtureOfExperts(num_experts=3, top_k=2, every=2, dense_after=40))
@@ -201,7 +203,10 @@ def test_layers_begin_as_those_that_are_taken(there, ours, layers, expected, tmp
         np.testing.assert_array_equal(params[path], x[expected] if "/blocks/" in path else x, err_msg=path)
 
 
-@pytest.mark.parametrize(("name", "which"), [("gpt2", "evenly"), ("llama3", "stacked"), ("mixtral", "evenly")])
+@pytest.mark.parametrize(
+    ("name", "which"),
+    few([("gpt2", "evenly"), ("llama3", "stacked"), ("mixtral", "evenly")], [("llama3", "stacked")]),
+)
 def test_more_layers_that_are_silent_compute_what_fewer_did(name, which, tmp_path):
     model = dataclasses.replace(CASES[name].config, num_layers=4)
     start = write_run(tmp_path / "start", CASES[name].config)

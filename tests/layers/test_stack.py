@@ -84,6 +84,7 @@ def test_what_an_accelerator_makes_again_gives_the_same_gradients(unroll, monkey
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_is_made_again_has_gradients_of_gradients(monkeypatch):
     """As Sophia asks for: forward over backward."""
     signs = jax.tree.map(lambda p: jnp.sign(jnp.sin(jnp.arange(p.size, dtype=p.dtype))).reshape(p.shape), PARAMS)

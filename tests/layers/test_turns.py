@@ -55,7 +55,7 @@ def in_a_row(params, every):
     return found
 
 
-@EVERY
+@pytest.mark.parametrize("every", few([2, 4], [2]))
 def test_it_is_the_layers_one_after_the_other(every):
     config = config_of(every)
     params = params_of(config)

@@ -117,6 +117,7 @@ def test_what_is_kept_has_the_name_of_the_module_that_makes_it():
     assert {"encoder/blocks/mlp/up", "decoder/blocks/cross_attention", "decoder/blocks"} <= names
 
 
+@pytest.mark.slow
 def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
     experiment = tiny.get_config("t5")
     experiment.model.num_layers = 4

@@ -35,6 +35,7 @@ def test_each_mesh_has_the_policy_that_makes_it_fastest():
     assert found[0].roofline.seconds <= assess(experiment, FOUR).roofline.seconds
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_tried_on_more_devices():
     experiment = tiny.get_config("gpt")
     small = with_memory(FOUR, 0.25, experiment)
@@ -93,6 +94,7 @@ def test_a_mesh_of_another_number_of_devices_is_one_clear_line():
         assess(experiment, FOUR)
 
 
+@pytest.mark.slow
 def test_stages_are_tried_where_they_divide_the_layers_of_a_dense_decoder():
     experiment = large()
     found = best(experiment, FOUR)

@@ -43,6 +43,7 @@ def started(args, told):
             child.kill()
 
 
+@pytest.mark.slow
 def test_a_run_is_asked_before_its_first_step_and_while_it_makes_steps(tmp_path, text, cache):
     workdir, told = tmp_path / "run", tmp_path / "told"
     with started(command("tests/support/tiny.py:gpt", workdir, text, cache, *LONG), told) as child:

@@ -79,6 +79,7 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
     assert touched.read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_read_exported_and_started_from_in_a_bucket(bucket, tmp_path, monkeypatch):
     done = train(RUN, TEXT, CACHE)
     assert done.returncode == 0, done.stderr

@@ -232,6 +232,7 @@ def test_under_a_tuning_the_head_of_the_task_is_trained_too(tuning, pretrained, 
         assert "merged" in line
 
 
+@pytest.mark.slow
 def test_it_starts_from_a_task_whose_head_is_left_out(tuned, records, cache, tmp_path):
     experiment = fine_tuning(f"{tuned}@2", records, cache, Regression(text_field="a", label_field="score"))
     ((_, said),) = restore.describe_start(experiment, str(tmp_path))

@@ -104,6 +104,7 @@ def chooser(choices, cache, tmp_path_factory):
     return experiment, workdir / "run"
 
 
+@pytest.mark.slow
 def test_each_record_is_asked_once_with_all_of_its_choices_on_any_mesh(chooser):
     experiment, workdir = chooser
     (_, one, notes), (_, eight, _) = (answers_on(experiment, workdir, devices) for devices in (1, 8))
@@ -214,6 +215,7 @@ def test_a_finder_goes_to_transformers_and_back(finder, tmp_path):
 # --- entities in gaps -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_entities_are_examples_and_figures_are_of_records(cache, tmp_path):
     rng, made = np.random.RandomState(2), []
     for i in range(TRAIN + VALID):

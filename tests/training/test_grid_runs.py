@@ -183,6 +183,7 @@ def test_a_grid_in_several_processes_is_refused(tmp_path, text, cache):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_seeds_of_the_real_command_killed_and_started_again(tmp_path, text, cache):
     flags = ["--seeds=2", "--config.evaluate.every=20", "--config.evaluate.batches=1"]
     args = command("tests/support/tiny.py:gpt", tmp_path, text, cache, *flags)

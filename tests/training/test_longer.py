@@ -173,6 +173,7 @@ def test_nothing_to_extend_is_said(short, tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_schedule_with_an_end_goes_on_when_asked(short, tmp_path, capfd):
     cosine = {"schedule": WarmupCosine(2)}
     assert loop.train(of(short, 4, **cosine), str(tmp_path)) == 0

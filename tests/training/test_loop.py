@@ -75,6 +75,7 @@ def test_a_first_validation_loss_that_is_no_number_is_not_the_best(experiment, t
     assert steps(tmp_path) == [4, 6]
 
 
+@pytest.mark.slow
 def test_a_run_that_selects_by_accuracy_keeps_the_highest(experiment, tmp_path, monkeypatch, capsys):
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0], [0.1, 0.3, 0.2, 0.25])
     experiment.evaluate.select_by, experiment.evaluate.patience, experiment.train.steps = "accuracy", 2, 20
@@ -359,6 +360,7 @@ def test_a_last_batch_of_a_shorter_bucket_compiles_once_more(experiment, tmp_pat
     assert compiled(finished[0])[0] == 2
 
 
+@pytest.mark.slow
 def test_mfu_is_of_the_flops_since_the_last_line_counted_and_done(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr("pretrainax.training.setup.peak_flops", lambda kind: 1e12)
     monkeypatch.setattr(Run, "flops_of", lambda run, step: 4e9)

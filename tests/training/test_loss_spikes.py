@@ -284,6 +284,7 @@ def test_any_number_of_processes_leaves_out_the_same_batches(experiment):
         np.testing.assert_array_equal(np.concatenate(halves), one[step]["tokens"])
 
 
+@pytest.mark.slow
 def test_the_steps_before_a_rollback_are_those_of_a_run_without_one(experiment, tmp_path, monkeypatch):
     assert loop.train(experiment, str(tmp_path / "calm")) == 0
     plant(monkeypatch, (12, 13, 14), rare)

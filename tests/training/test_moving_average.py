@@ -77,6 +77,7 @@ def check_means(states):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), states[step].ema, expected)
 
 
+@pytest.mark.slow
 def test_it_is_the_mean_of_what_each_update_left_weighted_by_powers_of_the_decay(alone):
     assert (alone[0].params["token_embedding"]["embedding"] == alone[0].ema["token_embedding"]["embedding"]).all()
     check_means(alone)

@@ -152,6 +152,7 @@ def test_a_checkpoint_is_loaded_and_exported_as_its_phase_trained_it(whole, tmp_
         load_origin(Origin(workdir, both, "their mean"))
 
 
+@pytest.mark.slow
 def test_each_checkpoint_that_is_kept_is_evaluated_as_its_phase_was(whole, tmp_path):
     command = [sys.executable, "-m", "pretrainax.evaluate", f"--from={whole[0]}", "--every-checkpoint"]
     done = run([*command, "--config.mesh.data=1", f"--output={tmp_path}/all.json"])

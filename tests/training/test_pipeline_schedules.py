@@ -116,6 +116,7 @@ def temporaries(parts, schedule):
     return step.memory_analysis().temp_size_in_bytes / (4 * 128 * SIZES["d_model"])
 
 
+@pytest.mark.slow
 def test_with_many_parts_a_step_needs_a_fraction_of_what_gpipe_needs():
     (few, more), (gpipe_few, gpipe_more) = ([temporaries(m, kind) for m in (32, 64)] for kind in (SCHEDULE, "gpipe"))
     # of each part GPipe has the stream at both ends, a layer's input and what it makes of that; 1F1B has here a

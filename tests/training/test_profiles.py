@@ -106,6 +106,7 @@ def test_a_run_with_a_profile_trains_as_one_without(profiled, tmp_path, text, ca
     assert not (tmp_path / "profiles").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_writes_what_is_left_and_says_what_is_not(tmp_path, text, cache, capsys):
     train(of(text, cache, steps=3, profile_steps=""), tmp_path)
     train(of(text, cache, steps=7, profile_steps="3:5"), tmp_path)

@@ -55,6 +55,7 @@ def tuned(experiment, tmp_path_factory):
     return str(workdir)
 
 
+@pytest.mark.slow
 def test_it_learns_to_find_the_passage(tuned):
     first, last = (line for line in read_metrics(f"{tuned}/metrics.jsonl") if line["split"] == "valid")
     assert last["labels"] == len(WORDS) and last["recall@10"] >= last["recall@1"] >= 0.6

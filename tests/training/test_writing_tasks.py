@@ -125,6 +125,7 @@ def test_the_command_evaluate_writes_all_answers(tuned):
     assert experiment.objective.answers == 3
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_conversations_and_its_export_has_the_template(cache, tmp_path, capsys):
     talk = [{"role": "user", "content": "le ten"}, {"role": "assistant", "content": "mir"}]
     (tmp_path / "talks.jsonl").write_text(

@@ -25,7 +25,7 @@ from tests.support.parity import differences, ours
 from tests.support.tiers import few
 
 # Three updates of each family's kind of model; what a brick's gradient is, logits and gradients of all say
-UPDATED = ["bert", "albert", "electra_small", "deberta", "gpt2", "llama3", "deepseek_v3", "t5_1_1", "bart"]
+UPDATED = ["bert", "electra_small", "llama3", "deepseek_v3", "t5_1_1"]
 
 
 def check(found: dict[str, float]) -> None:
@@ -50,7 +50,7 @@ def test_as_transformers(name):
 # The blocks of BigBird are those of a row, whatever texts there are in it.
 @pytest.mark.parametrize(
     "name",
-    [n for n, x in CASES.items() if not x.config.pair_head and not isinstance(x.config.sparse_attention, RandomBlocks)],
+    few(n for n, x in CASES.items() if not (x.config.pair_head or isinstance(x.config.sparse_attention, RandomBlocks))),
 )
 def test_packed_rows_give_the_logits_of_rows_of_their_own(name):
     arrays, config = batch(CASES[name]), CASES[name].config

@@ -90,6 +90,7 @@ def test_summary_counts_both_splits_and_what_was_skipped(tmp_path, lines):
     assert prepared.summary.startswith(wanted + "skipped 1 broken lines; skipped 1 empty documents; prepared in")
 
 
+@pytest.mark.slow
 def test_python_docs_are_prepared_by_two_processes(tmp_path, monkeypatch):
     shards = PythonDocs.shards
     monkeypatch.setattr(PythonDocs, "shards", lambda self, split: shards(self, split)[:2])  # of 40
