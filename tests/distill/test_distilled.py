@@ -56,8 +56,8 @@ def test_logits_are_those_that_attention_takes_its_softmax_of(name):
 
     read, stacks = jax.jit(run)(weights(model.config))
     assert len(stacks) == len(model.config.stacks)
-    for (stack, layers), found in zip(model.config.stacks.items(), stacks, strict=True):
-        assert len(found.hidden) == layers
+    for (stack, own), found in zip(model.config.stacks.items(), stacks, strict=True):
+        assert len(found.hidden) == own.num_layers
         values = found.vectors["value"]  # [L, B, S, G, K]
         seen = jnp.einsum("LBGRTS,LBSGK->LBTGRK", jax.nn.softmax(found.logits, axis=-1), values)
         wanted = read[stack]["blocks"]["self_attention"]["out"]["read"][0]
