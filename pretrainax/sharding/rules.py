@@ -64,14 +64,15 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
     """
     names = parameter_names(params)
     problems, leaves = {}, list(zip(names, jax.tree.leaves(params), axes_of_leaves(params), strict=True))
-    before = ("encoder/", "token_embedding/") if any(name.startswith("decoder/") for name in names) else ()
+    has_two = {"encoder", "decoder"} <= {name.partition("/")[0] for name in names}
+    before = ("encoder/", "token_embedding/") if has_two else ()  # in which no length is the second stack's own
     of_first = {pair for path, x, axes in leaves if path.startswith(before) for pair in zip(axes, x.shape, strict=True)}
     for path, leaf, axes in leaves:
         for size, axis, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
             parts = math.prod(mesh.shape[name] for name in splits)
             if size % parts:
                 by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
-                field = _field(path, axes, axis, of_second=bool(of_first) and (axis, size) not in of_first)
+                field = _field(path, axes, axis, of_second=has_two and (axis, size) not in of_first)
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
                 problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
     if problems:
