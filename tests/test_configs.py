@@ -10,7 +10,7 @@ import runpy
 import pytest
 
 from pretrainax import config as config_lib
-from pretrainax.config import Experiment, LongContextScaling, RandomBlocks, UserError, phases_of
+from pretrainax.config import DecoderSizes, Experiment, LongContextScaling, RandomBlocks, UserError, phases_of
 from pretrainax.config.validation import validate
 from pretrainax.data.sources import JsonLines, TextFiles
 from pretrainax.tokenization import Words
@@ -62,7 +62,7 @@ VARIANTS = {
     "st_moe": ("l", "32b"),
     "switch_base": "base_8 base_16 base_32 base_64 base_128 base_256 large_128 xxl_128 c_2048".split(),
     "t5_base": ["nano", *(f"{v}{size}" for v in ("", "v1_0_") for size in ("small", "base", "large", "3b", "11b"))],
-    "t5gemma": "s_s b_b l_l ml_ml xl_xl 2b_2b 9b_9b".split(),
+    "t5gemma": "s_s b_b l_l ml_ml xl_xl 2b_2b 9b_9b 9b_2b".split(),
     "transformer": ("base", "big"),
     "ul2_base": ("base", "20b"),
 }
@@ -132,6 +132,8 @@ def shrink(experiment: Experiment, text: str, cache: str) -> None:
     model = experiment.model
     model.num_layers, model.d_model, model.d_ff, model.num_heads, model.vocab_size = 2, 32, 64, 4, 640
     model.embedding_dim = model.embedding_dim and 16
+    model.num_decoder_layers = model.num_decoder_layers and 2
+    model.decoder = model.decoder and DecoderSizes(d_model=16, d_ff=48, num_heads=2, num_kv_heads=1, head_dim=4)
     if model.generator is not None:
         model.generator = dataclasses.replace(model.generator, num_layers=2, d_model=16, d_ff=32, num_heads=2)
     if model.experts is not None:

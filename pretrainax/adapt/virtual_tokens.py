@@ -152,8 +152,8 @@ class PrefixTuning(_VirtualTokens):
     def limits(self, config):
         if "local" not in config.layer_pattern:
             return super().limits(config)
-        before, _ = Mask(config.family == "decoder", window=config.window).reach
-        return {**super().limits(config), "window": before + 1 - self.length}
+        masks = [Mask(stack.family == "decoder", window=stack.window) for stack in config.stacks.values()]
+        return {**super().limits(config), "window": min(mask.reach[0] for mask in masks) + 1 - self.length}
 
     def added(self, params, key):
         made = {}

@@ -23,7 +23,7 @@ from pretrainax.config.experiment import (
 from pretrainax.config.experts import MixtureOfExperts
 from pretrainax.config.heads import Classify, Embed, Extract, HeadConfig, Tag
 from pretrainax.config.latent_attention import LatentAttention
-from pretrainax.config.model import Generator, ModelConfig
+from pretrainax.config.model import DecoderSizes, Generator, ModelConfig
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.phases import Phase, RunPhase, naming, phase_at, phases_of, trained_as
 from pretrainax.config.positions import (
@@ -50,6 +50,7 @@ __all__ = [
     "Choice",
     "Classify",
     "DataConfig",
+    "DecoderSizes",
     "DisentangledPositions",
     "Embed",
     "EvaluateConfig",

@@ -69,8 +69,9 @@ class MixtureOfExperts(Choice):
             )
         yield from self._problems_of_groups(path)
         model = experiment.model
-        if self.first_dense and self.first_dense >= min(model.stacks.values()):
-            yield f"{path}.first_dense is {self.first_dense}: it must leave a layer of {min(model.stacks.values())}"
+        layers = min(stack.num_layers for stack in model.stacks.values())
+        if self.first_dense and self.first_dense >= layers:
+            yield f"{path}.first_dense is {self.first_dense}: it must leave a layer of {layers}"
         if self.first_dense and model.share_layers:
             yield f"{path}.first_dense is {self.first_dense}, and config.model.share_layers makes all layers one"
         if self.dense_after and model.parallel:
@@ -87,9 +88,9 @@ class MixtureOfExperts(Choice):
         if self.every < 2:
             yield f"{name}, it must be at least 2; None puts experts in all layers"
             return
-        for stack, layers in model.stacks.items():
-            if layers % self.every:
-                yield f"{name}, which does not divide the {layers} layers of the {stack}: set it to a divisor, or None"
+        for side, stack in model.stacks.items():
+            if (layers := stack.num_layers) % self.every:
+                yield f"{name}, which does not divide the {layers} layers of the {side}: set it to a divisor, or None"
         if self.first_dense:
             yield f"{name} and {path}.first_dense {self.first_dense}, which both say where experts are: set one to None"
         for field in ("share_layers", "enhanced_mask_decoder"):

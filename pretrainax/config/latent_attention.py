@@ -32,20 +32,21 @@ class LatentAttention(Choice):
                 yield f"{path}.{name} is {value}, it must be at least 1"
         if self.rotary_dim % 2:
             yield f"{path}.rotary_dim is {self.rotary_dim}, it must be even: planes are turned"
-        if self.rotary_dim >= model.dim_per_head:
-            yield (
-                f"{path}.rotary_dim is {self.rotary_dim}: it must be below config.model.head_dim, "
-                f"{model.dim_per_head}, which has the numbers that are not turned too"
-            )
-        if self.value_dim > model.dim_per_head:
-            yield (
-                f"{path}.value_dim is {self.value_dim}: it must be at most config.model.head_dim, "
-                f"{model.dim_per_head}, as kernels want values no wider than keys"
-            )
+        for sizes, stack in model.sized.items():
+            if self.rotary_dim >= stack.dim_per_head:
+                yield (
+                    f"{path}.rotary_dim is {self.rotary_dim}: it must be below {sizes}.head_dim, "
+                    f"{stack.dim_per_head}, which has the numbers that are not turned too"
+                )
+            if self.value_dim > stack.dim_per_head:
+                yield (
+                    f"{path}.value_dim is {self.value_dim}: it must be at most {sizes}.head_dim, "
+                    f"{stack.dim_per_head}, as kernels want values no wider than keys"
+                )
+            if stack.kv_heads != stack.num_heads:
+                yield f"{path} has keys for each head: {sizes}.num_kv_heads is {stack.kv_heads}, set it to None"
         if not isinstance(model.position, RotaryPositions):
             yield f"{path} needs RotaryPositions, config.model.position is {type(model.position).__name__}"
-        if model.kv_heads != model.num_heads:
-            yield f"{path} has keys for each head: config.model.num_kv_heads is {model.num_kv_heads}, set it to None"
         if model.qk_norm:
             yield f"{path} has norms of its own: config.model.qk_norm is True, set it to False"
         if model.qkv_bias:

@@ -1,4 +1,4 @@
-"""The configuration of an architecture: its fields and its generator."""
+"""The configuration of an architecture: its fields, and the sizes of what it has beside its first stack."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -44,6 +44,32 @@ class Generator(Choice):
 
 
 @dataclasses.dataclass
+class DecoderSizes(Choice):
+    """Says how large an encoder-decoder's second stack is where it is not as large as the first (T5Gemma 9b-2b)."""
+
+    d_model: int  # width of the residual stream
+    d_ff: int  # width inside the feed-forward
+    num_heads: int  # of attention
+    num_kv_heads: Optional[int] = None  # fewer than num_heads: grouped-query attention; None: as many
+    head_dim: Optional[int] = None  # width of a head; None: d_model // num_heads
+
+    def problems(self, experiment: "Experiment") -> Iterator[str]:
+        path, model = "config.model.decoder", experiment.model
+        for name in ("d_model", "d_ff", "num_heads"):
+            if getattr(self, name) < 1:
+                yield f"{path}.{name} is {getattr(self, name)}, it must be at least 1"
+        if model.family != "encoder_decoder":
+            yield f"{path} is of an encoder_decoder, config.model.family is {model.family!r}: set it to None"
+        elif self.d_model != model.d_model:
+            for name, wanted in (("separate_embeddings", True), ("embedding_dim", None), ("num_token_types", 0)):
+                if (value := getattr(model, name)) != wanted:
+                    yield (
+                        f"{path}.d_model is {self.d_model} and config.model.d_model {model.d_model}, so no table is "
+                        f"for both stacks: config.model.{name} is {value}, set it to {wanted}"
+                    )
+
+
+@dataclasses.dataclass
 class ModelConfig:
     """An architecture. A field exists only where two published models differ in it. Presets: `pretrainax.zoo`."""
 
@@ -53,6 +79,8 @@ class ModelConfig:
     vocab_size: Size = 32_000
     num_layers: int = 12  # blocks of each stack (an encoder-decoder has two stacks)
     num_decoder_layers: Optional[int] = None  # of an encoder-decoder's second stack; None: num_layers (ByT5: fewer)
+    # sizes of that second stack; None: those of the first (T5Gemma 9b-2b: an encoder of 9b, a decoder of 2b)
+    decoder: Optional[DecoderSizes] = None
     share_layers: bool = False  # one block, applied num_layers times (ALBERT)
     d_model: int = 768  # width of the residual stream
     d_ff: int = 3072  # width inside the feed-forward, or of the memory of an LSTM
@@ -117,25 +145,33 @@ class ModelConfig:
         return self.num_kv_heads or self.num_heads
 
     @property
-    def decoder_layers(self) -> int:
-        """Returns the number of blocks of an encoder-decoder's second stack."""
-        return self.num_decoder_layers or self.num_layers
+    def stacks(self) -> dict[str, "ModelConfig"]:
+        """Returns each stack as a model of its own, an encoder or a decoder, by its name in the paths of parameters."""
+        if self.family != "encoder_decoder":
+            return {self.family: self}
+        sizes = {} if self.decoder is None else vars(self.decoder)
+        own = {
+            "encoder": {"window": self.encoder_window or self.window},
+            "decoder": {"num_layers": self.num_decoder_layers or self.num_layers, **sizes},
+        }
+        of_two = {"num_decoder_layers": None, "decoder": None, "encoder_window": None, "separate_embeddings": False}
+        return {name: dataclasses.replace(self, family=name, **of_two, **fields) for name, fields in own.items()}
+
+    @property
+    def last_stack(self) -> "ModelConfig":
+        """Returns the stack of which heads read the last hidden state, as `stacks` has it."""
+        return list(self.stacks.values())[-1]
+
+    @property
+    def sized(self) -> dict[str, "ModelConfig"]:
+        """Returns the stacks whose sizes are said apart, by the path of what says them."""
+        paths = ["config.model"] if self.decoder is None else ["config.model", "config.model.decoder"]
+        return dict(zip(paths, self.stacks.values(), strict=False))
 
     @property
     def stack_blocks(self) -> list[int]:
         """Returns how many blocks with parameters of their own each stack has."""
-        return [1] * len(self.stacks) if self.share_layers else list(self.stacks.values())
-
-    @property
-    def stacks(self) -> dict[str, int]:
-        """Returns how many layers each stack applies, by its name in the paths of parameters."""
-        if self.family == "encoder_decoder":
-            return {"encoder": self.num_layers, "decoder": self.decoder_layers}
-        return {self.family: self.num_layers}
-
-    def window_of(self, causal: bool) -> Optional[int]:
-        """Returns the window of the local layers of a decoder (`causal`), or of an encoder."""
-        return self.window if causal or self.encoder_window is None else self.encoder_window
+        return [1 if self.share_layers else stack.num_layers for stack in self.stacks.values()]
 
     @property
     def stream_width(self) -> int:

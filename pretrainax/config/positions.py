@@ -13,6 +13,7 @@ from pretrainax.config.choice import Choice
 
 if typing.TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
+    from pretrainax.config.model import ModelConfig
 
 
 class Position(Choice):
@@ -126,23 +127,26 @@ class RotaryPositions(Position):
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
-        m = experiment.model
-        if m.num_heads > 0 and m.latent_attention is None and m.dim_per_head % 2:
-            yield f"rotary positions need an even head dimension, config.model.head_dim is {m.dim_per_head}"
         if self.fraction is not None and not 0 < self.fraction < 1:
             yield f"config.model.position.fraction is {self.fraction}, it must be in (0, 1); None: heads turn in full"
-        elif self.fraction is not None and self.turned(m.dim_per_head) < 2:
+        for path, stack in experiment.model.sized.items():
+            yield from self._problems_of_heads(path, stack) if stack.num_heads > 0 else ()
+        if self.no_rotation_every is not None and self.no_rotation_every < 2:
+            yield (
+                f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "
+                "None: all layers turn"
+            )
+
+    def _problems_of_heads(self, path: str, m: "ModelConfig") -> Iterator[str]:
+        if m.latent_attention is None and m.dim_per_head % 2:
+            yield f"rotary positions need an even head dimension, {path}.head_dim is {m.dim_per_head}"
+        if self.fraction is not None and self.turned(m.dim_per_head) < 2:
             yield (
                 f"config.model.position.fraction {self.fraction} of a head, {m.dim_per_head} wide, is not one plane: "
                 "raise it, or set it to None"
             )
         elif self.scaling is not None:
             yield from self.scaling.problems_of(self.turned(m.position_dim) // 2)
-        if self.no_rotation_every is not None and self.no_rotation_every < 2:
-            yield (
-                f"config.model.position.no_rotation_every is {self.no_rotation_every}, it must be at least 2; "
-                "None: all layers turn"
-            )
 
     def turned(self, head_dim: int) -> int:
         """Returns how many dimensions of a head are turned: two a plane."""
@@ -175,10 +179,9 @@ class DisentangledPositions(Position):
                 f"config.model.position.max_distance is {self.max_distance}, it must be at least "
                 f"{self.num_buckets // 2 + 2}"
             )
-        if m.kv_heads != m.num_heads:
-            yield (
-                f"DisentangledPositions need as many key heads as heads, config.model.num_kv_heads is {m.num_kv_heads}"
-            )
+        for path, stack in m.sized.items():
+            if stack.kv_heads != stack.num_heads:
+                yield f"DisentangledPositions need as many key heads as heads, {path}.num_kv_heads is {stack.kv_heads}"
         if m.enhanced_mask_decoder and (m.family != "encoder" or m.norm_at != "post" or m.num_layers < 2):
             yield "config.model.enhanced_mask_decoder needs an encoder with norm_at='post' and at least 2 layers"
         if m.enhanced_mask_decoder and not (m.masked_lm_head or m.generator):

@@ -153,10 +153,11 @@ def _average_problems(e: Experiment) -> Iterator[str]:
 
 
 def _attention_problems(m: ModelConfig) -> Iterator[str]:
-    if m.head_dim is None and m.num_heads > 0 and m.d_model % m.num_heads:
-        yield f"config.model.d_model {m.d_model} is not a multiple of config.model.num_heads {m.num_heads}"
-    if m.kv_heads < 1 or m.num_heads % m.kv_heads:
-        yield f"config.model.num_heads {m.num_heads} is not a multiple of config.model.num_kv_heads {m.kv_heads}"
+    for path, stack in m.sized.items():
+        if stack.head_dim is None and stack.num_heads > 0 and stack.d_model % stack.num_heads:
+            yield f"{path}.d_model {stack.d_model} is not a multiple of {path}.num_heads {stack.num_heads}"
+        if stack.kv_heads < 1 or stack.num_heads % stack.kv_heads:
+            yield f"{path}.num_heads {stack.num_heads} is not a multiple of {path}.num_kv_heads {stack.kv_heads}"
     kinds = set(m.layer_pattern)
     if not kinds or kinds - set(typing.get_args(LayerKind)):
         yield f"config.model.layer_pattern is {m.layer_pattern}, it must be a tuple of 'global' and 'local'"

@@ -117,31 +117,46 @@ class Distillation(kinds.DistillConfig):
             )
         yield from self._state_problems(teacher, name)
         yield from self._layer_problems(student, teacher, name)
+        yield from self._size_problems(student, teacher, name)
         yield from self._head_problems(student, teacher, name)
 
     def _layer_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
         pairs = list(zip(student.stacks.values(), teacher.stacks.values(), strict=True))
         all_layers = self.attention or (self.hidden and self.hidden_layers == "all")
-        if all_layers and (wrong := [(ours, theirs) for ours, theirs in pairs if theirs % ours]):
+        layers = [(ours.num_layers, theirs.num_layers) for ours, theirs in pairs]
+        if all_layers and (wrong := [(ours, theirs) for ours, theirs in layers if theirs % ours]):
             yield (
                 f"{name} has {wrong[0][1]} layers, which {wrong[0][0]} of config.model.num_layers do not divide: set "
                 "that to a divisor, or config.distill.hidden_layers='last' and config.distill.attention=0"
             )
-        if self.attention and teacher.num_heads != student.num_heads:
-            yield (
-                f"{name} has {teacher.num_heads} attention heads, config.model.num_heads is {student.num_heads}: "
-                "config.distill.attention needs as many; config.distill.relations does not"
-            )
-        fewest = min(theirs for _, theirs in pairs)
+        fewest = min(theirs for _, theirs in layers)
         if self.relations and self.relation_layer > fewest:
             yield f"config.distill.relation_layer is {self.relation_layer}, {name} has {fewest} layers"
-        heads = self.relation_heads or teacher.num_heads
-        widths = [count * m.dim_per_head for m in (student, teacher) for count in (m.num_heads, m.kv_heads)]
-        if self.relations and (uneven := sorted({width for width in widths if width % heads})):
+
+    def _size_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
+        pairs = list(zip(student.stacks.values(), teacher.stacks.values(), strict=True))
+        widths = sorted({(ours.d_model, theirs.d_model) for ours, theirs in pairs})
+        if (self.hidden or self.embeddings) and len(widths) > 1 and any(ours != theirs for ours, theirs in widths):
+            said = " and ".join(f"{ours} to {theirs}" for ours, theirs in widths)
             yield (
-                f"config.distill.relation_heads is {heads}, which does not divide queries or keys of width {uneven}: "
-                "set it to a divisor of all widths of student and teacher"
+                f"{name} has stacks of other widths than config.model ({said}), and there is one map for both: set "
+                "config.distill.hidden and embeddings to 0, or use config.distill.relations"
             )
+        heads = [(ours.num_heads, theirs.num_heads) for ours, theirs in pairs]
+        if self.attention and (wrong := [(ours, theirs) for ours, theirs in heads if ours != theirs]):
+            yield (
+                f"{name} has {wrong[0][1]} attention heads, config.model.num_heads is {wrong[0][0]}: "
+                "config.distill.attention needs as many; config.distill.relations does not"
+            )
+        for ours, theirs in pairs if self.relations else ():
+            parts = self.relation_heads or theirs.num_heads
+            widths = [count * m.dim_per_head for m in (ours, theirs) for count in (m.num_heads, m.kv_heads)]
+            if uneven := sorted({width for width in widths if width % parts}):
+                yield (
+                    f"config.distill.relation_heads is {parts}, which does not divide queries or keys of width "
+                    f"{uneven}: set it to a divisor of all widths of student and teacher"
+                )
+                break  # the other stack says the same, or will
 
     def _head_problems(self, student: ModelConfig, teacher: ModelConfig, name: str) -> Iterator[str]:
         if not self.soft:

@@ -162,7 +162,7 @@ class Distilled:
     def _relations(self, pair: _Pair) -> jax.Array:
         """Returns the sum over the three kinds, [B, T]."""
         layer = (self.distillation.relation_layer or len(pair.teacher.hidden)) - 1
-        heads = self.distillation.relation_heads or self.teacher.config.num_heads
+        heads = self.distillation.relation_heads or pair.teacher.vectors["query"].shape[-2]
         found = [
             distances.relations(x[-1], pair.teacher.vectors[kind][layer], heads, pair.seen)
             for kind, x in pair.student.vectors.items()

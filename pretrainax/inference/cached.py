@@ -118,12 +118,11 @@ class CachedModel:
         if config.family == "encoder_decoder":
             encoded = self._apply(params, batch, method="encode")
             encoded_segment_ids = encoded.segment_ids
-        layers = config.decoder_layers if config.family == "encoder_decoder" else config.num_layers
-        most = length + room
-        memory = Memory((BlockMemory(),) * layers, reach=most)
+        stack, most = config.last_stack, length + room
+        memory = Memory((BlockMemory(),) * stack.num_layers, reach=most)
         logits, memory = self._decode(params, {**batch, "masked_positions": last}, encoded, memory)
-        kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(layers)]
-        sizes = [min(config.window, most) if kind == "local" else most for kind in kinds]
+        kinds = [stack.layer_pattern[i % len(stack.layer_pattern)] for i in range(stack.num_layers)]
+        sizes = [min(stack.window, most) if kind == "local" else most for kind in kinds]
         at_last = lambda x: jnp.take_along_axis(x, last, axis=1, mode="clip")[:, 0]  # noqa: E731
         state = State(
             memory.rings(lengths, sizes),

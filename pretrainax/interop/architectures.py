@@ -62,8 +62,8 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
         if family.model_type == model_type:
             try:
                 config = family.read_config(config_json)
-                if max(config.num_layers, config.decoder_layers) > _MOST_LAYERS:
-                    raise UserError(f"config.json has {config.num_layers} layers, more than {_MOST_LAYERS}")
+                if (layers := max(stack.num_layers for stack in config.stacks.values())) > _MOST_LAYERS:
+                    raise UserError(f"config.json has {layers} layers, more than {_MOST_LAYERS}")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:

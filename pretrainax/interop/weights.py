@@ -55,19 +55,18 @@ def open_start(directory: str, model: ModelConfig, fresh_heads: bool) -> "Direct
     """
     source = DirectoryWeights(directory, fresh_heads)
     given = f"config.checkpoint.init_from={directory} holds"
+    theirs = source.config.stacks["encoder"] if takes_encoder(source.config, model) else source.config
     names = [
-        name
-        for name in differences(source.config, model)
-        if not (is_head(name) and (fresh_heads or not getattr(model, name)))
+        name for name in differences(theirs, model) if not (is_head(name) and (fresh_heads or not getattr(model, name)))
     ]
-    if source.config.family != model.family and not takes_encoder(source.config, model):
+    if theirs.family != model.family:
         raise UserError(
             f"{given} {source.architecture}, of family {source.config.family!r}, and config.model.family is "
             f"{model.family!r}: take a --config of that model, or a directory of this one"
             f"{_adaptable(source.config, model, names)}"
         )
-    if names and not (names == ["family"] and takes_encoder(source.config, model)):
-        raise other_architecture(directory, source.config, model, names)
+    if names:
+        raise other_architecture(directory, theirs, model, names)
     source.bind(model)
     return source
 

@@ -85,10 +85,11 @@ class MultiHeadAttention(Attention):
     """Attends with several heads (Vaswani et al. 2017, section 3.2.2); keys may have fewer (Ainslie et al. 2023)."""
 
     @staticmethod
-    def flops(config: ModelConfig, length: int, read: int) -> int:
+    def flops(config: ModelConfig, length: int, read: int, source_width: Optional[int] = None) -> int:
+        """Counts those of `Attention`; source_width: of what keys and values are made of, None: as of the stream."""
         width, kv_width = config.num_heads * config.dim_per_head, config.kv_heads * config.dim_per_head
         query_and_out = 2 * 2 * length * config.d_model * width
-        key_and_value = 2 * 2 * read * config.d_model * kv_width
+        key_and_value = 2 * 2 * read * (source_width or config.d_model) * kv_width
         return query_and_out + key_and_value
 
     @staticmethod
@@ -109,28 +110,29 @@ class MultiHeadAttention(Attention):
         """Attends with queries from x [B, T, D] to keys and values -> [B, T, D], and what later queries can read.
 
         Args:
-          source: [B, S, D], what keys and values are made of; or what an earlier call made of it.
+          source: [B, S, E], what keys and values are made of; or what an earlier call made of it.
           ring: of the tokens before the one of x [B, 1, D], which is written to it; what is read is the ring.
           index: [], of that token.
         """
         chex.assert_rank(x, 3, custom_message="x is [B, T, D]")
         is_made = isinstance(source, KeysAndValues)
         if not is_made:
-            message = "source is [B, S, D] with B and D of x [B, T, D]"
-            chex.assert_shape(source, (x.shape[0], None, x.shape[2]), custom_message=message)
+            message = "source is [B, S, E] with B of x [B, T, D]"
+            chex.assert_shape(source, (x.shape[0], None, None), custom_message=message)
         config, head_dim = self.config, self.config.dim_per_head
         qkv_bias = config.use_bias if config.qkv_bias is None else config.qkv_bias
 
-        def heads(name, count, gain=1.0):  # [B, T, D] -> [B, T, H, K]
-            init = normal_init(config, config.d_model, gain)
+        def heads(name, count, width, gain=1.0):  # [B, T, D] -> [B, T, H, K]
+            init = normal_init(config, width, gain)
             axes = ("d_model", "num_heads" if name == "query" else "num_kv_heads", "head_dim")
             return Linear((count, head_dim), axes, init, qkv_bias, name=name)
 
         scale = scale_of(config, positions)
-        to_query = heads("query", config.num_heads, gain=head_dim**-0.5 / scale)
-        to_key = heads("key", config.kv_heads)
+        to_query = heads("query", config.num_heads, x.shape[2], gain=head_dim**-0.5 / scale)
+        read = x.shape[2] if is_made else source.shape[2]  # an encoder's stream may be wider than the decoder's
+        to_key, to_value = (heads(name, config.kv_heads, read) for name in ("key", "value"))
         q = to_query(x)
-        k, v = source.heads_last() if is_made else (to_key(source), heads("value", config.kv_heads)(source))
+        k, v = source.heads_last() if is_made else (to_key(source), to_value(source))
         bias = positions.bias(config, q, k, to_query, to_key, scale)
         if config.qk_norm:
             q, k = self._normed("query_norm", q), k if is_made else self._normed("key_norm", k)

@@ -138,7 +138,7 @@ class Stack(nn.Module):
         whole = Mask(self.causal, segment_ids, segment_ids, one_text=one_text, prefix=prefix_mask)
         mask = whole if index is None else Mask(self.causal, query_positions=positions)
         context = Context(
-            mask=mask.replace(window=config.window_of(self.causal) if "local" in config.layer_pattern else None),
+            mask=mask.replace(window=config.window if "local" in config.layer_pattern else None),
             positions=positions_of(config).terms(places, causal=self.causal, dtype=x.dtype),
             encoded=None if encoded is None else encoded.x,
             cross_mask=None if encoded is None else _cross_mask(segment_ids, one_text, encoded),

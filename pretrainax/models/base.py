@@ -41,6 +41,14 @@ class AnyModel(Protocol):
         ...
 
 
+def table(config: ModelConfig, rows: int, **axes) -> Embedding:
+    return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1), **axes)
+
+
+def token_table(config: ModelConfig) -> Embedding:
+    return table(config, config.vocab_size, axes=("vocab_size", "d_model"))
+
+
 class Model(nn.Module):
     """A family adds its stacks, and `__call__(batch, *, deterministic) -> Outputs`."""
 
@@ -49,11 +57,10 @@ class Model(nn.Module):
 
     def setup(self):
         config = self.config
-        self.token_embedding = self.table(config.vocab_size, axes=("vocab_size", "d_model"))
-        self.positions = positions_of(config)
-        self.position_embedding = self.positions.embedding()
+        self.token_embedding = token_table(config)
+        self.position_embedding = positions_of(config).embedding()
         if config.num_token_types:
-            self.token_type_embedding = self.table(config.num_token_types)
+            self.token_type_embedding = table(config, config.num_token_types)
         if config.embedding_norm:
             self.embedding_norm = Norm(config)
         if config.embedding_dim:
@@ -64,9 +71,6 @@ class Model(nn.Module):
             setattr(self, name, module)
         self.names_of_heads = tuple(heads)
         self.dropout = nn.Dropout(config.dropout_rate)
-
-    def table(self, rows: int, **axes) -> Embedding:
-        return Embedding(rows, self.config.embedding_width, normal_init(self.config, fan_in=1), **axes)
 
     @property
     def written_embedding(self) -> Embedding:
@@ -86,14 +90,14 @@ class Model(nn.Module):
 
         `side` is "decoder_" where positions, norm and perhaps tokens are not those of the encoder.
         """
-        config = self.config
+        config = self.config.last_stack if side else self.config
         ids = (tokens, positions) if token_types is None else (tokens, positions, token_types)
         chex.assert_rank(ids, 2, custom_message="tokens, positions and token_types are [B, T]")
         chex.assert_equal_shape(ids, custom_message="tokens, positions and token_types are [B, T]")
         x = (self.written_embedding if side else self.token_embedding)(tokens)
         if config.scale_embeddings:
             x *= math.sqrt(config.d_model)
-        x = self.positions.embed(x, positions, getattr(self, f"{side}position_embedding"))
+        x = positions_of(config).embed(x, positions, getattr(self, f"{side}position_embedding"))
         if config.num_token_types:
             x += self.token_type_embedding(jnp.zeros_like(tokens) if token_types is None else token_types)
         if config.embedding_norm:

@@ -6,9 +6,10 @@ import jax
 
 from pretrainax.data.batch import Batch, segments_of
 from pretrainax.layers.norm import Norm
+from pretrainax.layers.positions import positions_of
 from pretrainax.layers.stack import Encoded, Stack
 from pretrainax.layers.sums import added
-from pretrainax.models.base import Model
+from pretrainax.models.base import Model, token_table
 from pretrainax.models.outputs import Outputs
 from pretrainax.sharding.param_paths import PyTree
 
@@ -20,14 +21,14 @@ class EncoderDecoder(Model):
 
     def setup(self):
         super().setup()
-        config = self.config
-        if config.separate_embeddings:
-            self.decoder_token_embedding = self.table(config.vocab_size, axes=("vocab_size", "d_model"))
-        self.decoder_position_embedding = self.positions.embedding()
-        if config.embedding_norm:
-            self.decoder_embedding_norm = Norm(config)
-        self.encoder = Stack(config, self.compute, causal=False, num_layers=config.num_layers)
-        self.decoder = Stack(config, self.compute, causal=True, num_layers=config.decoder_layers)
+        encoder, decoder = self.config.stacks.values()
+        if self.config.separate_embeddings:
+            self.decoder_token_embedding = token_table(decoder)
+        self.decoder_position_embedding = positions_of(decoder).embedding()
+        if decoder.embedding_norm:
+            self.decoder_embedding_norm = Norm(decoder)
+        self.encoder = Stack(encoder, self.compute, causal=False, num_layers=encoder.num_layers)
+        self.decoder = Stack(decoder, self.compute, causal=True, num_layers=decoder.num_layers)
 
     def __call__(self, batch: Batch, *, deterministic: bool) -> Outputs:
         return self.decode(batch, self.encode(batch, deterministic=deterministic), deterministic=deterministic)

@@ -28,6 +28,7 @@ class Attention(NamedTuple):
     queries: int  # of an example
     keys: int
     heads: int
+    kv_heads: int
     head_dim: int  # of queries and keys
     value_dim: int
     causal: bool
@@ -94,12 +95,13 @@ def other_flops(config: ModelConfig, inputs: int, targets: int) -> tuple[float, 
             h.flops(config, inputs, targets) for h in heads_of(config)
         )
         return config.num_layers * RecurrentBlock.flops(config, inputs), around
-    applied = config.num_layers + (1 if config.enhanced_mask_decoder else 0)  # the last block runs twice
-    blocks = _blocks(config, applied, inputs)
+    again = 1 if config.enhanced_mask_decoder else 0  # the last block runs twice
+    stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
+    blocks = sum(_blocks(stack, stack.num_layers + again, length) for stack, length in stacks)
     if config.family == "encoder_decoder":
-        read = config.decoder_layers * MultiHeadAttention.flops(config, targets, inputs)
-        blocks += _blocks(config, config.decoder_layers, targets) + read
-    around = sum(head.flops(config, inputs, targets) for head in heads_of(config))
+        encoder, decoder = config.stacks.values()
+        blocks += decoder.num_layers * MultiHeadAttention.flops(decoder, targets, inputs, encoder.d_model)
+    around = sum(head.flops(config.last_stack, inputs, targets) for head in heads_of(config))
     if config.input_convolution is not None:
         around += 2 * inputs * config.input_convolution * config.d_model**2
     if config.embedding_dim:
@@ -132,19 +134,24 @@ def attentions(config: ModelConfig, inputs: int, targets: int) -> Iterator[Atten
         return
     if config.recurrent is not None:
         return
-    latent = config.latent_attention
-    size = config.num_heads, config.dim_per_head, config.dim_per_head if latent is None else latent.value_dim
-    stacks = [(config.num_layers, inputs, config.family == "decoder")]
+    stacks = list(zip(config.stacks.values(), (inputs, targets), strict=False))
     if config.family == "encoder_decoder":
-        stacks.append((config.decoder_layers, targets, True))
-        yield Attention(config.decoder_layers, targets, inputs, *size, causal=False, window=None)
+        decoder = config.last_stack
+        yield Attention(decoder.num_layers, targets, inputs, *_heads(decoder), causal=False, window=None)
     if config.multi_token is not None:
-        stacks += [(1, inputs, True)] * config.multi_token.depth
-    for layers, length, causal in stacks:
-        kinds = [config.layer_pattern[i % len(config.layer_pattern)] for i in range(layers)]
-        kinds += kinds[-1:] if config.enhanced_mask_decoder else []
+        stacks += [(dataclasses.replace(config, num_layers=1), inputs)] * config.multi_token.depth
+    for stack, length in stacks:
+        kinds = [stack.layer_pattern[i % len(stack.layer_pattern)] for i in range(stack.num_layers)]
+        kinds += kinds[-1:] if stack.enhanced_mask_decoder else []
         for kind, count in collections.Counter(kinds).items():
-            yield Attention(count, length, length, *size, causal, config.window_of(causal) if kind == "local" else None)
+            window = stack.window if kind == "local" else None
+            yield Attention(count, length, length, *_heads(stack), causal=stack.family == "decoder", window=window)
+
+
+def _heads(config: ModelConfig) -> tuple[int, int, int, int]:
+    """Returns how many heads an attention has, of queries and of keys, and how wide its keys and its values are."""
+    width, latent = config.dim_per_head, config.latent_attention
+    return config.num_heads, config.kv_heads, width, width if latent is None else latent.value_dim
 
 
 def implementation_of(specs: Sequence[AttentionSpec], requested: str, platform: str) -> ImplementationOf:

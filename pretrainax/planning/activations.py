@@ -98,16 +98,17 @@ def _build(experiment: Experiment, train: TrainConfig, teacher: str) -> models.A
 
 def _split(model: ModelConfig, mesh_sizes: dict[str, int]) -> None:
     """Leaves of a model the part that one device computes."""
-    whole = {"num_heads": model.num_heads, "num_kv_heads": model.kv_heads}
-    whole |= {"d_ff": model.d_ff, "vocab_size": model.vocab_size}
+    names = ("num_heads", "num_kv_heads", "d_ff", "vocab_size")
+    parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in names}
+    if max(parts.values()) == 1:
+        return
     for name in ("d_ff", "dense_after") if model.experts is not None else ():
         if (width := getattr(model.experts, name)) is not None:
-            setattr(model.experts, name, width // math.prod(mesh_sizes[axis] for axis in mesh_axes("d_ff")))
-    parts = {name: math.prod(mesh_sizes[axis] for axis in mesh_axes(name)) for name in whole}
-    if max(parts.values()) > 1:
-        model.head_dim = model.dim_per_head
-        for name, size in whole.items():
-            setattr(model, name, size // parts[name])
+            setattr(model.experts, name, width // parts["d_ff"])
+    for sizes, stack in zip(filter(None, (model, model.decoder)), model.sized.values(), strict=True):
+        sizes.head_dim, sizes.num_kv_heads = stack.dim_per_head, stack.kv_heads // parts["num_kv_heads"]
+        sizes.num_heads, sizes.d_ff = stack.num_heads // parts["num_heads"], stack.d_ff // parts["d_ff"]
+    model.vocab_size //= parts["vocab_size"]
 
 
 def abstract_state(experiment: Experiment, mesh_sizes: dict[str, int]) -> TrainState:

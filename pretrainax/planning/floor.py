@@ -60,18 +60,20 @@ def _kept(config: ModelConfig, inputs: int, targets: int) -> int:
     if config.recurrent is not None:
         return config.num_layers * inputs * RecurrentBlock.kept(config)
 
-    def stack(layers: int, length: int) -> int:
+    def of_token(stack: ModelConfig) -> int:
         # input, attention's, inside
-        attention = config.d_model + sum(self_attention_of(config).kept(config))
+        attention = stack.d_model + sum(self_attention_of(stack).kept(stack))
         inside = sum(
             len(kind.numbers) * part.kind.kept(part.config)
-            for kind in kinds_of_layers(config, layers)
+            for kind in kinds_of_layers(stack, stack.num_layers)
             for part in feed_forwards_of(kind.config)
         )
-        return length * (layers * attention + inside)
+        return stack.num_layers * attention + inside
 
-    kept = stack(config.num_layers, inputs)
+    stacks = zip(config.stacks.values(), (inputs, targets), strict=False)
+    kept = sum(length * of_token(stack) for stack, length in stacks)
     if config.family == "encoder_decoder":
-        asking, read = MultiHeadAttention.kept(config)  # of attention to the encoder
-        kept += stack(config.decoder_layers, targets) + config.decoder_layers * (targets * asking + inputs * read)
+        decoder = config.last_stack
+        asking, read = MultiHeadAttention.kept(decoder)  # of attention to the encoder
+        kept += decoder.num_layers * (targets * asking + inputs * read)
     return kept

@@ -95,7 +95,8 @@ def estimate(experiment: Experiment, mesh_sizes: dict[str, int], chip: Optional[
     copies = stacked // 2 if width == 2 else 0
     fsdp, stages = mesh.shape[FSDP_AXIS], stages_of(experiment, mesh_sizes)
     # of one layer; a stage of a pipeline has all of its layers whole, with their gradients, from the first tick on
-    whole = copies * fsdp / experiment.model.num_layers if fsdp > 1 and stages.count == 1 else 0
+    layers = max(stack.num_layers for stack in experiment.model.stacks.values())
+    whole = copies * fsdp / layers if fsdp > 1 and stages.count == 1 else 0
     gathered = stacked * fsdp if fsdp > 1 and stages.count > 1 else 0
     rows = stages.rows / micro_rows(experiment, mesh_sizes)  # of a part, to those that are a device's
     optimizer = experiment.optimizer
@@ -157,7 +158,7 @@ def _logits(
     predicted = rows * lengths_of(shapes).targets / mesh_sizes[LENGTH_AXIS]
     vocabulary = model.vocab_size / mesh_sizes[TENSOR_AXIS]
     of_logit = 4 if platform == "cpu" else width if model.final_logit_cap is None else 2 * width
-    return round(vocabulary * (of_logit * min(chunk, predicted) + width * model.embedding_width))
+    return round(vocabulary * (of_logit * min(chunk, predicted) + width * model.last_stack.embedding_width))
 
 
 def _layer(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:

@@ -203,7 +203,7 @@ def _of_attention(
         if name == "xla" and not (is_tpu and layer < _VMEM) or is_tpu and spec.bias != "none":
             logits += (2 if spec.bias == "by_row" else 1) * one.layers * layer
         if isinstance(model.position, RotaryPositions):
-            width = (one.heads + model.kv_heads) * model.position.turned(one.head_dim)
+            width = (one.heads + one.kv_heads) * model.position.turned(one.head_dim)
             turned += 4 * rows * one.layers * width * one.queries
     return logits, turned
 

@@ -16,7 +16,7 @@ from typing import Optional
 
 import jax
 
-from pretrainax.config import Experiment
+from pretrainax.config import Experiment, ModelConfig
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.feed_forward import feed_forwards_of, kinds_of_layers
 from pretrainax.planning.activations import abstract_frozen, abstract_state, micro_rows, shapes_of, width_on
@@ -119,15 +119,10 @@ def _parameters(experiment: Experiment, sizes: dict[str, int], params: PyTree, w
         yield Collective("slices", "all-reduce", _sent(part / group, slices, 2), runs, place)
 
 
-def _stacks(experiment: Experiment) -> list[tuple[str, int, int, int]]:
-    """Returns (name, layers, tokens of a row, sublayers of all layers) of each stack."""
-    model, lengths = experiment.model, lengths_of(shapes_of(experiment))
-    if model.family == "encoder_decoder":
-        return [
-            ("encoder", model.num_layers, lengths.inputs, 2),
-            ("decoder", model.decoder_layers, lengths.targets, 3),
-        ]
-    return [(model.family, model.num_layers, lengths.inputs, 2)]
+def _stacks(experiment: Experiment) -> list[tuple[ModelConfig, int, int]]:
+    """Returns each stack, with the tokens of a row that pass through it, and the sublayers of a layer."""
+    lengths = lengths_of(shapes_of(experiment))
+    return list(zip(experiment.model.stacks.values(), (lengths.inputs, lengths.targets), (2, 3), strict=False))
 
 
 def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
@@ -138,25 +133,24 @@ def _rows_of_layers(experiment: Experiment, sizes: dict[str, int]) -> float:
 def _tensor(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
     """Yields sums of the stream after each sublayer, and of its gradient before it (Shoeybi et al. 2019, section 3)."""
     rows, accumulate = _rows_of_layers(experiment, sizes), experiment.train.accumulate
-    for name, layers, length, sublayers in _stacks(experiment):
-        stream = rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
-        kinds = kinds_of_layers(experiment.model, layers)
+    for stack, length, sublayers in _stacks(experiment):
+        stream = rows * length / sizes[LENGTH_AXIS] * stack.d_model * width
+        kinds = kinds_of_layers(stack, stack.num_layers)
         beside = sum(len(kind.numbers) * (len(feed_forwards_of(kind.config)) - 1) for kind in kinds)
-        times = (sublayers * layers + beside) * _passes(experiment, sizes) * accumulate
-        yield Collective(TENSOR_AXIS, "all-reduce", _sent(stream, sizes[TENSOR_AXIS], 2), times, f"{name}/blocks")
+        times = (sublayers * stack.num_layers + beside) * _passes(experiment, sizes) * accumulate
+        sent = _sent(stream, sizes[TENSOR_AXIS], 2)
+        yield Collective(TENSOR_AXIS, "all-reduce", sent, times, f"{stack.family}/blocks")
 
 
 def _sequence(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
     """Yields keys and values of a layer, sent to all devices of the row, and their gradients sent back."""
-    model, rows = experiment.model, _rows_of_layers(experiment, sizes)
-    for name, layers, length, sublayers in _stacks(experiment):
-        both = 2 * rows * length * model.kv_heads * model.dim_per_head / sizes[TENSOR_AXIS] * width
-        times = (sublayers - 1) * layers * experiment.train.accumulate
-        sent = _sent(both, sizes[LENGTH_AXIS])
-        yield Collective(
-            LENGTH_AXIS, "all-gather", sent, times * _passes(experiment, sizes), f"{name}/blocks/self_attention"
-        )
-        yield Collective(LENGTH_AXIS, "reduce-scatter", sent, times, f"{name}/blocks/self_attention")
+    rows = _rows_of_layers(experiment, sizes)
+    for stack, length, sublayers in _stacks(experiment):
+        both = 2 * rows * length * stack.kv_heads * stack.dim_per_head / sizes[TENSOR_AXIS] * width
+        times = (sublayers - 1) * stack.num_layers * experiment.train.accumulate
+        sent, where = _sent(both, sizes[LENGTH_AXIS]), f"{stack.family}/blocks/self_attention"
+        yield Collective(LENGTH_AXIS, "all-gather", sent, times * _passes(experiment, sizes), where)
+        yield Collective(LENGTH_AXIS, "reduce-scatter", sent, times, where)
 
 
 def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
@@ -165,12 +159,12 @@ def _experts(experiment: Experiment, sizes: dict[str, int], width: int) -> Itera
     if settings is None:
         return
     rows, accumulate = micro_rows(experiment, sizes), experiment.train.accumulate
-    for name, layers, length, _ in _stacks(experiment):
+    for stack, length, _ in _stacks(experiment):
         tokens = settings.top_k * (settings.capacity or 1.0) * rows * length / sizes[LENGTH_AXIS]
-        sent = _sent(tokens * experiment.model.d_model * width, sizes[EXPERT_AXIS])
-        _, with_experts = kinds_of_layers(experiment.model, layers)
+        sent = _sent(tokens * stack.d_model * width, sizes[EXPERT_AXIS])
+        _, with_experts = kinds_of_layers(stack, stack.num_layers)
         times = 2 * _passes(experiment, sizes) * len(with_experts.numbers) * accumulate
-        yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{name}/blocks/mlp")
+        yield Collective(EXPERT_AXIS, "all-to-all", sent, times, f"{stack.family}/blocks/mlp")
 
 
 def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iterator[Collective]:
@@ -179,8 +173,8 @@ def _pipeline(experiment: Experiment, sizes: dict[str, int], width: int) -> Iter
     stages, accumulate = stages_of(experiment, sizes), experiment.train.accumulate
     if stages.count == 1:
         return
-    for name, _, length, _ in _stacks(experiment):
-        part = stages.rows * length / sizes[LENGTH_AXIS] * experiment.model.d_model * width
+    for stack, length, _ in _stacks(experiment):
+        name, part = stack.family, stages.rows * length / sizes[LENGTH_AXIS] * stack.d_model * width
         yield Collective(PIPELINE_AXIS, "collective-permute", round(part), 2 * stages.ticks * accumulate, name)
         if stages.again:
             entering = _sent(part, stages.count, 2)

@@ -178,9 +178,9 @@ def published(shape: Shape) -> str:
 
 
 def _rows(family: str) -> list[tuple[str, ModelConfig]]:
-    """Returns rows of the zoo: one stack of own layers each, no generator beside it."""
+    """Returns rows of the zoo: stacks of own layers and one size, no generator beside them."""
     rows = ((name, zoo.preset(name)) for name in zoo.PRESETS)
-    return [(name, c) for name, c in rows if c.family == family and not c.share_layers and not c.generator]
+    return [(name, c) for name, c in rows if c.family == family and not (c.share_layers or c.generator or c.decoder)]
 
 
 def _roughly(config: ModelConfig) -> float:

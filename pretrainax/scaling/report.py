@@ -53,10 +53,9 @@ def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str
 def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
     shape, config = plan.shape, plan.shape.config
     counted = "" if law.with_embeddings else " without embeddings, as the law counts"
-    layers = f"{config.num_layers}"
+    layers = " + ".join(str(stack.num_layers) for stack in config.stacks.values())
     read = f"{space.sequence_length:,}"
     if config.family == "encoder_decoder":
-        layers = f"{config.num_layers} + {config.decoder_layers}"
         read = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"
     critical = critical_batch_size(plan.loss)
     rate = learning_rate(shape.without_embeddings)

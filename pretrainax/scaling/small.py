@@ -61,7 +61,7 @@ def scale_down(run: Experiment, size: Size) -> Experiment:
         model.recurrent.filters = tuple(n * size.d_model // model.d_model for n in model.recurrent.filters)
     model.vocab_size, model.num_layers, model.d_model = AUTO, size.num_layers, size.d_model
     model.d_ff, model.num_heads = (2 if model.gated else 4) * size.d_model, size.d_model // 64
-    model.num_kv_heads = model.head_dim = None
+    model.num_kv_heads = model.head_dim = model.decoder = None
     if model.position.max_length is not None:
         model.position.max_length = AUTO
     run.tokenizer.vocab_size = VOCABULARY

@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from pretrainax.config import Generator, UserError
+from pretrainax.config import DecoderSizes, Generator, UserError
 from pretrainax.sharding.axes import logical_spec
 from pretrainax.sharding.param_paths import PyTree, match_rules, parameter_names
 
@@ -62,20 +62,34 @@ def tree_shardings(mesh: Mesh, params: PyTree) -> PyTree:
       UserError: an axis that the mesh does not divide; lists every field of config.model at fault.
       ValueError: as `param_specs`.
     """
-    problems = {}
-    for path, leaf, axes in zip(parameter_names(params), jax.tree.leaves(params), axes_of_leaves(params), strict=True):
-        for size, field, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
+    names = parameter_names(params)
+    problems, leaves = {}, list(zip(names, jax.tree.leaves(params), axes_of_leaves(params), strict=True))
+    has_two = {"encoder", "decoder"} <= {name.partition("/")[0] for name in names}
+    before = ("encoder/", "token_embedding/") if has_two else ()  # in which no length is the second stack's own
+    of_first = {pair for path, x, axes in leaves if path.startswith(before) for pair in zip(axes, x.shape, strict=True)}
+    for path, leaf, axes in leaves:
+        for size, axis, splits in zip(leaf.shape, axes, map(_names, logical_spec(*axes)), strict=True):
             parts = math.prod(mesh.shape[name] for name in splits)
             if size % parts:
                 by = " × ".join(f"config.mesh.{name} {mesh.shape[name]}" for name in splits if mesh.shape[name] > 1)
-                field = f"generator.{field}" if "generator/" in path and hasattr(Generator, field) else field
-                field = _OF_EXPERTS.get(field, field) if "experts" in axes else field
-                field = "experts.dense_after" if field == "d_ff" and "mlp_after/" in path else field
+                field = _field(path, axes, axis, of_second=has_two and (axis, size) not in of_first)
                 hint = f" (pad it to {-(-size // parts) * parts})" if field == "vocab_size" else ""
                 problems[field, splits] = f"config.model.{field} {size} is not a multiple of {by}{hint}"
     if problems:
         raise UserError("; ".join(problems.values()))
     return jax.tree.map(lambda spec: named_sharding(mesh, spec), param_specs(params))
+
+
+def _field(path: str, axes: tuple[str, ...], axis: str, of_second: bool) -> str:
+    """Names the field of config.model that says how long an axis is; of_second: in an encoder-decoder's first stack
+    none is as long."""
+    if "generator/" in path and hasattr(Generator, axis):
+        return f"generator.{axis}"
+    if "experts" in axes and axis in _OF_EXPERTS:
+        return _OF_EXPERTS[axis]
+    if axis == "d_ff" and "mlp_after/" in path:
+        return "experts.dense_after"
+    return f"decoder.{axis}" if of_second and axis in DecoderSizes.__dataclass_fields__ else axis
 
 
 def divided_shardings(mesh: Mesh, params: PyTree) -> PyTree:

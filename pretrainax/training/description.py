@@ -5,6 +5,7 @@ from typing import cast
 
 import jax
 
+from pretrainax.config import ModelConfig
 from pretrainax.distill import MAPS, TEACHER, Distillation
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.feed_forward import announced
@@ -18,9 +19,9 @@ from pretrainax.training.setup import Run
 def describe(run: Run) -> list[tuple[str, str]]:
     """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
     model, train = run.experiment.model, run.experiment.train
-    layers = model.num_layers + (model.decoder_layers if model.family == "encoder_decoder" else 0)
-    heads = f", {model.num_heads} heads" if model.recurrent is None else ""
-    shape = f"{layers} layers, width {model.d_model}{heads}"
+    layers = sum(stack.num_layers for stack in model.stacks.values())
+    heads = f", {_of_each(model, 'num_heads')} heads" if model.recurrent is None else ""
+    shape = f"{layers} layers, width {_of_each(model, 'd_model')}{heads}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.attention_specs]
@@ -46,6 +47,11 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
         *(("WARNING", warning) for warning in warnings),
     ]
+
+
+def _of_each(model: ModelConfig, size: str) -> str:
+    """Returns a size of a model, of two stacks that are not alike both."""
+    return " + ".join(str(getattr(stack, size)) for stack in model.sized.values())
 
 
 def _stages(run: Run) -> Iterator[tuple[str, str]]:
@@ -89,10 +95,14 @@ def _teacher(run: Run) -> Iterator[tuple[str, str]]:
     if teacher is None or run.abstract_frozen is None:
         return
     size = sum(p.size for p in jax.tree.leaves(run.abstract_frozen[TEACHER])) / 1e6
-    layers = " + ".join(map(str, teacher.stacks.values()))
+    layers = " + ".join(str(stack.num_layers) for stack in teacher.stacks.values())
+    width = _of_each(teacher, "d_model")
     maps = sum(p.size for p in jax.tree.leaves(run.abstract_state.params.get(MAPS)))
     learned = f"; {maps:,} parameters map states to its width" if maps else ""
-    yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {teacher.d_model}{learned}"
+    yield (
+        "teacher",
+        f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {width}{learned}",
+    )
     fastest = {choose_implementation("auto", platform(), spec)[0] for spec in run.attention_specs} - {"xla"}
     if distillation.attention and fastest:
         yield (

@@ -200,14 +200,14 @@ def _written(card: _Card) -> str:
 def _architecture(card: _Card) -> str:
     described = read_config_json(card.folder)
     _, model = described_model(described)
-    of_decoder = f" + {model.decoder_layers}" if model.family == "encoder_decoder" else ""
-    heads = "" if model.kv_heads == model.num_heads else f", {model.kv_heads} of keys and values"
+    sized = model.sized.values()
+    keys = [f", {stack.kv_heads} of keys and values" * (stack.kv_heads != stack.num_heads) for stack in sized]
     length = model.position.max_length
     rows = [
-        ("layers", f"{model.num_layers}{of_decoder}"),
-        ("width", f"{model.d_model}"),
-        ("feed-forward", f"{model.d_ff}"),
-        ("heads", f"{model.num_heads}{heads}"),
+        ("layers", " + ".join(str(stack.num_layers) for stack in model.stacks.values())),
+        ("width", " + ".join(str(stack.d_model) for stack in sized)),
+        ("feed-forward", " + ".join(str(stack.d_ff) for stack in sized)),
+        ("heads", " + ".join(f"{stack.num_heads}{own}" for stack, own in zip(sized, keys, strict=True))),
         ("positions", _code(model.position)),
         ("vocabulary", f"{model.vocab_size:,} ids, `{type(card.experiment.tokenizer).__name__}`"),
         ("most tokens", f"{length:,}" if length else "no limit in its positions"),

@@ -20,7 +20,8 @@ COLUMNS = "family row config parameters layers width heads context objective pap
 LEGEND = (
     "Config: what trains it, --config=…; none: no config of this house does. Parameters count a tied matrix once; of "
     "a mixture of experts in brackets those that a token uses. "
-    "Layers: of each stack; heads: of queries, and of keys where they are fewer. "
+    "Layers: of each stack, and so width and heads where these differ; heads: of queries, and of keys where they are "
+    "fewer. "
     "Logits: the largest difference from transformers' on tiny models of random weights, in float32; gradients: the "
     "largest relative difference of a parameter's gradient of the pretraining loss. An empty cell: transformers has no "
     "such model to compare with."
@@ -39,9 +40,9 @@ def rows(only: str = "") -> Iterator[tuple[str, ...]]:
                 name,
                 family.configs.get(variant, "none"),
                 f"{count(config):,}" + (f" ({active_parameters(config):,})" if config.experts else ""),
-                _pair(config.num_layers, config.decoder_layers if config.family == "encoder_decoder" else None, " + "),
-                str(config.d_model),
-                _pair(config.num_heads, config.num_kv_heads, " / "),
+                " + ".join(str(stack.num_layers) for stack in config.stacks.values()),
+                " + ".join(str(stack.d_model) for stack in config.sized.values()),
+                " + ".join(map(_heads, config.sized.values())),
                 _context(config),
                 family.objective,
                 family.paper,
@@ -55,8 +56,8 @@ def count(config: ModelConfig) -> int:
     return sum(math.prod(x.shape) for x in jax.tree.leaves(models.abstract_params(config)))
 
 
-def _pair(first: int, second: int | None, between: str) -> str:
-    return str(first) if second is None or second == first and between == " / " else f"{first}{between}{second}"
+def _heads(config: ModelConfig) -> str:
+    return f"{config.num_heads}" if config.kv_heads == config.num_heads else f"{config.num_heads} / {config.kv_heads}"
 
 
 def _context(config: ModelConfig) -> str:

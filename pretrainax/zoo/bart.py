@@ -116,7 +116,7 @@ def read_decoder(json: ConfigJson, config: ModelConfig) -> None:
 def write_decoder(config: ModelConfig) -> ConfigJson:
     return {
         "forced_eos_token_id": 2,  # what a text that is cut ends with; of BART's vocabulary, as are its other ids
-        "decoder_layers": config.decoder_layers,
+        "decoder_layers": config.last_stack.num_layers,
         "decoder_ffn_dim": config.d_ff,
         "decoder_attention_heads": config.num_heads,
     }

@@ -8,7 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, Optional, TypeAlias, TypeVar
 
-from pretrainax.config import Classify, Embed, Extract, HeadConfig, MixtureOfExperts, ModelConfig, Tag, UserError
+from pretrainax.config import (
+    Classify,
+    DecoderSizes,
+    Embed,
+    Extract,
+    HeadConfig,
+    MixtureOfExperts,
+    ModelConfig,
+    Tag,
+    UserError,
+)
 from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
@@ -336,7 +346,9 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     if name in ("head", "experts") and getattr(a, name) is not None and getattr(b, name) is not None:
         return _computed(getattr(a, name)) != _computed(getattr(b, name))
     if name == "num_decoder_layers":
-        return "encoder_decoder" in (a.family, b.family) and a.decoder_layers != b.decoder_layers
+        return "encoder_decoder" in (a.family, b.family) and a.last_stack.num_layers != b.last_stack.num_layers
+    if name == "decoder" and a.decoder != b.decoder:
+        return any(_differ(a.last_stack, b.last_stack, size) for size in DecoderSizes.__dataclass_fields__)
     return name not in _TRAINING and getattr(a, name) != getattr(b, name)
 
 

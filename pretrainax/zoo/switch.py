@@ -43,8 +43,8 @@ def switch(variant: str = "base_8") -> ModelConfig:
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' SwitchTransformersForConditionalGeneration."""
     rows = t5.around_rows(config)
-    for stack, layers in config.stacks.items():
-        plain, sparse = kinds_of_layers(config, layers)
+    for stack, own in config.stacks.items():
+        plain, sparse = kinds_of_layers(own, own.num_layers)
         router = f"{stack}.block.{{layer}}.layer.{2 if stack == 'decoder' else 1}.mlp.router.classifier"
         dense = t5.feed_forward_rows(stack, "mlp", config.gated)
         of_experts = t5.feed_forward_rows(stack, "mlp.experts.expert_{expert}", config.gated, "experts_")
@@ -59,7 +59,8 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
     config.tie_embeddings = config.scale_tied_logits = json.get("tie_word_embeddings", True)
     assert config.experts is not None
     counts = {stack: json.get(f"num_sparse_{stack}_layers", 3) for stack in config.stacks}
-    steps = [step for step in (1, 2) if all(count * step == config.stacks[name] for name, count in counts.items())]
+    layers = [stack.num_layers for stack in config.stacks.values()]
+    steps = [step for step in (1, 2) if [count * step for count in counts.values()] == layers]
     if not steps:
         said = " and ".join(f"num_sparse_{stack}_layers {count}" for stack, count in counts.items())
         raise UserError(f"config.json has {said}; only all layers of both stacks are known, and every second one")
@@ -78,8 +79,8 @@ def _write(config: ModelConfig) -> ConfigJson:
         raise UserError(f"SwitchTransformersForConditionalGeneration of transformers has no way to say {wrong[0]}")
     json = t5.write(config)
     json["dense_act_fn"], _ = t5.PROJECTIONS[json["feed_forward_proj"]]
-    for stack, layers in config.stacks.items():
-        json |= {f"num_sparse_{stack}_layers": layers // every, f"{stack}_sparse_step": every}
+    for stack, own in config.stacks.items():
+        json |= {f"num_sparse_{stack}_layers": own.num_layers // every, f"{stack}_sparse_step": every}
     return json | {"expert_capacity": _NONE_DROPPED, "router_jitter_noise": 0.0}
 
 

@@ -232,7 +232,7 @@ def write(config: ModelConfig) -> ConfigJson:
     return {
         "feed_forward_proj": names[0],
         "d_kv": config.dim_per_head,
-        "num_decoder_layers": config.decoder_layers,
+        "num_decoder_layers": config.last_stack.num_layers,
         "tie_word_embeddings": config.tie_embeddings,
         "pad_token_id": 0,  # these three: of T5's vocabularies, and of ours with sentinels
         "eos_token_id": 1,

@@ -1,50 +1,57 @@
-"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder that are each a Gemma 2.
-
-NOTE Models whose encoder is wider than their decoder, as 9b-2b, are left out: here both stacks have one width.
-"""
+"""T5Gemma (Zhang et al. 2025, arXiv 2504.06225): an encoder and a decoder that are each a Gemma 2."""
 
 import dataclasses
 
-from pretrainax.config import ModelConfig, RotaryPositions, UserError
+from pretrainax.config import DecoderSizes, ModelConfig, RotaryPositions, UserError
 from pretrainax.zoo import gemma
 from pretrainax.zoo.family import ConfigJson, Family, HuggingFace, Row, differences, linear, trained_by
 from pretrainax.zoo.variants import pick
 
-# variant -> (layers of each stack, width, feed-forward, heads, key heads, head dimension): T5 1.1's, and Gemma 2's
-SIZES = {
-    "s_s": (8, 512, 1024, 8, 8, 64),
-    "b_b": (12, 768, 2048, 12, 12, 64),
-    "l_l": (24, 1024, 2816, 16, 16, 64),
-    "ml_ml": (26, 1152, 6912, 4, 4, 256),
-    "xl_xl": (24, 2048, 5120, 32, 32, 64),
-    "2b_2b": gemma.SIZES_2["2_2b"],
-    "9b_9b": gemma.SIZES_2["2_9b"],
+# size -> (layers, width, feed-forward, heads, key heads, head dimension): T5 1.1's, and Gemma 2's
+_STACKS = {
+    "s": (8, 512, 1024, 8, 8, 64),
+    "b": (12, 768, 2048, 12, 12, 64),
+    "l": (24, 1024, 2816, 16, 16, 64),
+    "ml": (26, 1152, 6912, 4, 4, 256),
+    "xl": (24, 2048, 5120, 32, 32, 64),
+    "2b": gemma.SIZES_2["2_2b"],
+    "9b": gemma.SIZES_2["2_9b"],
 }
+# variant -> the encoder's, and the decoder's
+SIZES = {
+    f"{encoder}_{decoder}": (_STACKS[encoder], _STACKS[decoder])
+    for encoder, decoder in (*((size, size) for size in _STACKS), ("9b", "2b"))
+}
+_OF_DECODER = tuple(field.name for field in dataclasses.fields(DecoderSizes))  # in which the two may differ
 
 
 def t5gemma(variant: str = "2b_2b") -> ModelConfig:
     """Returns T5Gemma, `encoder_decoder`; UserError for an unknown variant."""
-    num_layers, d_model, d_ff, num_heads, num_kv_heads, head_dim = pick("t5gemma", variant, SIZES)
-    config = dataclasses.replace(
-        gemma.gemma("2_2b"),
-        num_layers=num_layers,
-        d_model=d_model,
-        d_ff=d_ff,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        position=RotaryPositions(8192),
-    )
-    return _of_two(config)
+    return _of_two(*map(_side, pick("t5gemma", variant, SIZES)))
 
 
-def _of_two(side: ModelConfig) -> ModelConfig:
-    """Returns an encoder-decoder of two stacks like `side`, whose encoder sees its window on each side of a token.
+def _side(sizes: tuple[int, ...]) -> ModelConfig:
+    """Returns a Gemma 2 of these sizes."""
+    fields = dict(zip(("num_layers", *_OF_DECODER), sizes, strict=True))
+    return dataclasses.replace(gemma.gemma("2_2b"), position=RotaryPositions(8192), **fields)
+
+
+def _of_two(encoder: ModelConfig, decoder: ModelConfig) -> ModelConfig:
+    """Returns an encoder-decoder of two such, whose encoder sees its window on each side of a token.
 
     NOTE So transformers has it since version 5, 4,096 tokens before and after; before, it was one token less.
     """
-    window = None if side.window is None else 2 * side.window
-    return dataclasses.replace(side, family="encoder_decoder", encoder_window=window, separate_embeddings=True)
+    of_first, of_second = (
+        DecoderSizes(**{name: getattr(side, name) for name in _OF_DECODER}) for side in (encoder, decoder)
+    )
+    return dataclasses.replace(
+        encoder,
+        family="encoder_decoder",
+        num_decoder_layers=None if decoder.num_layers == encoder.num_layers else decoder.num_layers,
+        decoder=None if of_second == of_first else of_second,
+        encoder_window=None if encoder.window is None else 2 * encoder.window,
+        separate_embeddings=True,
+    )
 
 
 def huggingface_names(config: ModelConfig) -> list[Row]:
@@ -81,14 +88,12 @@ _, _GEMMA, _ = (family.huggingface for family in gemma.FAMILIES)
 def _read(json: ConfigJson, config: ModelConfig) -> None:
     assert _GEMMA is not None
     sides = [_GEMMA.read_config({**(json.get(side) or {}), "architectures": None}) for side in ("encoder", "decoder")]
-    encoder, decoder = sides
-    if different := [name for name in differences(encoder, decoder) if name != "num_layers"]:
+    if different := [name for name in differences(*sides) if name not in ("num_layers", *_OF_DECODER)]:
         raise UserError(
-            f"config.json has an encoder and a decoder that differ in {', '.join(different)}; only their numbers of "
-            "layers may"
+            f"config.json has an encoder and a decoder that differ in {', '.join(different)}; only num_layers, "
+            f"{', '.join(_OF_DECODER)} may"
         )
-    found = _of_two(encoder)
-    found.num_decoder_layers = None if decoder.num_layers == encoder.num_layers else decoder.num_layers
+    found = _of_two(*sides)
     found.tie_embeddings = json.get("tie_word_embeddings", True)
     found.dropout_rate = json.get("dropout_rate", 0.0)
     found.attention_dropout_rate = json.get("attention_dropout", 0.0)
@@ -98,16 +103,14 @@ def _read(json: ConfigJson, config: ModelConfig) -> None:
 
 def _write(config: ModelConfig) -> ConfigJson:
     assert _GEMMA is not None
-    layers = {"encoder": config.num_layers, "decoder": config.decoder_layers}
-    alone = {"family": "decoder", "num_decoder_layers": None, "encoder_window": None, "separate_embeddings": False}
     json: ConfigJson = {
         side: {
-            **_GEMMA.write_config(dataclasses.replace(config, num_layers=count, **alone)),
+            **_GEMMA.write_config(dataclasses.replace(stack, family="decoder", window=config.window)),
             "model_type": "t5_gemma_module",
             "architectures": None,
             "is_decoder": side == "decoder",
         }
-        for side, count in layers.items()
+        for side, stack in config.stacks.items()
     }
     return json | {
         "vocab_size": config.vocab_size,

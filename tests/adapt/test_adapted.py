@@ -63,6 +63,7 @@ MERGED = {
     "bert_masked_lm": IA3(),
     "albert": LoRA(rank=3, targets=ALL),
     "t5_1_1": LoRA(rank=3, targets=ALL, dora=True),
+    "t5gemma_9b_2b": LoRA(rank=3, targets=ALL),
     "llama3": IA3(),
     "deberta_v2": LoRA(rank=3, targets=ALL, dora=True),
     "mixtral": LoRA(rank=3, targets=ALL),
@@ -163,11 +164,12 @@ def test_a_prefix_of_the_keys_and_values_of_tokens_is_seen_as_they_are():
     np.testing.assert_allclose(got, wanted, atol=1e-4, rtol=0)
 
 
-def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions():
-    model, start, frozen = adapted("t5_1_1", PrefixTuning(3, hidden=4))
+@pytest.mark.parametrize("name", ["t5_1_1", "t5gemma_9b_2b"])
+def test_prefixes_of_an_encoder_decoder_are_in_all_its_attentions(name):
+    model, start, frozen = adapted(name, PrefixTuning(3, hidden=4))
     kinds = {path.split("/")[1] for path in flat(start)}
     assert kinds == {"encoder_self_attention", "decoder_self_attention", "decoder_cross_attention"}
-    logits = logits_of(model, batch(CASES["t5_1_1"]))
+    logits = logits_of(model, batch(CASES[name]))
     trained = noisy(start)
     gradients = jax.jit(jax.grad(lambda p: jnp.square(logits({"params": p, "frozen": frozen})).sum()))(trained)
     assert all(float(jnp.abs(g).max()) > 0 for g in flat(gradients).values())

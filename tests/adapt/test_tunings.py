@@ -166,6 +166,14 @@ def test_a_prefix_is_within_the_window_of_local_layers(family, room):
     validate(experiment, files=False)
 
 
+def test_a_prefix_is_within_the_narrower_of_two_windows():
+    model = tiny.get_config("t5").model
+    model.layer_pattern, model.window = ("local",), 10
+    for window, room in ((20, 10 - 4), (30, 10 - 4), (12, 6 + 1 - 4)):  # an encoder sees half on each side
+        model.encoder_window = window
+        assert PrefixTuning(4).limits(model)["window"] == room
+
+
 @pytest.mark.parametrize("tuning", (PromptTuning(4), PrefixTuning(4)))
 @pytest.mark.parametrize("task", (MultipleChoice(choices=2), Retrieval()))
 def test_a_prompt_is_not_for_rows_of_several_texts_of_which_one_would_see_it(task, tuning):

@@ -11,6 +11,7 @@ from pretrainax import optim
 from pretrainax.config import (
     Choice,
     DataConfig,
+    DecoderSizes,
     Experiment,
     LongRopeScaling,
     RotaryPositions,
@@ -166,6 +167,28 @@ def test_a_field_that_another_source_has_says_which():
             "scaling.short_factors has 1 numbers from 1.0; it must have 4 above 0, one for each plane",
         ),
         ({"model.position": RotaryPositions(no_rotation_every=1)}, "no_rotation_every is 1, it must be at least 2"),
+        (
+            {"model.family": "decoder", "model.decoder": DecoderSizes(32, 64, 4)},
+            "config.model.decoder is of an encoder_decoder, config.model.family is 'decoder': set it to None",
+        ),
+        (
+            {"model.decoder": DecoderSizes(24, 64, 4)},
+            "config.model.decoder.d_model is 24 and config.model.d_model 32, so no table is for both stacks: "
+            "config.model.separate_embeddings is False, set it to True",
+        ),
+        ({"model.decoder": DecoderSizes(32, 0, 4)}, "config.model.decoder.d_ff is 0, it must be at least 1"),
+        (
+            {"model.decoder": DecoderSizes(32, 64, 5)},
+            "config.model.decoder.d_model 32 is not a multiple of config.model.decoder.num_heads 5",
+        ),
+        (
+            {"model.decoder": DecoderSizes(32, 64, 4, 3)},
+            "config.model.decoder.num_heads 4 is not a multiple of config.model.decoder.num_kv_heads 3",
+        ),
+        (
+            {"model.decoder": DecoderSizes(32, 64, 4, head_dim=5), "model.position": RotaryPositions()},
+            "need an even head dimension, config.model.decoder.head_dim is 5",
+        ),
         ({"model.encoder_window": 8}, "config.model.encoder_window is 8: at least 2, and beside config.model.window"),
         (
             {"model.family": "decoder", "model.separate_embeddings": True},

@@ -111,6 +111,26 @@ def test_a_teacher_that_does_not_fit_is_told_in_one_line(mistake):
     assert line in found
 
 
+# The same, of a student with two stacks and a teacher whose decoder is narrower.
+NARROW = {
+    "one map for two widths": ({"hidden": 1.0}, "than config.model (32 to 24 and 32 to 32), and there is one map for"),
+    "embeddings too": ({"embeddings": 1.0}, "set config.distill.hidden and embeddings to 0, or use config.distill.rel"),
+    "heads of the decoder": ({"attention": 1.0}, "has 8 attention heads, config.model.num_heads is 4"),
+    "parts of the decoder": ({"relations": 1.0, "relation_heads": 32}, "is 32, which does not divide queries or keys"),
+}
+
+
+@pytest.mark.parametrize("mistake", NARROW)
+def test_a_stack_of_a_teacher_that_does_not_fit_is_told_in_one_line(mistake):
+    fields, line = NARROW[mistake]
+    student, teacher = (tiny.get_config(variant).model for variant in ("t5", "t5_narrow"))
+    teacher.num_decoder_layers = 2
+    (found,) = Distillation("T", **fields).teacher_problems(student, teacher)
+    assert line in found
+    alike = Distillation("T", **{name: x for name, x in fields.items() if name != "relation_heads"})
+    assert list(alike.teacher_problems(teacher, teacher)) == []
+
+
 def test_a_task_of_other_labels_is_another_task():
     model = dataclasses.replace(
         tiny.get_config("bert").model, masked_lm_head=False, head=Classify(num_labels=2, kind="single")

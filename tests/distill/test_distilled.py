@@ -56,8 +56,8 @@ def test_logits_are_those_that_attention_takes_its_softmax_of(name):
 
     read, stacks = jax.jit(run)(weights(model.config))
     assert len(stacks) == len(model.config.stacks)
-    for (stack, layers), found in zip(model.config.stacks.items(), stacks, strict=True):
-        assert len(found.hidden) == layers
+    for (stack, own), found in zip(model.config.stacks.items(), stacks, strict=True):
+        assert len(found.hidden) == own.num_layers
         values = found.vectors["value"]  # [L, B, S, G, K]
         seen = jnp.einsum("LBGRTS,LBSGK->LBTGRK", jax.nn.softmax(found.logits, axis=-1), values)
         wanted = read[stack]["blocks"]["self_attention"]["out"]["read"][0]
@@ -67,10 +67,11 @@ def test_logits_are_those_that_attention_takes_its_softmax_of(name):
 # --- what is compared ------------------------------------------------------------------------------------------------
 
 
-def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_teacher():
-    """In both stacks of an encoder-decoder."""
-    model = models.build(config_of("t5_1_1"), Compute(attention="xla"))
-    distilled, arrays, params = Distilled(model, model, ALL, 7), batch(CASES["t5_1_1"]), weights(model.config)
+@pytest.mark.parametrize("name", ["t5_1_1", "t5gemma_9b_2b"])
+def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient_goes_to_a_teacher(name):
+    """In both stacks of an encoder-decoder, also where they have other widths and heads."""
+    model = models.build(config_of(name), Compute(attention="xla"))
+    distilled, arrays, params = Distilled(model, model, ALL, 7), batch(CASES[name]), weights(model.config)
 
     def loss(params, teacher):
         variables = {"params": params, TEACHER: teacher}

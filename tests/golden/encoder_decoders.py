@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from pretrainax.config import LearnedPositions, RelativePositionBuckets, RotaryPositions
+from pretrainax.config import DecoderSizes, LearnedPositions, RelativePositionBuckets, RotaryPositions
 from pretrainax.zoo import bart, switch, t5, t5gemma, transformer
 from tests.golden.case import VOCABULARY, Case, mixture
 
@@ -72,6 +72,19 @@ CASES = {
         window=4,
         encoder_window=8,
         num_decoder_layers=4,
+        position=RotaryPositions(20, theta=40.0),
+    ),
+    # A decoder that is narrower than its encoder, with other heads.
+    "t5gemma_9b_2b": case(
+        T5GEMMA,
+        "9b_2b",
+        SIZES,
+        num_kv_heads=2,
+        head_dim=8,
+        window=4,
+        encoder_window=8,
+        num_decoder_layers=2,
+        decoder=DecoderSizes(d_model=12, d_ff=40, num_heads=6, num_kv_heads=3, head_dim=4),
         position=RotaryPositions(20, theta=40.0),
     ),
 }

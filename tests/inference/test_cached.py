@@ -9,6 +9,7 @@ import pytest
 
 from pretrainax import models
 from pretrainax.config import (
+    DecoderSizes,
     DisentangledPositions,
     LearnedPositions,
     LongRopeScaling,
@@ -37,7 +38,9 @@ DECODER = ModelConfig(
     position=LearnedPositions(32), layer_pattern=("local", "global"), window=4, num_kv_heads=2, **SIZES
 )
 ENCODER_DECODER = dataclasses.replace(
-    DECODER, family="encoder_decoder", position=RelativePositionBuckets(8, 10), qk_norm=True, num_decoder_layers=2
+    DECODER,
+    **dict(family="encoder_decoder", position=RelativePositionBuckets(8, 10), qk_norm=True, num_decoder_layers=2),
+    **dict(separate_embeddings=True, decoder=DecoderSizes(d_model=24, d_ff=40, num_heads=6, num_kv_heads=2)),
 )
 # Experts in every second layer, and a feed-forward behind them (ST-MoE).
 TURNS = dataclasses.replace(

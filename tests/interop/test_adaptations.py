@@ -100,7 +100,10 @@ def test_both_stacks_are_the_decoder_s_and_cross_attention_is_self_attention_of_
 # --- experts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "top_k"), few([("llama3", 1), ("gemma2", 2), ("qwen2", 3)], [("gemma2", 2)]))
+@pytest.mark.parametrize(
+    ("name", "top_k"),
+    few([("llama3", 1), ("gemma2", 2), ("qwen2", 3), ("t5gemma_9b_2b", 2)], [("t5gemma_9b_2b", 2)]),
+)
 def test_where_their_weights_add_up_to_one_experts_compute_what_the_feed_forward_did(name, top_k, tmp_path):
     model = dataclasses.replace(CASES[name].config, experts=MixtureOfExperts(num_experts=4, top_k=top_k))
     start = write_run(tmp_path / "start", CASES[name].config)

@@ -12,6 +12,7 @@ from pretrainax import models
 from pretrainax.adapt import LoRA
 from pretrainax.adapt.tuning import flat
 from pretrainax.config import (
+    DecoderSizes,
     LearnedPositions,
     MeshConfig,
     MixtureOfExperts,
@@ -255,6 +256,12 @@ def test_the_recipe_gives_the_tokenizer_of_a_decoder_what_objectives_that_mask_n
             {"family": "encoder_decoder", "num_decoder_layers": 1},
             [DecoderToEncoderDecoder()],
             "num_layers 2 and num_decoder_layers 1: set the second to None, or add Layers.. behind",
+        ),
+        (
+            "gpt2",
+            {"family": "encoder_decoder", "decoder": DecoderSizes(8, 16, 2), "separate_embeddings": True},
+            [DecoderToEncoderDecoder()],
+            r"makes two stacks of one, and config.model.decoder is DecoderSizes\(.*\): set it to None",
         ),
         ("gpt2", {"family": "encoder", "num_token_types": 2}, [DecoderToEncoder()], "num_token_types is 2, there 0"),
         ("mixtral", {"experts": EXPERTS}, [DenseToExperts()], "there are 8 experts already: leave it out"),

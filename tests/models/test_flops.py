@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax import models, zoo
-from pretrainax.config import LearnedPositions
+from pretrainax.config import DecoderSizes, LearnedPositions
 from pretrainax.data.objectives import Lengths
 from pretrainax.layers.attention_spec import AttentionSpec, Work
 from pretrainax.layers.compute import Compute
@@ -21,6 +21,7 @@ from pretrainax.zoo.gpt import gpt2
 from pretrainax.zoo.llama import llama
 from pretrainax.zoo.modernbert import modernbert
 from pretrainax.zoo.t5 import t5
+from pretrainax.zoo.t5gemma import t5gemma
 
 SMALL = dict(num_layers=2, d_model=256, d_ff=1024, num_heads=4, vocab_size=2048)
 CASES = {
@@ -29,6 +30,12 @@ CASES = {
     "gpt2": (gpt2("124m"), Lengths(65, 64, 64), {}),
     "llama": (llama("3_8b"), Lengths(65, 64, 64), dict(num_kv_heads=2)),
     "t5": (t5("base"), Lengths(70, 64, 24), {}),
+    "t5gemma": (
+        t5gemma("9b_2b"),
+        Lengths(70, 64, 24),
+        dict(num_decoder_layers=3, num_kv_heads=2, head_dim=32, window=8, encoder_window=16)
+        | dict(decoder=DecoderSizes(d_model=192, d_ff=512, num_heads=6, num_kv_heads=3, head_dim=16)),
+    ),
     # windows, of which XLA's own attention multiplies everything
     "gemma": (gemma("3_1b"), Lengths(65, 64, 64), dict(num_kv_heads=2, layer_pattern=("local", "global"), window=8)),
 }
@@ -44,7 +51,8 @@ def test_agrees_with_xla(name):
     batch |= {f"encoder_{name}": jax.ShapeDtypeStruct((4, lengths.inputs), jnp.int32) for name in names}
     if config.family == "encoder":
         batch["masked_positions"] = jax.ShapeDtypeStruct((4, lengths.targets), jnp.int32)
-    model = models.build(config, Compute(scan_unroll=2))  # XLA counts the body of a loop once: no loop
+    # XLA counts the body of a loop once: no loop
+    model = models.build(config, Compute(scan_unroll=config.last_stack.num_layers))
 
     def loss(params, batch):
         # not a plain sum: XLA would see through the product with a gradient of ones
@@ -118,6 +126,15 @@ def test_an_encoder_decoder_by_hand():
     decoder = 2 * (attention(targets, targets) + attention(targets, inputs) + 2 * targets * 8 * 24 * maps)
     head = 2 * targets * 8 * 100
     assert flops_per_step(config, 5, inputs, targets) == 3 * 5 * (encoder + decoder + head)
+    # a decoder of its own sizes, whose cross-attention reads 8 wide
+    own = dataclasses.replace(config, separate_embeddings=True, decoder=DecoderSizes(6, 20, 2, 1, 5))
+
+    def of_decoder(keys, read):
+        projections = 2 * targets * 6 * 10 * 2 + 2 * keys * read * 5 * 2
+        return projections + 2 * targets * keys * 10 * 2
+
+    decoder = 2 * (of_decoder(targets, 6) + of_decoder(inputs, 8) + 2 * targets * 6 * 20 * maps)
+    assert flops_per_step(own, 5, inputs, targets) == 3 * 5 * (encoder + decoder + 2 * targets * 6 * 100)
 
 
 # --- what is done --------------------------------------------------------------------------------------------------

@@ -60,6 +60,15 @@ def test_a_decoder_that_reads_an_encoder_keeps_queries_results_and_the_encoders_
     assert floor(experiment)["kept"] == KEPT * (lengths.inputs * LAYER + decoder)
 
 
+def test_of_stacks_of_two_sizes_each_keeps_its_own():
+    experiment = tiny.get_config("t5_narrow")
+    lengths = lengths_of(shapes_of(experiment))
+    own = 24 + (32 + 2 * 16 + 32) + 48  # 8 heads of 4, of which keys and values have 4
+    decoder = lengths.targets * (own + 2 * 32) + lengths.inputs * 2 * 16
+    kept = lengths.inputs * LAYERS * LAYER + 3 * decoder  # layers
+    assert floor(experiment)["kept"] == 2 * 2 * ROWS * kept
+
+
 def test_a_generator_keeps_its_own_and_it_alone_has_logits():
     generator = Generator(num_layers=1, d_model=16, d_ff=32, num_heads=2)
     electra = {"masked_lm_head": False, "replaced_token_head": True, "generator": generator}

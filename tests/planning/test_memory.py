@@ -44,7 +44,7 @@ def shards(tree):
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("family", ["t5", "bert", "gpt"])
+@pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt"])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_parameters_moments_and_batch_are_the_shards_of_the_real_state(family, mesh):
     experiment = tiny.get_config(family)
@@ -126,7 +126,7 @@ def test_parameters_of_layers_in_turns_are_not_kept_for_the_backward_too():
     assert shapes and not [shape for shape in shapes if {(3, 32, 24), (3, 24, 32)} & {shape[-3:]}]
 
 
-@pytest.mark.parametrize("family", ["t5", "bert", "gpt", "experts"])
+@pytest.mark.parametrize("family", ["t5", "t5_narrow", "bert", "gpt", "experts"])
 def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     """What `local` says a device of `tensor` computes has the shapes that PARTITION_RULES gives it."""
     experiment = tiny.get_config("t5" if family == "experts" else family)
@@ -138,7 +138,7 @@ def test_the_parameters_of_a_device_are_those_of_its_local_model(family):
     assert split.parameters == alone.parameters - (4 * 32 * 32 // 2 if family == "bert" else 0)
 
 
-@pytest.mark.parametrize("family", few(["t5", "bert", "gpt"], ["gpt"]))
+@pytest.mark.parametrize("family", few(["t5", "t5_narrow", "bert", "gpt"], ["t5_narrow", "gpt"]))
 def test_the_estimate_is_near_what_a_cpu_is_compiled_for(family):
     experiment = tiny.get_config(family)
     experiment.train.global_batch_size = 512
@@ -194,6 +194,11 @@ def test_an_attention_that_cannot_run_is_told_before_a_step():
 def test_a_mesh_that_does_not_divide_says_which_field_does_not():
     with pytest.raises(UserError, match="config.model.num_heads 4 is not a multiple of config.mesh.tensor 8"):
         memory.estimate(tiny.get_config("gpt"), ONE | {"tensor": 8})
+    wanted = "config.model.decoder.d_model 24 is not a multiple of config.mesh.fsdp 16"
+    with pytest.raises(UserError, match=f"^{wanted}$"):
+        experiment = tiny.get_config("t5_narrow")
+        experiment.train.global_batch_size = 16
+        memory.estimate(experiment, ONE | {"fsdp": 16})
     with pytest.raises(UserError, match="config.train.global_batch_size 8 is not a multiple of 16"):
         memory.estimate(tiny.get_config("gpt"), ONE | {"data": 16})
 

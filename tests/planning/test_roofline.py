@@ -161,6 +161,12 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
     assert roofline._of_attention(gpt, ONE, "tpu", 2)[1] == 4 * 2 * m.num_layers * length * queries_and_keys
+    narrow = tiny.get_config("t5_narrow")
+    narrow.model.position = RotaryPositions()
+    lengths = lengths_of(batch_shapes(narrow))
+    # two layers with 4 and 4 heads of 8, and three that attend twice with 8 and 4 of 4
+    numbers = 2 * (4 + 4) * 8 * lengths.inputs + 3 * 2 * (8 + 4) * 4 * lengths.targets
+    assert roofline._of_attention(narrow, ONE, "tpu", 2)[1] == 4 * 2 * numbers
 
 
 @pytest.fixture

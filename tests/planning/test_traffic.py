@@ -3,6 +3,8 @@
 import pytest
 
 from pretrainax.config import MixtureOfExperts
+from pretrainax.data.batch import lengths_of
+from pretrainax.planning.activations import shapes_of
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective, collectives
 from pretrainax.sharding.mesh import AXES
@@ -135,6 +137,21 @@ def test_an_encoder_decoder_has_a_third_sum_in_the_decoder():
     found = collectives(tiny.get_config("t5"), ONE | {"tensor": 2})
     counts = {c.where: c.count for c in found if c.axis == "tensor"}
     assert counts == {"encoder/blocks": 2 * 2 * LAYERS, "decoder/blocks": 3 * 2 * LAYERS}
+
+
+def test_of_stacks_of_two_sizes_each_sends_its_own():
+    experiment = tiny.get_config("t5_narrow")
+    lengths = lengths_of(shapes_of(experiment))
+    tensor, sequence = (collectives(experiment, ONE | {axis: 2}) for axis in ("tensor", "sequence"))
+    for stack, length, width, layers, sublayers in (
+        ("encoder", lengths.inputs, D, LAYERS, 2),
+        ("decoder", lengths.targets, 24, 3, 3),
+    ):
+        stream = 8 * length * width * 2  # bytes of [B, T, D] in bfloat16
+        assert total(tensor, "tensor", "all-reduce", f"{stack}/blocks") == 2 * sublayers * layers * stream
+        kept = width if stack == "encoder" else 4 * 4  # keys of the decoder have 4 heads of 4
+        both = 2 * 8 * length * kept * 2
+        assert total(sequence, "sequence", "reduce-scatter", stack) == (sublayers - 1) * layers * both // 2
 
 
 def test_a_feed_forward_behind_experts_has_a_sum_of_its_own():

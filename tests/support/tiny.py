@@ -1,8 +1,10 @@
-"""A config of each family, small enough to train in a test: `tests/support/tiny.py:t5`, `:bert`, `:gpt`, `:elmo`."""
+"""A config of each family, small enough to train in a test: `tests/support/tiny.py:t5`, `:bert`, `:gpt`, `:elmo`; and
+`:t5_narrow`, whose decoder has sizes of its own."""
 
 from pretrainax.config import (
     CheckpointConfig,
     DataConfig,
+    DecoderSizes,
     EvaluateConfig,
     Experiment,
     LearnedPositions,
@@ -21,6 +23,9 @@ from pretrainax.tokenization import ByteBPE, Unigram, WordPiece, Words
 
 def get_config(variant: str = "t5") -> Experiment:
     model = ModelConfig(vocab_size=512, num_layers=2, d_model=32, d_ff=64, num_heads=4, position=LearnedPositions(64))
+    if variant == "t5_narrow":
+        model.separate_embeddings, model.num_decoder_layers, variant = True, 3, "t5"
+        model.decoder = DecoderSizes(d_model=24, d_ff=48, num_heads=8, num_kv_heads=4, head_dim=4)
     if variant == "t5":
         model.family, model.position, model.use_bias = "encoder_decoder", RelativePositionBuckets(), False
     if variant == "bert":

@@ -251,7 +251,7 @@ def turns(params, side, config):
     parts = [f"{side}/between/blocks/", f"{side}/blocks/"]
     plain, sparse = ({n.removeprefix(p): x for n, x in params.items() if n.startswith(p)} for p in parts)
     every, found = config.experts.every, []
-    for i in range(config.stacks[side]):
+    for i in range(config.stacks[side].num_layers):
         turn, place = divmod(i, every)
         of_kind, number = (sparse, turn) if place == every - 1 else (plain, turn * (every - 1) + place)
         found.append({name: x[number] for name, x in of_kind.items()})

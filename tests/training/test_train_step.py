@@ -12,6 +12,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import (
     NUM_CHARACTERS,
+    DecoderSizes,
     LatentAttention,
     LearnedPositions,
     MeshConfig,
@@ -78,7 +79,7 @@ BRICKS = {
         output_bias=True,
         tie_embeddings=False,
     ),
-    "two_tables": dict(
+    "two_sizes": dict(
         family="encoder_decoder",
         position=RotaryPositions(16),
         norm="rms",
@@ -88,6 +89,8 @@ BRICKS = {
         window=4,
         encoder_window=8,
         separate_embeddings=True,
+        num_decoder_layers=3,
+        decoder=DecoderSizes(d_model=24, d_ff=48, num_heads=2, head_dim=6),
     ),
     "windows": dict(
         family="encoder",
@@ -256,7 +259,7 @@ def test_devices_and_micro_batches_change_neither_losses_nor_parameters(family, 
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)
 
 
-@pytest.mark.parametrize("bricks", few(BRICKS, ["windows"]))
+@pytest.mark.parametrize("bricks", few(BRICKS, ["windows", "two_sizes"]))
 def test_devices_change_neither_losses_nor_parameters_of_other_bricks(bricks):
     losses, params = five_steps(bricks, "1 device", 1)
     other_losses, other_params = five_steps(bricks, "2 data 2 fsdp 2 tensor", 4)

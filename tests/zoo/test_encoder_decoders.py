@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from pretrainax import models, zoo
-from pretrainax.config import UserError
+from pretrainax.config import DecoderSizes, UserError
 from pretrainax.layers.compute import Compute
 from pretrainax.zoo import bart, st_moe, switch, t5, t5gemma, transformer
 from pretrainax.zoo.__main__ import count
 from pretrainax.zoo.convert import places, rows_of, to_huggingface
+from pretrainax.zoo.family import differences
 from tests.golden import encoder_decoders, make
 from tests.golden.case import batch, needs_transformers, weights
 
@@ -77,6 +78,7 @@ SIZES = [
     ("t5gemma_xl_xl", 3_766_980_608, 3_766.980_608),
     ("t5gemma_2b_2b", 5_596_853_760, 5_600),
     ("t5gemma_9b_9b", 20_333_401_088, 20_333.401_088),
+    ("t5gemma_9b_2b", 12_292_375_296, 12_292.375_296),
 ]
 
 
@@ -262,6 +264,8 @@ def test_what_is_not_computed_is_refused_by_name(name, changed):
         (TRANSFORMER, "base", {"norm_at": "pre"}),
         (T5GEMMA, "b_b", {"separate_embeddings": False}),
         (T5GEMMA, "b_b", {"encoder_window": None}),
+        (T5, "base", {"decoder": DecoderSizes(768, 1024, 12)}),
+        (BART, "base", {"decoder": DecoderSizes(768, 1024, 12)}),
     ],
 )
 def test_what_transformers_cannot_say_is_refused(family, variant, changes):
@@ -283,12 +287,26 @@ def test_what_the_class_has_not_is_read_and_not_written(name, field):
     assert read.experts.every == preset.experts.every
 
 
-def test_stacks_of_t5gemma_differ_in_depth_alone():
-    side = {"model_type": "t5_gemma_module", "hidden_size": 768}
-    deeper = T5GEMMA.huggingface.read_config({"encoder": side, "decoder": side | {"num_hidden_layers": 4}})
-    assert (deeper.num_layers, deeper.num_decoder_layers, deeper.d_model) == (26, 4, 768)
-    with pytest.raises(UserError, match="differ in d_model; only their numbers of layers may"):
-        T5GEMMA.huggingface.read_config({"encoder": side, "decoder": side | {"hidden_size": 512}})
+def test_stacks_of_t5gemma_differ_in_sizes_alone():
+    read, side = T5GEMMA.huggingface.read_config, {"model_type": "t5_gemma_module", "hidden_size": 768}
+    deeper = read({"encoder": side, "decoder": side | {"num_hidden_layers": 4}})
+    assert (deeper.num_layers, deeper.num_decoder_layers, deeper.d_model, deeper.decoder) == (26, 4, 768, None)
+    narrower = read({"encoder": side, "decoder": side | {"hidden_size": 512, "num_attention_heads": 4}})
+    assert (narrower.d_model, narrower.num_heads, narrower.num_decoder_layers) == (768, 8, None)
+    assert narrower.decoder == DecoderSizes(d_model=512, d_ff=9216, num_heads=4, num_kv_heads=4, head_dim=256)
+    with pytest.raises(UserError, match="differ in norm_epsilon; only num_layers, d_model, .*, head_dim may"):
+        read({"encoder": side, "decoder": side | {"rms_norm_eps": 1e-5}})
+
+
+def test_sizes_of_a_decoder_may_be_said_in_two_ways():
+    preset = T5GEMMA.preset("9b_9b")
+    of_preset, others = (
+        DecoderSizes(3584, 14336, 16, 8, 256),
+        (DecoderSizes(2048, 9216, 8), DecoderSizes(2048, 9216, 8, 8, 256)),
+    )
+    equal, *alike = (dataclasses.replace(preset, decoder=sizes) for sizes in (of_preset, *others))
+    assert not differences(preset, equal) and not differences(*alike)
+    assert differences(preset, alike[0]) == ["decoder"]
 
 
 def test_stacks_of_equal_depth_may_be_said_in_two_ways():

@@ -58,7 +58,8 @@ class DenseToExperts(Adaptation):
             )
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
-        return dataclasses.replace(ours, experts=None, d_ff=_width(ours))
+        decoder = ours.decoder and dataclasses.replace(ours.decoder, d_ff=_width(ours.last_stack))
+        return dataclasses.replace(ours, experts=None, d_ff=_width(ours), decoder=decoder)
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
         assert ours.experts is not None

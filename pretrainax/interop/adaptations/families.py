@@ -16,9 +16,7 @@ class _FromDecoder(Adaptation):
     fields = ("family",)
 
     def before(self, ours: ModelConfig, theirs: ModelConfig) -> ModelConfig:
-        # what two stacks may have apart, a decoder has once
-        of_two = {"num_decoder_layers": None, "separate_embeddings": False, "encoder_window": None}
-        return dataclasses.replace(ours, family="decoder", **of_two)
+        return dataclasses.replace(ours.last_stack, family="decoder")
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         if theirs.family != "decoder":
@@ -61,11 +59,16 @@ class DecoderToEncoderDecoder(_FromDecoder):
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         yield from super().mismatches(ours, theirs)
-        if ours.decoder_layers != ours.num_layers:
+        if (layers := ours.last_stack.num_layers) != ours.num_layers:
             yield (
                 f"config.checkpoint.adapt has {self}, which makes two stacks of one, and config.model has "
-                f"num_layers {ours.num_layers} and num_decoder_layers {ours.decoder_layers}: set the second to None, "
+                f"num_layers {ours.num_layers} and num_decoder_layers {layers}: set the second to None, "
                 "or add Layers() behind"
+            )
+        if ours.decoder is not None:
+            yield (
+                f"config.checkpoint.adapt has {self}, which makes two stacks of one, and config.model.decoder is "
+                f"{ours.decoder}: set it to None"
             )
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:

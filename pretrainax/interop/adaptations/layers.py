@@ -11,7 +11,7 @@ import numpy as np
 
 from pretrainax.config import Experiment, ModelConfig
 from pretrainax.interop.adaptations.base import Adaptation, Making, Way
-from pretrainax.layers.feed_forward import kinds_of_layers
+from pretrainax.layers.feed_forward import Kind, kinds_of_layers
 from pretrainax.sharding.param_paths import part_of, stack_of
 
 # Of a sublayer the last map, whose result is added to the stream.
@@ -45,9 +45,9 @@ class Layers(Adaptation):
 
     def mismatches(self, ours: ModelConfig, theirs: ModelConfig) -> Iterator[str]:
         before = self.before(ours, theirs)
-        for stack, count in ours.stacks.items():
-            found = list(self._mismatches(stack, count, before.stacks[stack]))
-            yield from found or self._mixed(stack, before, ours)
+        for name, stack in ours.stacks.items():
+            found = list(self._mismatches(name, stack.num_layers, before.stacks[name].num_layers))
+            yield from found or self._mixed(name, before, ours)
 
     def _mismatches(self, stack: str, ours: int, theirs: int) -> Iterator[str]:
         name = f"config.checkpoint.adapt has {self}"
@@ -67,7 +67,7 @@ class Layers(Adaptation):
 
     def _mixed(self, stack: str, before: ModelConfig, ours: ModelConfig) -> Iterator[str]:
         """Yields where a layer without experts would be one with them, or the other way round."""
-        here, there = (kinds_of_layers(model, model.stacks[stack])[0].numbers for model in (ours, before))
+        here, there = (_kinds(model, stack)[0].numbers for model in (ours, before))
         wrong = [i for i, n in enumerate(self._numbers(stack, before, ours)) if (i in here) != (n in there)]
         if wrong:
             yield (
@@ -80,7 +80,7 @@ class Layers(Adaptation):
         """Returns the layer of the start that each layer of a stack begins as."""
         if isinstance(self.taken, tuple):
             return list(self.taken)
-        count, there = ours.stacks[stack], before.stacks[stack]
+        count, there = (model.stacks[stack].num_layers for model in (ours, before))
         return [i % there if self.taken == "stacked" else i * there // count for i in range(count)]
 
     def way(self, path: str, before: ModelConfig, ours: ModelConfig) -> Way:
@@ -90,14 +90,13 @@ class Layers(Adaptation):
         name, part = part_of(stack)
         # of a stack in two parts the layers of each are of that part
         here, there = (
-            next(kind.numbers for kind in kinds_of_layers(model, model.stacks[name]) if kind.part == part)
-            for model in (ours, before)
+            next(kind.numbers for kind in _kinds(model, name) if kind.part == part) for model in (ours, before)
         )
         all_numbers = self._numbers(name, before, ours)
         numbers = [all_numbers[i] for i in here]
         if numbers == list(there):
             return Way(path)
-        how = f"layers {_listed(numbers)} of {before.stacks[name]}"
+        how = f"layers {_listed(numbers)} of {before.stacks[name].num_layers}"
         taken = Making(how, lambda x: x[np.array([there.index(number) for number in numbers])])
         again = [number in numbers[:i] for i, number in enumerate(numbers)]
         if not (self.silent and any(again) and _LAST_MAP.search(path)):
@@ -107,17 +106,22 @@ class Layers(Adaptation):
 
     def effect(self, before: ModelConfig, ours: ModelConfig) -> str:
         said, same = [], self.silent
-        for stack, count in ours.stacks.items():
-            numbers = self._numbers(stack, before, ours)
-            said.append(f"layers {_listed(numbers)} of the {before.stacks[stack]} of the {stack}")
+        for stack in ours.stacks:
+            numbers, there = self._numbers(stack, before, ours), before.stacks[stack].num_layers
+            said.append(f"layers {_listed(numbers)} of the {there} of the {stack}")
             other = [i for i, n in enumerate(numbers) if _attention_of(i, ours) != _attention_of(n, ours)]
             said += [
-                f"with another attention than there (local, global, not turned): {_listed(other)} of these {count}"
+                f"with another attention than there (local, global, not turned): {_listed(other)} of these "
+                f"{len(numbers)}"
             ] * bool(other)
             first = {number: i for i, number in reversed(list(enumerate(numbers)))}  # the others add nothing
-            in_order = sorted(first, key=first.__getitem__) == list(range(before.stacks[stack]))
+            in_order = sorted(first, key=first.__getitem__) == list(range(there))
             same = same and in_order and not set(other) & set(first.values())
         return "; ".join([*said, *["the same is computed at first"] * same])
+
+
+def _kinds(model: ModelConfig, stack: str) -> tuple[Kind, Kind]:
+    return kinds_of_layers(model, model.stacks[stack].num_layers)
 
 
 def _attention_of(number: int, model: ModelConfig) -> tuple[str, bool]:

@@ -86,7 +86,8 @@ def modules_of_heads(config: ModelConfig) -> dict[str, nn.Module]:
     """Returns the submodules that are of the heads of a model, by name: the first parts of their parameters' paths. The
     head of a task reads a mean of a recurrent model's layers (Peters et al. 2018, section 3.2)."""
     mix = {"scalar_mix": ScalarMix()} if config.recurrent is not None and config.head is not None else {}
-    return mix | {name: module for head in heads_of(config) for name, module in head.modules(config).items()}
+    read = config.last_stack
+    return mix | {name: module for head in heads_of(read) for name, module in head.modules(read).items()}
 
 
 def head_modules(config: ModelConfig) -> set[str]:

@@ -60,7 +60,7 @@ class LanguageModel(Head):
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> LanguageModelOutput:
         """Returns predictions at masked_positions [B, K] where the batch has them (15 % of the work), else at all."""
-        x = x[..., : model.config.d_model]  # of two directions that which reads forward
+        x = x[..., : model.config.last_stack.d_model]  # of two directions that which reads forward
         if is_gathered(batch):
             chex.assert_rank(batch["masked_positions"], 2, custom_message="masked_positions are [B, K]")
             # [B, T, D] -> [B, K, D]
