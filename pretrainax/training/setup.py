@@ -276,6 +276,7 @@ class Run:
         assert isinstance(bound, WritingTask)
         count = rows if task.answers is None else min(task.answers, rows)
         numbers = [i * rows // count for i in range(count)]
+        stream.hold(numbers)
         prompts = [bound.asked(stream.record(n), stream.vocabulary) for n in numbers]
         loaded = dataclasses.replace(self._writer, params=self.plain(params)[1]).compiled_as(self._writer)
         sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
