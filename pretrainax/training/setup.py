@@ -33,6 +33,7 @@ from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
 from pretrainax.optim.layers import by_layer
 from pretrainax.runtime import host
+from pretrainax.runtime.agreement import check_same
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
@@ -440,6 +441,11 @@ def open_run(
             phase_batches(experiment, prepared)
         mesh = make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))
+        check_same(
+            "the text of config.data.source, or what config.tokenizer makes of it,",
+            f"{prepared.tokenizer.fingerprint[:12]} and {', '.join(c.fingerprint[:12] for c in prepared.corpora)}",
+            "give every host the same files, and models and data sets of the hub by their commits",
+        )
         if preemption is not None:
             stack.enter_context(preemption)
         yield build_run(experiment, prepared, mesh, peers)
