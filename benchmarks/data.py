@@ -6,7 +6,9 @@ the published algorithm of span corruption in plain NumPy. The numbers are token
 medians of alternating rounds; a pipeline's include Grain's prefetching thread, on the same core.
 
 `--store=gs://bucket/cache` measures the wait for data alone, on the disk and with the corpus in an object store, of
-which this machine keeps all shards, and then none. `python -m tests.support.fake_gcs` serves one here.
+which this machine keeps all shards, and then none; and none while each row is a request of its own, as where the corpus
+is so large that no two of them lie near each other. `python -m tests.support.fake_gcs` serves one here, with `--delay`
+as one that is far away.
 """
 
 import argparse
@@ -15,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -31,6 +34,7 @@ from pretrainax.data.sources import JsonLines, PythonDocs
 from pretrainax.optim.optimizers import AdamW
 from pretrainax.optim.schedules import WarmupCosine
 from pretrainax.runtime.host import tune_malloc
+from pretrainax.storage import store as stores
 from pretrainax.tokenization import ByteBPE, Unigram
 
 ROWS = 32
@@ -87,7 +91,9 @@ def beside_the_disk(source: Any, store: str) -> None:
     print(f"in a store, all shards kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
     KeptShards(in_store.train, 0)
     in_store = prepared(source, tokenizer, MaskedLM(), store)
-    print(f"in a store, no shard kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
+    print(f"in a store, no shard kept: {wait_fraction(masked | dict(corpus=in_store)):.3%}", flush=True)
+    with mock.patch.object(stores, "NEAR", -1):
+        print(f"the same, a request a row: {wait_fraction(masked | dict(corpus=in_store)):.3%}")
 
 
 def prepared(source: Any, tokenizer: Any, objective: Any, cache: str = DataConfig.cache_dir) -> Any:
@@ -110,6 +116,7 @@ def batches(corpus: Any, objective: Any, sequence_length: int, packing: Any = No
         objective.bind(corpus.tokenizer),
         corpus.tokenizer.vocabulary,
         RowOptions(sequence_length, global_batch_size=rows, seed=0, packing=packing),
+        steps=10**6,
     )
 
 

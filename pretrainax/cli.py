@@ -212,7 +212,7 @@ def check_overrides(count: Sequence[str], where: str) -> None:
 
 def one_line(error: Exception) -> str:
     """Returns the text of an error for a terminal: without line breaks and control characters, and not too long."""
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(str(error).split()))
+    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(places.named(str(error)).split()))
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 

@@ -55,8 +55,6 @@ from pretrainax.checkpoints.run_json import check_tokenizer
 from pretrainax.checkpoints.steps import list_steps, step_of
 from pretrainax.config import DataConfig, Experiment, UserError, trained_as
 from pretrainax.config.paths import define_path, hub_name, is_url
-from pretrainax.data.corpus_check import CorpusCheck
-from pretrainax.data.kept_shards import KeptShards
 from pretrainax.data.sources import NoSource
 from pretrainax.inference.answers import task_in
 from pretrainax.inference.load import experiment_of, load_origin
@@ -76,9 +74,10 @@ from pretrainax.scoring.span_choice import SpanChoice
 from pretrainax.scoring.spans import results_beside, score_spans, texts_of
 from pretrainax.scoring.tasks.run import ready, run_tasks
 from pretrainax.sharding.mesh import make_mesh
-from pretrainax.storage.places import here, sent
+from pretrainax.storage.places import here, named, sent
 from pretrainax.tasks import Task
 from pretrainax.tokenization.base import load_tokenizer
+from pretrainax.training.corpora import checked_texts
 from pretrainax.training.metrics import meaning, parts_among
 from pretrainax.training.restore import read_frozen
 from pretrainax.training.samples import show_samples
@@ -277,8 +276,8 @@ class Evaluation:
         host.start_jax(experiment)
         with contextlib.ExitStack() as held:
             run = held.enter_context(open_run(experiment))
-            bring = KeptShards(run.prepared.valid, experiment.data.keep_bytes).bring
-            corpus_check = held.enter_context(CorpusCheck(run.prepared.valid, bring=bring))
+            note = functools.partial(_note, run)
+            corpus_check = held.enter_context(checked_texts(experiment.data, run.prepared.valid, note))
             read_frozen(run, self.directory)
             for origin in self.origins:
                 params = load_plain(origin.steps, run.abstract_state.params, origin.folder)
@@ -296,15 +295,15 @@ class Evaluation:
     def _tell(self, results: Sequence[Result]) -> None:
         if self["every-checkpoint"]:
             average = ", moving average of the parameters" if self.origins[0].folder != TRAINED else ""
-            print(visible(f"run  {self.directory}{average}\n\n{table_over_steps(results)}\n"))
+            print(visible(f"run  {named(self.directory)}{average}\n\n{table_over_steps(results)}\n"))
         elif self.of_text:
             print(visible(f"model  {results[0].origin}\n\n{results_table(results)}\n"))
         with sent(self["output"] or os.path.join(self._folder(), f"{self._name()}.json")) as path:
-            print(visible(write_results(path, results)))
+            print(visible(named(write_results(path, results))))
             if self["every-checkpoint"]:
                 drawn = f"{os.path.splitext(path)[0]}.png"
                 picture.draw(drawn, results, os.path.basename(os.path.abspath(self.directory)))
-                print(visible(f"drawn in {drawn}"))
+                print(visible(f"drawn in {named(drawn)}"))
 
     def _folder(self) -> str:
         """Returns where results are kept: with the model, and of one of the hub in a folder of its name."""
@@ -368,6 +367,12 @@ def _show(run: Run, origin: Origin, params, metrics: dict[str, float]) -> None:
     named = [(name, f"{value:,.4f}", meaning(name, metrics)) for name, value in metrics.items()]
     say(f"{text_table(rows)}\n\n{text_table(named, '<><')}\n")
     show_samples(run, params, say)
+
+
+def _note(run: Run, line: str) -> None:
+    """Prints a line beside the results; called in each process of the run, of which one prints."""
+    if run.is_primary:
+        print(visible(line), file=sys.stderr)
 
 
 def _which_parameters(origin: Origin) -> str:

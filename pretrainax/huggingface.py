@@ -21,7 +21,8 @@ the hub, as the user whose token is set (`hf auth login`, HF_TOKEN), as one comm
 repository, it is nobody else's to see.
 
 Of a run with `config.tuning` an export is of the merged model; with --adapter it is what was trained, in the format of
-the library peft. An import reads such a directory too; --base=DIR is the model that it is for.
+the library peft. An import reads such a directory too; --base=DIR is the model that it is for. Where the run has
+started from a model of the hub, the adapter has a card and can be pushed; nobody else has another model.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from pretrainax.config.paths import define_path
 from pretrainax.interop.adapters import export_adapter, import_adapter, is_adapter
 from pretrainax.interop.directories import DTYPES, export_workdir, import_directory
 from pretrainax.interop.origin import Origin, find_origin, parted
-from pretrainax.interop.start import experiment_of
+from pretrainax.interop.start import experiment_of, find_known_start
 from pretrainax.storage import hub
 from pretrainax.storage.places import here
 from pretrainax.training.model_card import Recipe, write_card
@@ -124,16 +125,25 @@ class Exchange:
             return self._export_adapter(directory, to, origin)
         recipe = self._recipe(origin)
         said = export_workdir(directory, to, origin.steps, self["dtype"], self["part"], size, origin.folder)
-        name = self["push"] or os.path.basename(os.path.abspath(to))
-        write_card(to, origin, name, self["license"], recipe)
+        write_card(to, origin, self._name(to), self["license"], recipe)
         return said
 
     def _export_adapter(self, directory: str, to: str, origin: Origin) -> str:
-        if self["push"]:
-            raise UserError("--push is of a whole model: leave out --adapter, or send its folder by hf upload")
         if len(origin.steps) != 1:
             raise UserError(f"--adapter is of one checkpoint of a run, and --workdir={cli.WORKDIR.value} names no one")
-        return export_adapter(directory, to, origin.steps[0], origin.folder)
+        base = find_known_start(directory)
+        if self["push"] and base.hub is None:
+            raise UserError(
+                f"--push --adapter: this run has started from {base.description}, which others do not have: start one "
+                "from hf:org/name, or leave out --adapter, to send the whole model"
+            )
+        said = export_adapter(directory, to, origin.steps[0], origin.folder)
+        if base.hub is not None:
+            write_card(to, origin, self._name(to), self["license"], self._recipe(origin), base)
+        return said
+
+    def _name(self, to: str) -> str:
+        return self["push"] or os.path.basename(os.path.abspath(to))
 
     def _recipe(self, origin: Origin) -> Optional[Recipe]:
         """Returns the config of --config beside its ledger, with the numbers of the run; None where none is given."""

@@ -18,6 +18,7 @@ from pretrainax.data.inspection import check, page, terminal
 from pretrainax.data.inspection.row_view import Words, views_of
 from pretrainax.data.pipeline import phase_batches
 from pretrainax.data.preparation.prepare import prepare
+from pretrainax.storage.places import named
 
 _COUNT = flags.DEFINE_integer("count", 4, "Rows to show", lower_bound=0)
 _AT = flags.DEFINE_integer("at", 1, "The step whose rows are shown, from 1 on", lower_bound=1)
@@ -56,7 +57,7 @@ def _write(path: str, text: str) -> None:
             f.write(text)
     except OSError as e:
         raise UserError(f"--html={path} cannot be written: {e.strerror}") from e
-    print(f"wrote {path}")
+    print(named(f"wrote {path}"))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pretrainax.config import UserError
 from pretrainax.config.paths import define_path, path_problem
 from pretrainax.reporting.run_lines import AXES, RunLines, figures_of, missing, names_of, with_seconds
 from pretrainax.reporting.visible import visible
-from pretrainax.storage.places import here
+from pretrainax.storage.places import here, named
 from pretrainax.training.metrics import read_metrics
 
 _FILE = "metrics.jsonl"
@@ -85,7 +85,7 @@ def _write(runs: list[RunLines], figures: list[str], by: str, output: str) -> in
         text = overlay_page.render(runs, figures, by, notes, f.read())
     with open(page, "w", encoding="utf-8") as f:
         f.write(text)
-    print(visible(f"wrote {picture} and {page}"))
+    print(visible(named(f"wrote {picture} and {page}")))
     return 0
 
 

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Optional
 
 import numpy as np
@@ -16,6 +16,7 @@ from pretrainax.data.sources.base import Note
 from pretrainax.storage.places import twin_around
 from pretrainax.storage.twin import Twin
 
+Window = tuple[int, int]  # place of the first token, tokens
 Piece = tuple[int, int, int]  # shard, place of the first token in it, tokens
 
 
@@ -39,7 +40,7 @@ class Corpus:
         self._dtype = np.dtype(index["dtype"])
         self._starts = np.cumsum([0, *index["shards"]])  # [shards + 1] token offsets
         self._shards: dict[int, np.ndarray] = {}
-        self._ahead: dict[Piece, np.ndarray] = {}  # what was read of shards that are not here
+        self.held: Mapping[Piece, np.ndarray] = {}  # what was read ahead of shards that are not here
 
     def __reduce__(self):
         return Corpus, (self.directory,)
@@ -57,24 +58,22 @@ class Corpus:
         for piece in self._pieces(start, length):
             shard, offset, count = piece
             if (mapped := self._map_shard(shard)) is not None:
-                tokens[filled : filled + count] = mapped[offset : offset + count]
-            else:
-                if piece not in self._ahead:
-                    self._read([piece])
-                tokens[filled : filled + count] = self._ahead.pop(piece)
+                found = mapped[offset : offset + count]
+            elif (found := self.held.get(piece)) is None:
+                found = self._read([piece])[piece]
+            tokens[filled : filled + count] = found
             filled += count
         return tokens
 
-    def read_ahead(self, windows: Iterable[tuple[int, int]]) -> None:
-        """Reads all of some windows (start, length) that are in a store alone at once; `tokens` finds them, once."""
+    def read(self, windows: Iterable[Window]) -> dict[Piece, np.ndarray]:
+        """Reads all that some windows have in a store alone, at once; who sets `held` to it has `tokens` find it."""
         pieces = dict.fromkeys(piece for window in windows for piece in self._pieces(*window))
-        self._ahead = {}
-        self._read([piece for piece in pieces if self._map_shard(piece[0]) is None])
+        return self._read([piece for piece in pieces if self._map_shard(piece[0]) is None])
 
     @property
     def is_in_store(self) -> bool:
-        """Tells whether some of it may not be on this machine."""
-        return self._twin is not None
+        """Tells whether some of its tokens are not on this machine."""
+        return self._twin is not None and any(self._map_shard(i) is None for i in range(len(self._starts) - 1))
 
     def _pieces(self, start: int, length: int) -> Iterator[Piece]:
         """Yields the parts of a window, each in a shard."""
@@ -85,13 +84,15 @@ class Corpus:
                 yield shard, start - first, last - start
             start, shard = max(start, last), shard + 1
 
-    def _read(self, pieces: Sequence[Piece]) -> None:
+    def _read(self, pieces: list[Piece]) -> dict[Piece, np.ndarray]:
         """Reads pieces from the store."""
-        if pieces and self._twin is not None:
-            size = self._dtype.itemsize
-            ranges = [(self._path(shard), at * size, (at + count) * size) for shard, at, count in pieces]
-            found = [np.frombuffer(content, self._dtype) for content in self._twin.read_ranges(ranges)]
-            self._ahead |= dict(zip(pieces, found, strict=True))
+        if not pieces:
+            return {}
+        assert self._twin is not None  # as all shards of a disk are here
+        size = self._dtype.itemsize
+        ranges = [(self._path(shard), at * size, (at + count) * size) for shard, at, count in pieces]
+        found = self._twin.read_ranges(ranges)
+        return {piece: np.frombuffer(content, self._dtype) for piece, content in zip(pieces, found, strict=True)}
 
     def window(self, start: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns tokens from `start` on, and which document of the window each is of, from 1: int32 [length] both."""

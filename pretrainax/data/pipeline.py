@@ -4,6 +4,7 @@ Row i of a run is a pure function of (seed, i), so batch s is one of (seed, s): 
 neither the number of processes nor of loader workers changes it.
 """
 
+import concurrent.futures
 import dataclasses
 import functools
 import multiprocessing
@@ -19,10 +20,11 @@ from absl import flags
 from pretrainax.config import Experiment, UserError, naming, phase_at, phases_of
 from pretrainax.data.batch import Example, HostBatch, Lengths, highest_id
 from pretrainax.data.collate import collate
-from pretrainax.data.corpus import Corpus, damaged
+from pretrainax.data.corpus import Corpus, Window, damaged
 from pretrainax.data.mixture_schedule import MixtureSchedule
 from pretrainax.data.objectives import Objective
 from pretrainax.data.preparation.workers import check_shared_memory
+from pretrainax.data.read_ahead import ReadAhead
 from pretrainax.data.rng import CounterRng
 from pretrainax.data.row_stream import RowOptions, RowStream, text_lengths
 from pretrainax.data.sources.base import WeightStages
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from pretrainax.data.preparation.prepare import Prepared
     from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
+_WAITING = 32  # rows that are made at a time, where each waits for text of a store that it draws
 StreamKey = tuple[tuple, int]  # the plan of its rows, and which of the streams with the same plan it is
 
 
@@ -102,6 +105,7 @@ class Batches:
         self._before: dict[StreamKey, Taken] = {}  # of the phases before
         self.rows_per_epoch = sum(stream.plan.rows_per_epoch for stream in self.streams)
         self.lengths = Lengths(*np.max([stream.lengths[-1] for stream in self.streams], axis=0).tolist())
+        self._ahead = ReadAhead()
 
     def examples(self, row: int) -> tuple[Objective, list[Example]]:
         """Returns what row `row` of the run is made of: the examples, not padded, of one objective."""
@@ -159,13 +163,37 @@ class Batches:
         return total
 
     def __getitem__(self, step: int) -> HostBatch:
-        first, draws = step * self.global_batch_size + self.first_row, CounterRng(self.mask_seed)
-        numbers = range(first, first + self.local_batch_size)
+        if any(stream.corpus.is_in_store for stream in self.streams):
+            stop = self.stop or self.rows_per_epoch // self.global_batch_size  # a validation is read once
+            self._ahead.hold(step, stop, self._windows)
+        numbers = self._rows(step)
         places = [self._place(row) for row in numbers]
-        for stream in self.streams:
-            stream.read_ahead(n for of, n in places if of is stream)
-        rows = [stream.counted(n, self.progress(row), draws) for row, (stream, n) in zip(numbers, places, strict=True)]
-        return self._collated(rows, self.lengths_of(step), places)
+        return self._collated(self._counted(numbers, places), self.lengths_of(step), places)
+
+    def _counted(self, numbers: Sequence[int], places: Sequence[tuple[RowStream, int]]) -> list[list[Example]]:
+        """Makes rows of the run, each at its place; where they draw text that is in a store, several at a time."""
+
+        def made(row: int, place: tuple[RowStream, int], draws: CounterRng) -> list[Example]:
+            stream, n = place
+            return stream.counted(n, self.progress(row), draws)
+
+        if any(stream.draws_text and stream.corpus.is_in_store for stream in self.streams):
+            own = [CounterRng(self.mask_seed) for _ in numbers]  # which gives one row at a time
+            with concurrent.futures.ThreadPoolExecutor(_WAITING) as pool:
+                return list(pool.map(made, numbers, places, own))
+        draws = CounterRng(self.mask_seed)
+        return [made(row, place, draws) for row, place in zip(numbers, places, strict=True)]
+
+    def _rows(self, step: int) -> range:
+        """Returns which rows of the run the batch of a step has in this process."""
+        first = step * self.global_batch_size + self.first_row
+        return range(first, first + self.local_batch_size)
+
+    def _windows(self, step: int) -> Iterator[tuple[Corpus, Window]]:
+        """Yields what the rows of a batch read."""
+        for stream, n in map(self._place, self._rows(step)):
+            for window in stream.row(n)[0]:
+                yield stream.corpus, window
 
     def of_stream(self, number: int, rows: range) -> HostBatch:
         """Returns a batch of one stream alone, as at the end of the training: the first of `rows`, which are its own.
@@ -174,6 +202,7 @@ class Batches:
         """
         stream, draws = self.streams[number], CounterRng(self.mask_seed)
         own = rows[self.first_row :][: self.local_batch_size]
+        stream.hold(own)
         examples = [stream.counted(n, 1.0, draws) for n in own]
         empty = [[] for _ in range(self.local_batch_size - len(own))]
         return self._collated(examples + empty, self.lengths, [(stream, n) for n in own])

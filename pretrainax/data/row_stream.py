@@ -73,6 +73,7 @@ class RowStream:
         # What the weights of a mixture count: pairs, however many share a row; of text, rows.
         self.examples_per_row = self.plan.pieces_per_row if objective.unit == "pairs" else 1.0
         self._across_documents = not packing.cuts
+        self.draws_text = objective.pairs_documents  # of other documents, while an example is made
         self._counter = options.text and TextCounter(
             options.text, bytes_per_spelled(options.text, corpus), vocabulary.separator, not options.no_target_bytes
         )
@@ -98,10 +99,10 @@ class RowStream:
         pieces, bucket = self.plan.row(place, keys, offset)
         return pieces, self.lengths[bucket]
 
-    def read_ahead(self, rows: Iterable[int]) -> None:
+    def hold(self, rows: Iterable[int]) -> None:
         """Reads the text of some rows at once, where it is in a store alone."""
         if self.corpus.is_in_store:
-            self.corpus.read_ahead(piece for n in rows for piece in self.row(n)[0])
+            self.corpus.held = self.corpus.read(window for n in rows for window in self.row(n)[0])
 
     def examples(self, n: int, progress: float, draws: CounterRng) -> list[Example]:
         """Makes the examples of row n, not padded. progress: of the training at this row, from 0 to 1."""

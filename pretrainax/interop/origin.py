@@ -31,7 +31,7 @@ from pretrainax.config import UserError, load
 from pretrainax.config.paths import is_hub, path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
 from pretrainax.storage.hub import exact_name
-from pretrainax.storage.places import here
+from pretrainax.storage.places import here, named
 
 BEST, AVERAGE, AS_TRAINED = "best", "average", "trained"
 NAMES = (
@@ -59,6 +59,11 @@ def find_origin(name: str) -> Origin:
       UserError: nothing is there, or something else; the checkpoint is not there, or damaged; none has a validation
         loss.
     """
+    found = _found(name)
+    return dataclasses.replace(found, description=named(found.description))
+
+
+def _found(name: str) -> Origin:
     if problem := path_problem(name, takes_hub=True):
         raise UserError(f"{name}: {problem}")
     if is_hub(name):

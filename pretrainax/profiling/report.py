@@ -28,7 +28,10 @@ MOST = 20  # rows of the table; what is left is one more
 
 def of_run(run: Run, path: str) -> str:
     """Returns what a trace of this process says, beside the plan of the devices of the run."""
-    return report(read_trace(path), run.trained, topology_here())
+    said, count = report(read_trace(path), run.trained, topology_here()), jax.process_count()
+    if count > 1:
+        said = f"of process {jax.process_index()} alone: each of the {count} has a trace, for profile --process\n{said}"
+    return said
 
 
 def report(trace: Trace, experiment: Optional[Experiment], topology: Optional[Topology]) -> str:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Optional
 import jax
 
 from pretrainax.runtime.profile_request import ProfileRequest
+from pretrainax.storage.places import named
 
 STEP = "train_step"  # what a trace calls a step
 FOLDER = os.path.join("profiles", "plugins", "profile")  # in the workdir
@@ -90,7 +91,8 @@ class Recorder:
         self._asked = range(0) if asked else self._asked  # a rollback asks for no other
         with self._or_without("begun"):
             os.makedirs(parent := os.path.join(self._workdir, FOLDER), exist_ok=True)
-            self._traces = tempfile.mkdtemp(dir=os.path.dirname(os.path.dirname(parent)))
+            profiles = os.path.dirname(os.path.dirname(parent))
+            self._traces = tempfile.mkdtemp(prefix=".tracing", dir=profiles)  # a name that no store is sent
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # each call of Python: most of a trace, and of its cost
             options.host_tracer_level = 1  # of XLA alone, which on a CPU has the kernels
@@ -120,7 +122,7 @@ class Recorder:
                 (made,) = glob.glob(os.path.join(glob.escape(self._traces), "plugins", "profile", "*", pattern))
                 os.replace(made, to)
             jax.profiler.save_device_memory_profile(files.memory)
-            self._note(f"profile of steps {_span(span)}: {directory} (docs/profiling.md says what opens it)")
+            self._note(f"profile of steps {_span(span)}: {named(directory)} (docs/profiling.md says what opens it)")
             if report and self._report is not None and jax.process_index() == 0:
                 self._note(self._report(files.trace))
         shutil.rmtree(self._traces, ignore_errors=True)

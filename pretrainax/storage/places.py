@@ -192,6 +192,13 @@ def share(path: str) -> None:
         sender.push() if sender.lease else twin.pull(lazy=False)
 
 
+def named(text: str) -> str:
+    """Returns a text for people in which what is in a twin is called as the user calls it, by its URL."""
+    for root, twin in sorted(_twins.items(), reverse=True):  # the inner ones first
+        text = re.sub(rf"{re.escape(root)}(?![\w-]|\.\w)", lambda _, url=twin.store.url: url, text)
+    return text
+
+
 def _opened(url: str, root: str, lease: Lease) -> Twin:
     """Returns the twin of a run whose lease was taken, with the newest files."""
     twin = _twin(url, root)
@@ -242,9 +249,8 @@ class _Sender:
         try:
             self.push()
         except UserError as e:
-            raise RunFailed(
-                f"{e}; what was not sent is in {self._twin.root}, and the same command on this machine goes on from it"
-            ) from e
+            say(f"what was not sent is in {self._twin.root}")
+            raise RunFailed(f"{e}; the same command on this machine goes on from what was not sent") from e
 
     def push(self) -> None:
         if self.lease:

@@ -3,6 +3,7 @@
 A store has no rename, no lock and no append. What it has is atomic: an object is there as a whole, or not.
 """
 
+import bisect
 import datetime
 import functools
 import logging
@@ -11,13 +12,16 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pretrainax.config import RunFailed, UserError
 from pretrainax.config.paths import STORES, path_problem
 
 PATIENCE = 120.0  # seconds for which a request is made again
+NEAR = 32 << 10  # bytes between two ranges that are read as one: they take no longer than another request
+_MOST = 8 << 20  # bytes of a range that others are joined to
+_AT_ONCE = 100  # requests under way, as aiohttp has; botocore has 10 where it is not told
 _FIRST, _LONGEST = 0.5, 20.0  # seconds between two of them
 _REFUSED = re.compile(
     r"forbidden|denied|unauthori[sz]ed|credential|invalid.?access|signature|permission|\b40[13]\b", re.I
@@ -25,6 +29,7 @@ _REFUSED = re.compile(
 _FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
 
 T = TypeVar("T")
+Range: TypeAlias = tuple[str, int, int]  # name, first byte, and the one behind the last
 
 
 class Stamp(NamedTuple):
@@ -50,10 +55,12 @@ class Store:
             raise UserError(f"{url}: {problem}")
         self.url = url.rstrip("/")
         try:
-            import fsspec.core  # here: a run on a disk needs none of it
+            import fsspec.config  # here: a run on a disk needs none of it
+            import fsspec.core
 
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it shows a traceback of each answer that we explain
-            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False)
+            more = _settings(self.url, fsspec.config.conf)
+            self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **more)
         except ImportError as e:
             extra = STORES[self.url.partition(":")[0]]
             raise UserError(f"{url}: {e.name or e} is not installed: pip install 'pretrainax[{extra}]'") from e
@@ -81,11 +88,18 @@ class Store:
         """Returns an object; FileNotFoundError where it is not there."""
         return self._tried(lambda: self._fs.cat_file(self._path(name)))
 
-    def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Returns the bytes of each (name, start, stop), all asked for at once."""
-        names, starts, stops = zip(*ranges, strict=True)
+    def read_ranges(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Returns the bytes of each range, all asked for at once; those that lie near each other are one request."""
+        joined = _joined(ranges)
+        names, starts, stops = zip(*joined, strict=True)
         paths = [self._path(name) for name in names]
-        return self._tried(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
+        found = self._tried(lambda: self._fs.cat_ranges(paths, list(starts), list(stops), on_error="raise"))
+        parts = []
+        for name, start, stop in ranges:
+            place = bisect.bisect_right(joined, (name, start, sys.maxsize)) - 1
+            first = joined[place][1]
+            parts.append(found[place][start - first : stop - first])
+        return parts
 
     def write(self, name: str, content: bytes) -> None:
         """Writes an object, whatever was there."""
@@ -157,6 +171,26 @@ class Store:
                 said = True
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST)
+
+
+def _settings(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[str, dict]:
+    """Returns what a client is told beside what the user tells it, in a configuration of fsspec."""
+    if not url.startswith("s3:"):
+        return {}
+    return {"config_kwargs": {"max_pool_connections": _AT_ONCE} | conf.get("s3", {}).get("config_kwargs", {})}
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """Returns ranges in their order, as few as hold all of the given ones without going far beyond them."""
+    joined: list[Range] = []
+    for name, start, stop in sorted(ranges):
+        if joined:
+            of, first, last = joined[-1]
+            if name == of and start - last <= NEAR and stop - first <= _MOST:
+                joined[-1] = of, first, max(last, stop)
+                continue
+        joined.append((name, start, stop))
+    return joined
 
 
 def _stamp(info: dict[str, Any]) -> Stamp:

@@ -306,7 +306,8 @@ class Twin:
     def _keep(self) -> None:
         """Writes down what is known, where that has changed."""
         kept = json.dumps({"url": self.store.url, "lease": self.lease, "objects": self._known})
-        if kept != self._kept:
+        is_known = bool(self._known or self.lease or self._kept)  # a file beside a single one would be among a user's
+        if kept != self._kept and is_known:
             self._beside()
             write_atomically(self.root + KEPT, kept)
             self._kept = kept

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
+from pretrainax.storage.places import named
 from pretrainax.trackers.base import TrackedRun, Tracker, Value, Writer, as_markdown
 
 _FLUSH_SECONDS = 30
@@ -36,7 +37,7 @@ class TensorBoard(Tracker):
         return EventWriter(os.path.join(run.workdir, _FOLDER), run)
 
     def describe(self, workdir: str) -> str:
-        return f"TensorBoard, {os.path.join(workdir, _FOLDER)}"
+        return f"TensorBoard, {named(os.path.join(workdir, _FOLDER))}"
 
 
 @contextlib.contextmanager

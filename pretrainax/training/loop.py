@@ -94,9 +94,8 @@ def train(
     held = contextlib.ExitStack()  # what outlasts everything else
     with held, open_run(experiment, prepare_data, preemption) as run, contextlib.ExitStack() as stack:
         goodput.primary = run.is_primary  # which JAX knows only now
-        directory, saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint
-        checkpoints = open_checkpoints(directory, saving.keep, figure, saving.keeps)
-        stack.callback(checkpoints.close)
+        saving = os.path.join(workdir, "checkpoints"), experiment.checkpoint.keep, figure, experiment.checkpoint.keeps
+        checkpoints = stack.enter_context(contextlib.closing(open_checkpoints(*saving)))
         with goodput.on("restoring"):
             state, loop_state = restore_or_init(run, checkpoints)
         tracked = experiment.trackers, shown_config(experiment)
@@ -105,7 +104,8 @@ def train(
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
-        with checked_texts(run, writer) as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
+        texts = checked_texts(experiment.data, run.prepared.valid_first, writer.note)
+        with texts as check, recorder_of(run, writer, loop_state.step + 1, profiling) as recorder:
             loop = Loop(run, checkpoints, writer, goodput, preemption, loop_state, Beside(check, recorder), observe)
             state, exit_code = loop.train(state)
         if exit_code == 0:
@@ -123,7 +123,8 @@ def _rows_of_start(experiment: Experiment, workdir: str, loop_state: LoopState, 
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     shown = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     said = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", shown)]
-    return [("workdir", workdir + resumed), *describe_start(experiment, workdir), *(row for row in said if row[1])]
+    where = places.named(workdir) + resumed
+    return [("workdir", where), *describe_start(experiment, workdir), *(row for row in said if row[1])]
 
 
 def _uncounted(loop_state: LoopState) -> str:

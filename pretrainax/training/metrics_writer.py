@@ -16,6 +16,7 @@ from pretrainax.config import RunFailed
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import clock, scientific
 from pretrainax.reporting.visible import visible
+from pretrainax.storage.places import named
 from pretrainax.trackers import TrackedRun, Tracker, Trackers
 from pretrainax.trackers.base import Value
 from pretrainax.training.metrics import MEANINGS, cut_after, meaning, of_loss, parts_among, read_metrics
@@ -163,11 +164,11 @@ class MetricsWriter:
         name = os.path.basename(os.path.abspath(self.workdir))
         lines = [_told(line, self.select_by) for line in read_metrics(self.path)]
         curves.draw(path, lines, name, self.model, baseline, self.select_by)
-        self.note(f"curves: {path}")
+        self.note(f"curves: {named(path)}")
         if any("experts" in line for line in lines):
             path = os.path.join(self.workdir, "experts.png")
             expert_picture.draw(path, lines, name)
-            self.note(f"balance of the experts: {path}")
+            self.note(f"balance of the experts: {named(path)}")
 
     def close(self) -> None:
         """Closes the file, the bar and the trackers."""

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, cast
 
 import pretrainax
 from pretrainax.checkpoints.params import EMA, TRAINED
@@ -19,12 +19,13 @@ from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import step_of
 from pretrainax.config import Experiment, UserError
 from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.json_files import read_object
+from pretrainax.config.json_files import JsonObject, read_object
 from pretrainax.config.ledger import Comparison
-from pretrainax.config.paths import hub_name
+from pretrainax.config.paths import HubName, hub_name
 from pretrainax.config.reference import first_sentence
 from pretrainax.config.values import PATHS, stated
 from pretrainax.data.sources import HuggingFace
+from pretrainax.interop import adapters
 from pretrainax.interop.architectures import described_model, read_config_json
 from pretrainax.interop.origin import Origin
 from pretrainax.interop.safetensors_files import Reader
@@ -62,7 +63,8 @@ class _Card(NamedTuple):
     origin: Origin
     folder: str  # of the export
     name: str  # "org/name", or that of the folder
-    architecture: str  # "GPT2LMHeadModel"
+    described: JsonObject  # config.json of the model
+    adapted: Optional[HubName]  # the model that an adapter is for; None: it is a model
     parameters: int
     license: Optional[str]
     recipe: Optional[Recipe]
@@ -72,8 +74,21 @@ class _Card(NamedTuple):
     def steps(self) -> list[int]:
         return list(map(step_of, self.origin.steps))
 
+    @property
+    def architecture(self) -> str:
+        """Returns the class of transformers: "GPT2LMHeadModel"."""
+        (found,) = cast(list[str], self.described["architectures"])
+        return found
 
-def write_card(folder: str, origin: Origin, name: str, license: Optional[str], recipe: Optional[Recipe]) -> None:
+
+def write_card(
+    folder: str,
+    origin: Origin,
+    name: str,
+    license: Optional[str],
+    recipe: Optional[Recipe],
+    base: Optional[Origin] = None,
+) -> None:
     """Writes README.md into an export, and beside it the curves of the run.
 
     Args:
@@ -81,14 +96,17 @@ def write_card(folder: str, origin: Origin, name: str, license: Optional[str], r
       origin: the checkpoints that it is of.
       name: of the model: "org/name".
       license: as the hub names it, "apache-2.0"; None: nobody has said it.
+      base: the model of the hub that it is an adapter for, in the format of peft; None: it is a model.
     """
     experiment = experiment_of(origin)
-    (architecture,) = read_config_json(folder)["architectures"]
-    parameters = sum(math.prod(shape) for shape in Reader(folder).shapes.values())
+    described = read_config_json(base.directory if base else folder)
+    tensors = Reader(folder, adapters.WEIGHTS) if base else Reader(folder)
+    parameters = sum(math.prod(shape) for shape in tensors.shapes.values())
     lines = _lines(origin.directory)
     until = [line for line in lines if line["split"] == "train" and line["step"] <= max(map(step_of, origin.steps))]
     trained = until[-1] if until else {}
-    card = _Card(experiment, origin, folder, name, architecture, parameters, license, recipe, trained)
+    adapted = hub_name(base.hub) if base and base.hub else None
+    card = _Card(experiment, origin, folder, name, described, adapted, parameters, license, recipe, trained)
     has_curves = bool(lines) and os.path.exists(os.path.join(origin.directory, CURVES))
     if has_curves:
         shutil.copyfile(os.path.join(origin.directory, CURVES), os.path.join(folder, CURVES))
@@ -122,14 +140,22 @@ def _metadata(card: _Card) -> str:
     base = _start(card)
     fields = {
         "license": card.license,
-        "library_name": "transformers",
+        "library_name": "peft" if card.adapted else "transformers",
         "pipeline_tag": _tag(card),
-        "tags": ["pretrainax", "jax", *([] if base else ["pretraining"])],
+        "tags": ["pretrainax", "jax", *([] if base else ["pretraining"]), *_tags_of_adapter(card)],
         "datasets": data,
         "base_model": base.repository if (base := hub_name(base)) else None,
     }
     lines = (f"{name}: {json.dumps(value)}\n" for name, value in fields.items() if value)
     return f"---\n{''.join(lines)}---\n"
+
+
+def _tags_of_adapter(card: _Card) -> list[str]:
+    """Returns by what the hub finds adapters, as peft itself writes it; [] of a model."""
+    if card.adapted is None:
+        return []
+    kind = str(read_object(os.path.join(card.folder, adapters.CONFIG))["peft_type"]).lower()
+    return [kind, "transformers", f"base_model:adapter:{card.adapted.repository}"]
 
 
 def _tag(card: _Card) -> Optional[str]:
@@ -152,6 +178,8 @@ def _introduction(card: _Card) -> str:
     steps, start, planned = card.steps, _start(card), card.experiment.train.steps
     family = card.experiment.model.family.replace("_", "-")
     what = f"`{card.architecture}` ({family}) of {card.parameters:,} parameters"
+    if card.adapted:
+        what = f"An adapter for a `{card.architecture}` ({family}): {card.parameters:,} parameters beside those of it"
     made = "It was not trained here." if not card.trained else "It started from random parameters."
     made = f"It started from `{_last(start)}`." if start else made
     if card.trained:
@@ -178,6 +206,8 @@ def _code(value: object) -> str:
 
 
 def _use(card: _Card) -> str:
+    if card.adapted:
+        return _use_of_adapter(card, card.adapted)
     name = card.name if "/" in card.name else "DIR"
     ours = f"hf:{name}" if "/" in card.name else name
     return (
@@ -186,6 +216,19 @@ def _use(card: _Card) -> str:
         f'tokenizer = AutoTokenizer.from_pretrained("{name}")\n'
         f'model = {card.architecture}.from_pretrained("{name}")\n{_written(card)}```\n\n'
         f'With PretrainAX: `pretrainax.load("{ours}")`, or `--config.checkpoint.init_from={ours}` to train on.\n'
+    )
+
+
+def _use_of_adapter(card: _Card, base: HubName) -> str:
+    theirs = f'"{base.repository}", revision="{base.revision}"'
+    ours = f"--from=hf:{card.name} --base=hf:{base.repository}@{base.revision} --workdir=DIR"
+    return (
+        "## Use\n\n```python\n"
+        f"from peft import PeftModel\nfrom transformers import AutoTokenizer, {card.architecture}\n\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({theirs})\n"
+        f"model = {card.architecture}.from_pretrained({theirs})\n"
+        f'model = PeftModel.from_pretrained(model, "{card.name}")\n{_written(card)}```\n\n'
+        f"With PretrainAX: `pretrainax huggingface import {ours}`.\n"
     )
 
 
@@ -198,8 +241,7 @@ def _written(card: _Card) -> str:
 
 
 def _architecture(card: _Card) -> str:
-    described = read_config_json(card.folder)
-    _, model = described_model(described)
+    _, model = described_model(card.described)
     sized = model.sized.values()
     keys = [f", {stack.kv_heads} of keys and values" * (stack.kv_heads != stack.num_heads) for stack in sized]
     length = model.position.max_length
@@ -211,7 +253,7 @@ def _architecture(card: _Card) -> str:
         ("positions", _code(model.position)),
         ("vocabulary", f"{model.vocab_size:,} ids, `{type(card.experiment.tokenizer).__name__}`"),
         ("most tokens", f"{length:,}" if length else "no limit in its positions"),
-        ("numbers of the files", str(described.get("dtype"))),
+        ("numbers of the files", str(card.described.get("dtype"))),
     ]
     return "## Architecture\n\n" + markdown(("", _code(card.architecture)), rows, padded=False)
 

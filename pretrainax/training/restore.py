@@ -33,6 +33,7 @@ from pretrainax.interop.start import (
 )
 from pretrainax.interop.teacher import find_teacher, teacher_of
 from pretrainax.reporting.units import byte_size
+from pretrainax.runtime.agreement import check_same
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import tree_shardings
 from pretrainax.tasks import Instructions
@@ -229,6 +230,7 @@ def read_teacher(run: Run, workdir: str, is_new: bool) -> None:
     distillation, model = cast(Distillation, run.experiment.distill), run.model
     assert isinstance(model, Distilled) and run.abstract_frozen is not None
     origin = find_teacher(distillation) if is_new else find_known_start(workdir, TEACHER_START)
+    _check_commit("config.distill.teacher", origin)
     check_tokenizer_of(origin, run.prepared.tokenizer, "the teacher")
     abstract = run.abstract_frozen[TEACHER]
     # Of a teacher whose answers nobody asks for, heads need not be there.
@@ -244,6 +246,7 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
     if run.experiment.tuning is not None and run.frozen is not None:  # after a rollback the same
         return _split(run, _whole(find_known_start(workdir), run))
     start = find_origin(os.path.expanduser(init_from))
+    _check_commit("config.checkpoint.init_from", start)
     if has_tokenizer(start):
         may_grow = any(isinstance(each, WiderVocabulary) for each in run.experiment.checkpoint.adapt)
         check_tokenizer_of(start, run.prepared.tokenizer, "config.checkpoint.init_from:", may_grow)
@@ -259,6 +262,11 @@ def _first_params(run: Run, init_from: str, workdir: str) -> Params:
     if run.is_primary:
         remember_start(workdir, start)
     return params
+
+
+def _check_commit(field: str, origin: Origin) -> None:
+    """Raises UserError where a branch of the hub has gone on between the hosts that have asked for it."""
+    check_same(field, origin.hub or origin.description, "give a commit, as hf:org/name@1a2b…")
 
 
 def _whole(start: Origin, run: Run) -> Params:

@@ -33,6 +33,7 @@ from pretrainax.layers.sums import Sums
 from pretrainax.models import flops
 from pretrainax.optim.layers import by_layer
 from pretrainax.runtime import host
+from pretrainax.runtime.agreement import check_same
 from pretrainax.runtime.chips import peak_flops
 from pretrainax.runtime.signals import PreemptionHandler
 from pretrainax.runtime.watchdog import Watchdog
@@ -276,6 +277,7 @@ class Run:
         assert isinstance(bound, WritingTask)
         count = rows if task.answers is None else min(task.answers, rows)
         numbers = [i * rows // count for i in range(count)]
+        stream.hold(numbers)
         prompts = [bound.asked(stream.record(n), stream.vocabulary) for n in numbers]
         loaded = dataclasses.replace(self._writer, params=self.plain(params)[1]).compiled_as(self._writer)
         sampling = Sampling(max_new_tokens=bound.room_for_answer, num_beams=task.num_beams)
@@ -439,6 +441,11 @@ def open_run(
             phase_batches(experiment, prepared)
         mesh = make_mesh(experiment.mesh)
         stack.enter_context(jax.set_mesh(mesh))
+        check_same(
+            "the text of config.data.source, or what config.tokenizer makes of it,",
+            f"{prepared.tokenizer.fingerprint[:12]} and {', '.join(c.fingerprint[:12] for c in prepared.corpora)}",
+            "give every host the same files, and models and data sets of the hub by their commits",
+        )
         if preemption is not None:
             stack.enter_context(preemption)
         yield build_run(experiment, prepared, mesh, peers)

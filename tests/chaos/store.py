@@ -9,7 +9,6 @@ that is slow, closes connections without an answer, answers 429, 503 and 504, re
 """
 
 import contextlib
-import logging
 import os
 import pathlib
 import random
@@ -24,9 +23,7 @@ import fsspec
 from pretrainax.storage import places
 from pretrainax.storage.store import Store
 from tests.chaos.kill import killed
-from tests.support import fake_gcs, faulty_proxy, runs
-
-S3_ENVIRONMENT = {"FSSPEC_S3_KEY": "test", "FSSPEC_S3_SECRET": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+from tests.support import fake_gcs, faulty_proxy, moto_s3, runs
 
 
 @contextlib.contextmanager
@@ -37,21 +34,11 @@ def serving(scheme: str) -> Iterator[faulty_proxy.FaultyProxy]:
             proxy = stack.enter_context(faulty_proxy.before(stack.enter_context(fake_gcs.serving()).url, is_xml=False))
             environment, settings = fake_gcs.environment(proxy.url), {"endpoint_url": proxy.url, "token": "anon"}
         else:
-            from moto.server import ThreadedMotoServer
-
-            logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it tells of each request
-            server = ThreadedMotoServer(port=0, verbose=False)
-            server.start()
-            stack.callback(server.stop)
-            url = "http://{}:{}".format(*server.get_host_and_port())
-            proxy = stack.enter_context(faulty_proxy.before(url, is_xml=True))
-            environment = S3_ENVIRONMENT | {"FSSPEC_S3_ENDPOINT_URL": proxy.url}
-            settings = {"endpoint_url": proxy.url, "key": "test", "secret": "test"}
+            proxy = stack.enter_context(faulty_proxy.before(stack.enter_context(moto_s3.serving()), is_xml=True))
+            environment, settings = moto_s3.environment(proxy.url), moto_s3.settings(proxy.url)
         fsspec.config.conf[scheme] = settings
         os.environ.update(environment)
         runs.ENV.update(environment)
-        if scheme == "s3":
-            fsspec.filesystem("s3").call_s3("create_bucket", Bucket="bucket")
         yield proxy
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from pretrainax.tokenization import ByteBPE, Characters, Unigram, WordPiece
 from pretrainax.tokenization.base import Tokenizer
+from tests.support.text_in_store import another_machine, lines  # noqa: F401
 
 ENGLISH = """The chef cooked the meal. My dog is hairy, and it barks at the neighbours' cat whenever she comes near.
 Thank you for inviting me to your party last week! I was happy to meet your friends again.

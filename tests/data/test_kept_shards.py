@@ -1,66 +1,16 @@
 """A corpus in a store gives the batches that it gives on a disk, however little of it this machine keeps."""
 
-import json
 import os
 import pathlib
-import random
 
 import chex
 import pytest
 
-from pretrainax.config import DataConfig, Experiment, ModelConfig, TrainConfig
 from pretrainax.data.corpus_check import CorpusCheck
 from pretrainax.data.kept_shards import KeptShards
-from pretrainax.data.objectives import CausalLM, NextSentencePrediction
-from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
-from pretrainax.data.sources import JsonLines
-from pretrainax.optim.optimizers import AdamW
-from pretrainax.optim.schedules import WarmupCosine
-from pretrainax.storage import places
-from pretrainax.storage.store import Store
-from pretrainax.tokenization import ByteBPE, WordPiece
-
-STEPS = 6
-
-
-@pytest.fixture
-def lines(tmp_path):
-    rng = random.Random(0)
-    words = ["".join(rng.choices("aeioustrnlkm", k=rng.randint(2, 7))) for _ in range(200)]
-    (tmp_path / "lines").mkdir()
-    for i in range(8):
-        texts = [" ".join(rng.choices(words, k=30)).capitalize() + ". " + "Then it ends." for _ in range(10)]
-        (tmp_path / "lines" / f"{i}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
-    return tmp_path / "lines"
-
-
-@pytest.fixture
-def another_machine(tmp_path, monkeypatch):
-    """Has this one forget what it has of any store."""
-
-    def forget():
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache-{random.random()}"))
-        monkeypatch.setattr(places, "_twins", {})
-
-    pytest.importorskip("fsspec", reason="fsspec is not installed: pip install 'pretrainax[test]'")
-    forget()
-    return forget
-
-
-def experiment(lines, cache, kind):
-    sentences = kind == "sentences"
-    model = ModelConfig(family="encoder" if sentences else "decoder", vocab_size=512, num_token_types=2)
-    tokenizer = WordPiece(vocab_size=200) if sentences else ByteBPE(vocab_size=280)
-    data = DataConfig(JsonLines(str(lines), valid_fraction=0.2), 32, cache_dir=str(cache), prepare_workers=1)
-    objective = NextSentencePrediction() if sentences else CausalLM()
-    train = TrainConfig(steps=STEPS, global_batch_size=4)
-    return Experiment(model, tokenizer, data, objective, AdamW(1e-3), WarmupCosine(), train=train)
-
-
-def made(prepared, of, split="train"):
-    batches = batches_of(of, prepared, split)
-    return [batches[step] for step in range(STEPS)]
+from pretrainax.tokenization import ByteBPE
+from tests.support.text_in_store import bucket, experiment, made
 
 
 def tokens_here(prepared):
@@ -71,7 +21,7 @@ def tokens_here(prepared):
 def test_batches_are_the_same_with_any_number_of_shards_on_this_machine(lines, tmp_path, kind, another_machine):
     on_disk = experiment(lines, tmp_path / "disk", kind)
     expected = made(prepare(on_disk, print), on_disk)
-    of = experiment(lines, f"memory://bucket/{random.random()}", kind)
+    of = experiment(lines, bucket(), kind)
     chex.assert_trees_all_equal(made(prepare(of, print), of), expected)
     another_machine()
     prepared = prepare(of, print)
@@ -86,20 +36,8 @@ def test_batches_are_the_same_with_any_number_of_shards_on_this_machine(lines, t
         chex.assert_trees_all_equal(made(prepare(of, print), of), expected)
 
 
-def test_the_text_of_a_batch_is_asked_for_at_once(lines, another_machine, monkeypatch):
-    of = experiment(lines, f"memory://bucket/{random.random()}", "windows")
-    prepare(of, print)
-    another_machine()
-    batches = batches_of(of, prepare(of, print), "train")
-    _ = batches[0]  # and what it asks for to know which arrays batches have
-    asked, original = [], Store.read_ranges
-    monkeypatch.setattr(Store, "read_ranges", lambda s, ranges: (asked.append(len(ranges)), original(s, ranges))[1])
-    _ = batches[1]
-    assert len(asked) == 1 and asked[0] >= 4  # a window may lie in two shards
-
-
 def test_room_is_made_where_nobody_has_looked_for_longest(lines, another_machine):
-    of = experiment(lines, f"memory://bucket/{random.random()}", "windows")
+    of = experiment(lines, bucket(), "windows")
     first = prepare(of, print)
     of.tokenizer = ByteBPE(vocab_size=290)
     second = prepare(of, print)

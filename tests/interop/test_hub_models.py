@@ -5,11 +5,13 @@ import os
 import pathlib
 
 import jax
+import numpy as np
 import pytest
 
 import pretrainax
 from pretrainax import cli
 from pretrainax import config as config_lib
+from pretrainax.adapt import LoRA
 from pretrainax.config import UserError
 from pretrainax.config.overrides import set_field
 from pretrainax.config.values import range_problems
@@ -21,8 +23,9 @@ from pretrainax.interop.origin import find_origin
 from pretrainax.interop.teacher import find_teacher
 from pretrainax.tokenization import PretrainedTokenizer
 from tests.golden.case import weights
+from tests.interop.test_adapters import write_adapter
 from tests.support.fake_hub import forget
-from tests.support.huggingface_weights import assert_same
+from tests.support.huggingface_weights import assert_same, write_directory
 from tests.support.released import write_release
 from tests.support.tiny import get_config
 
@@ -136,6 +139,14 @@ class Held:
         self.value = value
 
 
+def exchange(monkeypatch, command, workdir, config=None, **given):
+    """Runs the command with flags."""
+    monkeypatch.setattr(cli, "WORKDIR", Held(str(workdir)))
+    monkeypatch.setattr(cli, "CONFIG", Held(config))
+    names = ("from", "to", "push", "license", "private", "step", "adapter", "dtype", "part", "base")
+    return Exchange({name: Held(given.get(name)) for name in names} | {"shard_gb": Held(5.0)}).run(command)
+
+
 @pytest.mark.parametrize(
     ("command", "given", "config", "message"),
     [
@@ -150,9 +161,44 @@ class Held:
     ],
 )
 def test_flags_of_the_exchange_that_do_not_belong_together(command, given, config, message, hub_server, monkeypatch):
-    monkeypatch.setattr(cli, "WORKDIR", Held("run"))
-    monkeypatch.setattr(cli, "CONFIG", Held(config))
-    names = ("from", "to", "push", "license", "private", "step", "adapter", "dtype", "part", "base", "shard_gb")
     with pytest.raises(UserError, match=message):
-        Exchange({name: Held(given.get(name)) for name in names} | {"shard_gb": Held(5.0)}).run(command)
+        exchange(monkeypatch, command, "run", config, **given)
     assert not hub_server.requests
+
+
+def test_an_adapter_goes_to_the_hub_as_peft_reads_it_and_comes_back(hub_server, tmp_path, monkeypatch, capsys):
+    import huggingface_hub
+
+    write_directory(tmp_path / "source", "gpt2")
+    base = hub_server.repository("org/tiny").commit(files(tmp_path / "source"))
+    write_adapter(tmp_path / "adapter", "gpt2", LoRA(rank=2))
+    adapters.import_adapter(str(tmp_path / "adapter"), NAME, str(tmp_path / "run"))
+    monkeypatch.setenv("HF_TOKEN", "hf_known")
+    exchange(monkeypatch, "export", tmp_path / "run", adapter=True, push="me/small", license="mit")
+    repository = hub_server.repositories["me/small"]
+    sent = repository.commits[repository.references["main"]]
+    assert set(sent) == {".gitattributes", "README.md", adapters.CONFIG, adapters.WEIGHTS}
+    assert f"as commit {repository.references['main'][:12]}" in capsys.readouterr().out
+    described = json.loads(sent[adapters.CONFIG])
+    assert (described["base_model_name_or_path"], described["revision"]) == ("org/tiny", base)
+    card = huggingface_hub.ModelCard(sent["README.md"].decode())
+    assert (card.data.library_name, card.data.base_model, card.data.license) == ("peft", "org/tiny", "mit")
+    assert {"lora", "base_model:adapter:org/tiny"} <= set(
+        card.data.tags
+    ) and card.data.pipeline_tag == "text-generation"
+    assert f'GPT2LMHeadModel.from_pretrained("org/tiny", revision="{base}")' in card.text
+    assert 'PeftModel.from_pretrained(model, "me/small")' in card.text and str(tmp_path) not in card.text
+    adapters.import_adapter("hf:me/small", f"{NAME}@{base}", str(tmp_path / "again"))
+    first, again = (pretrainax.load(str(tmp_path / name)).parameters for name in ("run", "again"))
+    for path, x in first.items():  # of which ranks that are 0 were added: sums in another order
+        np.testing.assert_allclose(again[path], x, atol=1e-6, err_msg=path)
+
+
+def test_an_adapter_for_a_model_that_others_do_not_have_is_not_pushed(hub_server, tmp_path, monkeypatch):
+    write_directory(tmp_path / "source", "gpt2")
+    write_adapter(tmp_path / "adapter", "gpt2", LoRA(rank=2))
+    adapters.import_adapter(str(tmp_path / "adapter"), str(tmp_path / "source"), str(tmp_path / "run"))
+    monkeypatch.setenv("HF_TOKEN", "hf_known")
+    with pytest.raises(UserError, match="which others do not have: start one from hf:org/name, or leave out --adapter"):
+        exchange(monkeypatch, "export", tmp_path / "run", adapter=True, push="me/small")
+    assert "me/small" not in hub_server.repositories

@@ -16,13 +16,16 @@ import numpy as np
 import pytest
 
 from pretrainax.checkpoints.params import read_params
+from pretrainax.profiling.trace import read_trace
 from pretrainax.runtime import watchdog as processes
+from pretrainax.runtime.recorder import FOLDER, files_of
 from tests.support import several
 from tests.support.tiers import few
 
 FAMILIES = ["gpt", "bert", "t5"]
 SEVERAL = [(2, "gpt"), (2, "bert"), (2, "t5"), (4, "bert"), (4, "t5")]  # processes
 EACH = pytest.mark.parametrize(("count", "family"), few(SEVERAL, SEVERAL[:3]))
+PROFILED = "2-bert"
 RESUMED = few(["1-to-2", "2-to-4", "4-to-1"], ["1-to-2"])
 # float32 sums over the devices of several processes go in another order than over those of one.
 LOSS_RTOL = 2e-5
@@ -35,7 +38,9 @@ def runs(tmp_path_factory, text, cache) -> Callable[[str], pathlib.Path]:
     folder = tmp_path_factory.mktemp("runs")
 
     def job(name: str, family: str, fsdp: int = 2) -> dict:
-        return {"family": family, "workdir": str(folder / name), "text": str(text), "cache": str(cache), "fsdp": fsdp}
+        profiled = "3:4" if name == PROFILED else ""
+        of = {"family": family, "fsdp": fsdp, "profile_steps": profiled}
+        return of | {"workdir": str(folder / name), "text": str(text), "cache": str(cache)}
 
     def half(name: str, begun: str, family: str, fsdp: int) -> dict:
         begun = run_of(f"{begun}-{family}")
@@ -113,6 +118,19 @@ def test_several_processes_save_the_parameters_of_one(count, family, runs):
     for path in expected:
         # Adam divides a gradient by its own size: where it is 0 but for rounding (biases of keys), 7e-6 was seen.
         np.testing.assert_allclose(got[path], expected[path], atol=5e-5, err_msg=path)
+
+
+def test_each_process_writes_a_profile_of_its_own_devices(runs):
+    workdir = runs(PROFILED)
+    folder = workdir / FOLDER / "step_3"
+    assert {file.name for file in folder.iterdir()} == {pathlib.Path(f).name for i in (0, 1) for f in files_of("", i)}
+    assert [file.name for file in (workdir / "profiles").iterdir()] == ["plugins"]
+    for process in (0, 1):
+        trace = read_trace(files_of(str(folder), process).trace)
+        assert (trace.steps, trace.devices) == ([3, 4], 4)
+    said = [(workdir.parent / f"log-2-{i}").read_text() for i in (0, 1)]
+    assert "of process 0 alone: each of the 2 has a trace" in said[0] and "ms a step on cpu, 4 devices" in said[0]
+    assert "ms a step" not in said[1]
 
 
 @pytest.mark.parametrize("name", RESUMED)

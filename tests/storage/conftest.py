@@ -6,7 +6,7 @@ import uuid
 import pytest
 
 from pretrainax.storage import places
-from tests.support import fake_gcs
+from tests.support import fake_gcs, moto_s3
 from tests.support.fake_hub import hub_server  # noqa: F401
 
 # gcsfs asks what kind of bucket it is by gRPC, at an address that no test can set
@@ -36,27 +36,16 @@ def gcs(monkeypatch):
 def s3_server():
     """Serves S3's protocol."""
     pytest.importorskip("s3fs", reason="s3fs is not installed: pip install 'pretrainax[s3]'")
-    moto = pytest.importorskip("moto.server", reason="moto is not installed: pip install 'pretrainax[test]'")
-    server = moto.ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
+    pytest.importorskip("moto.server", reason="moto is not installed: pip install 'pretrainax[test]'")
+    with moto_s3.serving() as url:
+        yield url
 
 
 @pytest.fixture
 def s3(s3_server, monkeypatch):
     """Serves s3://bucket."""
-    settings = {
-        "endpoint_url": s3_server,
-        "key": "test",
-        "secret": "test",
-        "client_kwargs": {"region_name": "us-east-1"},
-    }
-    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
-    fs = fsspec.filesystem("s3")
-    if not fs.exists("bucket"):
-        fs.call_s3("create_bucket", Bucket="bucket")
-    yield fs
+    monkeypatch.setitem(fsspec.config.conf, "s3", moto_s3.settings(s3_server))
+    return s3_server
 
 
 @pytest.fixture(params=["memory", "gs", "s3"])

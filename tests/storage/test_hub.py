@@ -1,11 +1,13 @@
 """Models of the hub: what is fetched, what is not, what is said, over the real client and a server of this machine."""
 
 import errno
+import hashlib
 import json
 import logging
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from huggingface_hub import constants
@@ -269,6 +271,78 @@ def test_a_disk_that_fills_up(server, monkeypatch):
         f"{NAME}: No space left on device at /cache/blobs/x: make room, and run the same command again",
         1,
     )
+
+
+# --- a transfer by Xet, as the client has it where the package hf_xet is installed
+
+
+@pytest.fixture
+def by_xet(server, monkeypatch):
+    """A hub that offers its large files by Xet, and in the place of that protocol's client one that writes content."""
+    from huggingface_hub import file_download
+
+    written: list[str] = []
+
+    def xet_get(*, incomplete_path, xet_file_data, displayed_filename, **_):
+        written.append(displayed_filename)
+        incomplete_path.write_bytes(server.xet[xet_file_data.file_hash])
+
+    server.xet = {hashlib.sha256(WEIGHTS).hexdigest(): WEIGHTS}
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SHARED_BLOBS", True)  # which are of all users of this machine
+    monkeypatch.setattr(file_download, "is_xet_available", lambda: True)
+    monkeypatch.setattr(file_download, "xet_get", xet_get)
+    return written
+
+
+def test_large_files_may_come_by_xet(server, by_xet):
+    folder = places.here(NAME)
+    places.complete(folder)
+    assert open(f"{folder}/model.safetensors", "rb").read() == WEIGHTS
+    assert by_xet == ["model.safetensors"] and not any("safetensors" in path for path in server.fetched())
+
+
+def test_what_comes_by_xet_has_the_size_that_is_listed(server, by_xet):
+    server.xet = {name: content[:-1] for name, content in server.xet.items()}
+    said, code = line(places.complete, places.here(NAME))
+    assert code == 1 and "model.safetensors came with 102,399 bytes, and the hub lists 102,400" in said
+
+
+def test_there_must_be_room_for_what_would_come_by_xet(server, by_xet, monkeypatch):
+    folder = places.here(NAME)
+    monkeypatch.setattr(hub.shutil, "disk_usage", lambda folder: hub.shutil._ntuple_diskusage(10, 5, 5))
+    said, code = line(places.complete, folder)
+    assert code == 1 and "102,400 bytes are to be fetched" in said and not by_xet
+
+
+# --- a kill
+
+
+def test_after_a_kill_the_files_that_were_whole_stay(server, tmp_path):
+    """The client keeps no part of a file over a kill; what it had is of no use, and the file comes from its start."""
+    names_of_shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    index = json.dumps({"weight_map": {"a": names_of_shards[0], "b": names_of_shards[1]}}).encode()
+    shards = dict.fromkeys(names_of_shards[:1], WEIGHTS) | {names_of_shards[1]: WEIGHTS * 9}
+    server.repository("org/shards").commit({**SMALL, "model.safetensors.index.json": index, **shards})
+    code = "from pretrainax.storage import places; places.complete(places.here('hf:org/shards'))"
+    env = os.environ | {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": constants.HF_HUB_CACHE, "HF_HUB_DISABLE_XET": "1"}
+    server.stops = {names_of_shards[1]: 300_000}  # after so many bytes nothing more comes
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=env)
+    first = os.path.join(tmp_path, "cache", "models--org--shards", "snapshots")
+    until = time.monotonic() + 60
+    while not (server.stopped and any(names_of_shards[0] in name for name in names(first))):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    server.stops = {}
+    before = len(server.fetched())
+    folder = places.here("hf:org/shards")
+    places.complete(folder)
+    assert all(open(f"{folder}/{name}", "rb").read() == content for name, content in shards.items())
+    again = [path.rpartition("/")[2] for path in server.fetched()[before:]]
+    assert again == [names_of_shards[1]]
+    assert not [headers for method, _, headers in server.requests if method == "GET" and "Range" in headers]
 
 
 # --- without a network

@@ -224,6 +224,22 @@ def test_what_a_command_had_half_made_when_it_was_killed_is_not_sent(url, monkey
     assert names(url) == ["export/config.json"]
 
 
+def test_people_are_told_of_what_is_in_a_twin_by_its_url(url):
+    with places.at_work(f"{url}/a") as a, places.at_work(f"{url}/a-b") as b:
+        told = f"{a}/curves.png, {b}@best: see {a}. {a}.store.json is not it, nor {a}2"
+        assert places.named(told) == (
+            f"{url}/a/curves.png, {url}/a-b@best: see {url}/a. {a}.store.json is not it, nor {a}2"
+        )
+
+
+def test_a_single_file_that_is_written_has_no_file_beside_it_here(url):
+    Store(url).write("run/config.json", b"{}")
+    folder = places.here(f"{url}/run")
+    with places.sent(f"{url}/run/evaluations/one.json") as path:
+        write(os.path.dirname(path), {"one.json": "{}"})
+    assert os.listdir(os.path.join(folder, "evaluations")) == ["one.json"]
+
+
 def test_two_machines_do_not_work_at_the_same_time(url, monkeypatch, tmp_path):
     monkeypatch.setattr(lease, "BEAT", 0.05)
     with places.at_work(url):
@@ -285,13 +301,14 @@ def test_a_holder_whose_lease_was_taken_ends_itself(url, monkeypatch):
 def test_a_store_that_refuses_keeps_no_run_from_its_end_and_says_where_its_files_are(gcs, capsys, monkeypatch):
     monkeypatch.setattr(places, "EVERY", 0.1)
     with (
-        pytest.raises(RunFailed, match="what was not sent is in .*goes on from it"),
+        pytest.raises(RunFailed, match="refuses this user .*goes on from what was not sent"),
         places.at_work("gs://bucket/r") as folder,
     ):
         gcs.forbids_writes = True
         write(folder, checkpoint(10))
         time.sleep(0.5)
-    assert capsys.readouterr().err.count("the run goes on in") == 1
+    said = capsys.readouterr().err
+    assert said.count("the run goes on in") == 1 and f"what was not sent is in {folder}" in said
     gcs.forbids_writes = False
     with places.at_work("gs://bucket/r"):
         pass

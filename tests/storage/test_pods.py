@@ -7,19 +7,26 @@ import time
 import pytest
 
 from pretrainax.storage.store import Store
-from tests.support import fake_gcs, runs
+from tests.support import fake_gcs, moto_s3, runs
 from tests.support.pod import Pod, lines, whole_steps
 
-RUN, WHOLE, CACHE, TEXT = "gs://bucket/runs/a", "gs://bucket/runs/whole", "gs://bucket/cache", "gs://bucket/text/*.txt"
+STORES = ["gs", pytest.param("s3", marks=pytest.mark.slow)]
 
 
-@pytest.fixture
-def pod(gcs, tmp_path, monkeypatch):
-    for name, value in fake_gcs.environment(gcs.url).items():
+@pytest.fixture(params=STORES)
+def pod(request, tmp_path, monkeypatch):
+    """Serves a bucket with text in it, to this process and those of a pod."""
+    scheme = request.param
+    if scheme == "gs":
+        environment = fake_gcs.environment(request.getfixturevalue("gcs").url)
+    else:
+        environment = moto_s3.environment(request.getfixturevalue("s3"))
+    for name, value in environment.items():
         monkeypatch.setitem(runs.ENV, name, value)
+    folder = f"{scheme}://bucket/{tmp_path.name}"  # the server of S3 is there for several tests
     for file in runs.write_text(tmp_path / "text").iterdir():
-        Store("gs://bucket/text").put(str(file), file.name)
-    pod = Pod(tmp_path, TEXT, CACHE)
+        Store(f"{folder}/text").put(str(file), file.name)
+    pod = Pod(tmp_path, folder)
     yield pod
     for process in pod.processes:
         process.kill()
@@ -38,7 +45,7 @@ def check_manifests(workdir):
             assert hashlib.sha256(store.read(f"{folder}/{name}")).hexdigest() == digest
 
 
-def kill_and_resume(pod, killed, wiped, run=RUN):
+def kill_and_resume(pod, killed, wiped, run, whole):
     """Kills processes once a second checkpoint is there, perhaps loses the disk of one, and goes on to the end."""
     pod.await_checkpoints(run, 2)
     time.sleep(random.uniform(0, 1))
@@ -49,30 +56,31 @@ def kill_and_resume(pod, killed, wiped, run=RUN):
     pod.finish()
     assert "resumed at step" in pod.said(), pod.said()
     check_manifests(run)
-    assert lines(run) == lines(WHOLE)
+    assert lines(run) == lines(whole)
 
 
 def test_a_run_whose_processes_are_killed_goes_on_and_ends_as_one_that_is_not(pod):
-    pod.start(WHOLE, RUN)  # one after the other
-    kill_and_resume(pod, killed=(0, 1), wiped=1)
+    pod.start(whole := pod.run("whole"), run := pod.run("a"))  # one after the other
+    kill_and_resume(pod, (0, 1), 1, run, whole)
 
 
 @pytest.mark.slow
 def test_whichever_process_is_killed_and_whichever_disk_is_lost(pod):
-    pod.start(WHOLE)
+    pod.start(whole := pod.run("whole"))
     pod.finish()
     for killed in [(0, 1), (0,), (1,)]:
         for wiped in (None, 0, 1):
-            pod.start(run := f"{RUN}-{killed}-{wiped}")
-            kill_and_resume(pod, killed, wiped, run)
+            pod.start(run := pod.run(f"{killed}-{wiped}"))
+            kill_and_resume(pod, killed, wiped, run, whole)
 
 
 @pytest.mark.slow
 def test_another_number_of_processes_or_devices_goes_on(pod):
-    pod.start(WHOLE, count=2, fsdp=4)
+    """From two processes to four, to one, and back to two."""
+    pod.start(run := pod.run("a"), count=2, fsdp=4)
     pod.finish()
     for steps, count, fsdp in [(14, 4, 4), (16, 1, 2), (18, 2, 2)]:
-        pod.start(WHOLE, count=count, fsdp=fsdp, steps=steps)
+        pod.start(run, count=count, fsdp=fsdp, steps=steps)
         pod.finish()
         assert f"resumed at step {steps - 2}" in pod.said()
-        check_manifests(WHOLE)
+        check_manifests(run)

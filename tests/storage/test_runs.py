@@ -92,8 +92,10 @@ def test_a_run_is_trained_read_exported_and_started_from_in_a_bucket(bucket, tmp
 
     monkeypatch.setitem(runs.ENV, "XDG_CACHE_HOME", str(tmp_path / "another"))
     module = [sys.executable, "-m"]
-    evaluated = runs.run([*module, "pretrainax.evaluate", f"--from={RUN}@best", "--output=gs://bucket/results.json"])
+    flags = ["--output=gs://bucket/results.json", "--config.data.keep_bytes=0"]
+    evaluated = runs.run([*module, "pretrainax.evaluate", f"--from={RUN}@best", *flags])
     assert evaluated.returncode == 0, evaluated.stderr
+    assert "files of tokens are beyond config.data.keep_bytes=0: they stay in gs://bucket/cache" in evaluated.stderr
     assert "loss" in Store("gs://bucket").read("results.json").decode()
     exported = runs.run(runs.exporting(RUN, "gs://bucket/export"))
     assert exported.returncode == 0, exported.stderr

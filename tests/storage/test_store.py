@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 
+import fsspec
 import pytest
 
 from pretrainax.config import RunFailed, UserError
@@ -28,6 +29,30 @@ def test_an_object_is_read_as_it_was_written(url):
     assert store.read_ranges([("a/b", 1, 3), ("a/b", 0, 1), ("a/b", 3, 4)]) == [b"ex", b"t", b"t"]
     assert list(store.objects()) == ["a/b"] and store.objects()["a/b"] == store.stamp("a/b")
     assert store.stamp("a/b").size == 4
+
+
+def test_ranges_that_lie_near_each_other_are_one_request(url, monkeypatch):
+    monkeypatch.setattr(stores, "NEAR", 10)
+    monkeypatch.setattr(stores, "_MOST", 60)
+    store, content = Store(url), bytes(range(256))
+    for name in ("a", "b"):
+        store.write(name, content)
+    asked, original = [], store._fs.cat_ranges
+    monkeypatch.setattr(
+        store._fs, "cat_ranges", lambda *given, **more: (asked.append(given), original(*given, **more))[1]
+    )
+    ranges = [("a", 40, 50), ("a", 0, 4), ("b", 0, 5), ("a", 14, 30), ("a", 45, 70), ("a", 45, 47), ("a", 81, 82)]
+    assert store.read_ranges(ranges) == [content[start:stop] for _, start, stop in ranges]
+    ((paths, starts, stops),) = asked  # none longer than 60, but for what was asked for
+    assert [path[-1] for path in paths] == ["a", "a", "a", "b"]
+    assert list(zip(starts, stops, strict=True)) == [(0, 50), (45, 70), (81, 82), (0, 5)]
+
+
+def test_s3_has_as_many_requests_under_way_as_others(s3, monkeypatch):
+    assert Store("s3://bucket/a")._fs.config_kwargs == {"max_pool_connections": 100}
+    configured = fsspec.config.conf["s3"] | {"config_kwargs": {"max_pool_connections": 7, "signature_version": "v4"}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", configured)
+    assert Store("s3://bucket/a")._fs.config_kwargs == {"max_pool_connections": 7, "signature_version": "v4"}
 
 
 def test_another_content_has_another_version(url):

@@ -1,8 +1,10 @@
 """A server of Cloud Storage's JSON API on this machine, as fsspec's client asks for it, with faults on demand.
 
-`python -m tests.support.fake_gcs` serves gs://bucket and prints what makes other processes find it there.
+`python -m tests.support.fake_gcs [--delay=0.02]` serves gs://bucket, each answer after so many seconds, and prints what
+makes other processes find it there.
 """
 
+import argparse
 import base64
 import contextlib
 import hashlib
@@ -26,10 +28,11 @@ class FakeGcs(http.server.ThreadingHTTPServer):
     """Holds buckets; `faults` are answers that the next requests get, each a status."""
 
     daemon_threads = True
+    request_queue_size = 1024  # of connections; what is beyond asks again a second later
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.objects: dict[str, tuple[bytes, int]] = {}  # "bucket/name" -> content, generation
+        self.objects: dict[str, tuple[bytes, dict[str, str]]] = {}  # "bucket/name" -> content, metadata
         self.uploads: dict[str, tuple[str, Optional[str], bytearray]] = {}
         self.buckets = {"bucket"}
         self.lock, self.generation = threading.Lock(), 1_000
@@ -51,26 +54,26 @@ class FakeGcs(http.server.ThreadingHTTPServer):
         """Returns the metadata of an object that was written; None where its generation is not the wanted one."""
         with self.lock:
             there = self.objects.get(key)
-            if match is not None and int(match) != (there[1] if there else 0):
+            if match is not None and match != (there[1]["generation"] if there else "0"):
                 return None
             self.generation += 1
-            self.objects[key] = content, self.generation
-            return self.metadata(key)
+            self.objects[key] = content, _metadata(key, content, self.generation)
+            return self.objects[key][1]
 
-    def metadata(self, key: str) -> dict:
-        content, generation = self.objects[key]
-        bucket, _, name = key.partition("/")
-        return {
-            "kind": "storage#object",
-            "bucket": bucket,
-            "name": name,
-            "size": str(len(content)),
-            "generation": str(generation),
-            "etag": f"e{generation}",
-            "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
-            "updated": "2026-01-01T00:00:00.000Z",
-            "timeCreated": "2026-01-01T00:00:00.000Z",
-        }
+
+def _metadata(key: str, content: bytes, generation: int) -> dict[str, str]:
+    bucket, _, name = key.partition("/")
+    return {
+        "kind": "storage#object",
+        "bucket": bucket,
+        "name": name,
+        "size": str(len(content)),
+        "generation": str(generation),
+        "etag": f"e{generation}",
+        "md5Hash": base64.b64encode(hashlib.md5(content).digest()).decode(),
+        "updated": "2026-01-01T00:00:00.000Z",
+        "timeCreated": "2026-01-01T00:00:00.000Z",
+    }
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -123,7 +126,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         with self.server.lock:
             if key not in self.server.objects:
                 return self._error(404, "not found")
-            content, metadata = self.server.objects[key][0], self.server.metadata(key)
+            content, metadata = self.server.objects[key]
         if not is_media:
             return self._answer(200, metadata)
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
@@ -141,7 +144,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                     if delimiter and delimiter in rest:
                         prefixes.add(prefix + rest.split(delimiter)[0] + delimiter)
                     else:
-                        items.append(self.server.metadata(key))
+                        items.append(self.server.objects[key][1])
         self._answer(200, {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)})
 
     def do_POST(self) -> None:
@@ -204,6 +207,9 @@ def environment(url: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--delay", type=float, default=0.0)
     with serving() as server:
+        server.delay = parser.parse_args().delay
         print("export", *(f"{name}={value}" for name, value in environment(server.url).items()), flush=True)
         signal.pause()

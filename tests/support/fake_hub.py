@@ -60,6 +60,9 @@ class FakeHub(http.server.ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}  # what LFS holds, by SHA-256
         self.faults: list[tuple[str, int, dict[str, str]]] = []
         self.breaks: list[int] = []  # after how many bytes the next downloads break off
+        self.stops: dict[str, int] = {}  # after how many bytes of a file nothing more comes
+        self.stopped = False  # a client waits for such a file
+        self.xet: dict[str, bytes] = {}  # what is offered by Xet, by SHA-256
         self.requests: list[tuple[str, str, dict[str, str]]] = []  # method, path, headers
         self.tokens: set[str] = {"hf_known"}  # of users who may do all
         self.lock = threading.Lock()
@@ -206,19 +209,29 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if _LARGE.search(file):
             digest = hashlib.sha256(content).hexdigest()
             headers |= {"X-Linked-Size": str(len(content)), "X-Linked-ETag": f'"{digest}"', "ETag": f'"{digest}"'}
+            if digest in self.server.xet:
+                headers |= {"X-Xet-Hash": digest, "X-Xet-Refresh-Route": f"{self.server.url}/api/xet-read-token"}
         if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
             start, stop = int(match[1]), int(match[2] or len(content) - 1) + 1
             headers["Content-Range"] = f"bytes {start}-{min(stop, len(content)) - 1}/{len(content)}"
             return self._answer(206, content[start:stop], headers)
-        if self.command == "GET" and self.server.breaks and (stop := self.server.breaks.pop(0)) < len(content):
-            self.send_response(200)
-            for key, value in {"Content-Length": str(len(content)), **headers}.items():
-                self.send_header(key, value)
-            self.end_headers()
-            self.wfile.write(content[:stop])
-            self.close_connection = True
-            return
-        self._answer(200, content, headers)
+        if self.command == "GET" and (stop := self.server.stops.get(file)) is not None:
+            self._begin_of(content, stop, headers)
+            self.server.stopped = True
+            self.rfile.read(1)  # until the client has gone
+        elif self.command == "GET" and self.server.breaks and (stop := self.server.breaks.pop(0)) < len(content):
+            self._begin_of(content, stop, headers)
+        else:
+            self._answer(200, content, headers)
+
+    def _begin_of(self, content: bytes, stop: int, headers: dict[str, str]) -> None:
+        """Answers with the first bytes of a content alone."""
+        self.send_response(200)
+        for key, value in {"Content-Length": str(len(content)), **headers}.items():
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(content[:stop])
+        self.close_connection = True
 
     # --- writing
 

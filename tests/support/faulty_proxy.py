@@ -25,6 +25,7 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     """Passes requests on; `fault` says of each method whether it is answered by a status instead, or DROPPED."""
 
     daemon_threads = True
+    request_queue_size = 1024  # of connections; what is beyond asks again a second later
 
     def __init__(self, upstream: str, is_xml: bool):
         super().__init__(("127.0.0.1", 0), _Handler)

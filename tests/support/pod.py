@@ -24,20 +24,26 @@ from tests.support import runs, several, tiny
 class Pod:
     """Starts, kills and starts again the processes of a run; what it wrote is read from the bucket."""
 
-    def __init__(self, folder: pathlib.Path, text: str, cache: str):
-        self.folder, self.text, self.cache = folder, text, cache
+    def __init__(self, folder: pathlib.Path, url: str):
+        """folder: of this machine, for what stands for the disks of hosts; url: in a bucket, where `text` is."""
+        self.folder, self.url = folder, url
         self.starts, self.processes = 0, []
 
     def start(self, *workdirs: str, count: int = 2, fsdp: int = 2, steps: int = 12) -> None:
         """Starts `count` processes, with `fsdp` devices in all; what they say is in `said`."""
         self.starts, port = self.starts + 1, several.free_port()
-        args = [*(sys.executable, "-m", "tests.support.pod"), self.text, self.cache, str(fsdp), str(steps), *workdirs]
+        texts = f"{self.url}/text/*.txt", f"{self.url}/cache"
+        args = [*(sys.executable, "-m", "tests.support.pod"), *texts, str(fsdp), str(steps), *workdirs]
         self.processes: list[subprocess.Popen] = []
         for i in range(count):
             env = runs.ENV | several.environment(i, count, port, devices=fsdp)
             env |= {"XDG_CACHE_HOME": str(self.host(i))}
             with open(self.folder / f"log-{self.starts}-{i}", "w") as log:
                 self.processes.append(subprocess.Popen(args, cwd=runs.ROOT, env=env, stdout=log, stderr=log))
+
+    def run(self, name: str) -> str:
+        """Returns a workdir in the bucket."""
+        return f"{self.url}/runs/{name}"
 
     def host(self, index: int) -> pathlib.Path:
         """Returns what stands for the disk of a host."""

@@ -16,28 +16,33 @@ from unittest import mock
 import jax
 import numpy as np
 
+from pretrainax.profiling import report
 from pretrainax.runtime import host
+from pretrainax.runtime.profile_request import ProfileRequest
 from pretrainax.training import loop
+from pretrainax.training.profiles import Profiling
 from tests.support import tiny
 from tests.support.runs import FAST, ROOT
 
 STEPS = 4
 
 
-def run(family: str, workdir: str, text: str, cache: str, fsdp: int) -> int:
+def run(family: str, workdir: str, text: str, cache: str, fsdp: int, profile_steps: str = "") -> int:
     """`fsdp` devices share the parameters, the others are copies."""
     experiment = tiny.get_config(family)
     experiment.data.source.path, experiment.data.cache_dir = text, cache
     experiment.mesh.fsdp = fsdp
     experiment.train.steps, experiment.evaluate.every, experiment.evaluate.batches = STEPS, 2, 1
     experiment.checkpoint.every, experiment.checkpoint.keep = 2, 9
+    experiment.train.profile_steps = profile_steps
     rows = {}
 
     def observe(step: int, batch: dict[str, np.ndarray]) -> None:
         rows.update({f"{step} {name}": value for name, value in batch.items()})
 
     with mock.patch.object(loop, "finish"):  # its samples and pictures take as long as the steps
-        code = loop.train(experiment, workdir, observe=observe)
+        profiling = Profiling(ProfileRequest(), report.of_run)
+        code = loop.train(experiment, workdir, observe=observe, profiling=profiling)
     np.savez(os.path.join(workdir, f"batches-{jax.process_index()}.npz"), **rows)
     return code
 

@@ -88,7 +88,13 @@ def test_perfetto_is_given_events_of_the_json_trace_format(profiled):
         events = json.load(f)["traceEvents"]
     assert all(isinstance(event["pid"], int) and event["ph"] in ("X", "M") for event in events if event)
     spans = [event for event in events if event.get("ph") == "X"]
-    assert all(event["dur"] >= 0 and event["ts"] >= 0 and event["name"] for event in spans)
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 and event["name"] for event in spans)  # both in microseconds
+    assert all(isinstance(event["tid"], int) for event in spans)
+    named = {
+        (e["name"], e["pid"], e.get("tid")): e["args"]["name"] for e in events if e.get("name", "").endswith("_name")
+    }
+    assert named["process_name", spans[0]["pid"], None] == "/host:CPU"
+    assert all(("thread_name", event["pid"], event["tid"]) in named for event in spans)
     assert sum(event["name"] == STEP for event in spans) == 2
     assert any("hlo_op" in event.get("args", {}) for event in spans)
 

@@ -25,6 +25,7 @@ from pretrainax.data.preparation.tokenizer import make_tokenizer
 from pretrainax.data.preparation.workers import Workers, alone, until_stopped
 from pretrainax.data.sources import Source
 from pretrainax.data.sources.base import Shard
+from pretrainax.storage.places import named
 from pretrainax.tokenization.base import Tokenizer, load_tokenizer
 from pretrainax.tokenization.choices import check_tokenizer
 
@@ -48,6 +49,11 @@ class Prepared:
         known = {corpus.directory for corpus in own}
         others = {c.directory: c for phase in self.phases for c in phase if c.directory not in known}
         return (*own, *others.values())
+
+    @property
+    def valid_first(self) -> tuple[Corpus, ...]:
+        """Returns the same; first what each validation reads as a whole."""
+        return (*self.valid, *(corpus for corpus in self.corpora if corpus not in self.valid))
 
 
 class Recipe(NamedTuple):
@@ -98,7 +104,7 @@ def prepare(
     made = [made_by_key[recipe.key] for recipe in recipes]
     phases = tuple(tuple(made_by_key[recipe.key][0] for recipe in of_phase) for of_phase in of_phases)
     corpora = dict(zip(SPLITS, zip(*made, strict=True), strict=True))
-    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {cache}"
+    seconds = f"prepared in {time.perf_counter() - started:.1f} s" if workers.worked else f"from {named(cache)}"
     return Prepared(tokenizer, **corpora, summary=f"{_describe(corpora)}; {seconds}", phases=phases)
 
 

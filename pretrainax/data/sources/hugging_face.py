@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Optional
 
 from pretrainax.config import Experiment, UserError
+from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data import files
 from pretrainax.data.sources.base import Document, Source
 from pretrainax.data.sources.records import RecordSets, equal_cuts, named_classes, row_of
@@ -46,9 +47,16 @@ class HuggingFace(RecordSets, Source):
             yield f"{self.config_path}.valid_data_files needs {self.config_path}.valid_split='validation'"
 
     def fingerprint(self) -> str:
-        """Hashes the content of local files; the name of one of the hub holds its commit."""
+        """Hashes the content of local files; the name of one of the hub holds its commit.
+
+        Without the hub `datasets` knows of its copy the commit alone; so beside the copy is what this returned with it.
+        """
         with self._one_line() as datasets:
             builder = datasets.load_dataset_builder(**self._arguments())
+        kept = os.path.join(builder.cache_dir, f"pretrainax-{files.digest(files.settings_of(self))}.txt")
+        if builder.config.data_files is None and os.path.exists(kept):
+            with open(kept, encoding="ascii") as f:
+                return f.read()
         found = builder.config.data_files or {}
         names = {str(split): list(map(str, names)) for split, names in found.items()}
         contents = {split: files.hashes_of([n for n in names[split] if os.path.exists(n)]) for split in names}
@@ -56,7 +64,11 @@ class HuggingFace(RecordSets, Source):
         settings = {
             k: v for k, v in files.settings_of(self).items() if k not in ("path", "data_files", "valid_data_files")
         }
-        return files.digest(settings, type(builder).__name__, contents, remote)  # Json, Text, …: how they are read
+        digest = files.digest(settings, type(builder).__name__, contents, remote)  # Json, Text, …: how they are read
+        if any(remote.values()) and os.path.isdir(builder.cache_dir):
+            with contextlib.suppress(OSError):  # a cache that may only be read
+                write_atomically(kept, digest)
+        return digest
 
     def shards(self, split: str) -> list[files.Part]:
         _loaded.cache_clear()  # the files may be others than when this process last looked

@@ -1,0 +1,34 @@
+"""A server of S3's protocol on this machine, moto's, and what makes fsspec find it."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[str]:
+    """Yields the URL of a server that has the bucket `bucket`."""
+    import fsspec
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # it tells of each request
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    try:
+        url = "http://{}:{}".format(*server.get_host_and_port())
+        fsspec.filesystem("s3", **settings(url)).call_s3("create_bucket", Bucket="bucket")
+        yield url
+    finally:
+        server.stop()
+
+
+def settings(url: str) -> dict[str, object]:
+    """Returns what fsspec is configured by, to find a server at s3://."""
+    keys = {"key": "test", "secret": "test"}
+    return {"endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}, **keys}
+
+
+def environment(url: str) -> dict[str, str]:
+    """Returns by which variables it does in another process."""
+    keys = {"FSSPEC_S3_KEY": "test", "FSSPEC_S3_SECRET": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    return {"FSSPEC_S3_ENDPOINT_URL": url, **keys}

@@ -1,0 +1,24 @@
+"""What is said of the text of a run that was not compared with its checksums."""
+
+from pretrainax.data.preparation.prepare import prepare
+from pretrainax.training.corpora import checked_texts
+from tests.support.text_in_store import another_machine, bucket, experiment, lines  # noqa: F401
+
+
+def test_shards_that_stay_in_a_store_are_said_not_to_be_compared(lines, another_machine):  # noqa: F811
+    of = experiment(lines, bucket(), "windows")
+    prepare(of, print)
+    another_machine()
+    prepared, said = prepare(of, print), []
+    valid, train = prepared.valid_first
+    sizes = [size for corpus in (valid, train) for size in corpus.shard_sizes().values()]
+    for kept in (len(valid.shard_sizes()), 0):
+        of.data.keep_bytes = sum(sizes[:kept])
+        with checked_texts(of.data, prepared.valid_first, said.append) as check:
+            check.wait()
+        beyond = sum(size > 0 for size in sizes[kept:])  # an empty one needs no room
+        assert said.pop() == (
+            f"{beyond} files of tokens are beyond config.data.keep_bytes={of.data.keep_bytes:,}: they stay "
+            f"in {of.data.cache_dir}, were read there by range, and not compared with their checksums"
+        )
+        assert not said
