@@ -2,8 +2,8 @@
 
     python benchmarks/trackers.py --workdir=runs/trackers --books=books
 
-Every step is logged, which no run needs: the most that a tracker can cost. A CPU's cores train and write at once, so that
-what a tracker computes on its own thread slows a step here, where an accelerator would not notice. The last row has a
+Every step is logged, which no run needs: the most that a tracker can cost. A CPU's cores train and write at once, so
+what a tracker computes on its own thread slows a step here, where an accelerator would not notice. The last row is of a
 server that nobody answers for. Needs the extras `wandb` and `mlflow`.
 """
 
