@@ -42,10 +42,12 @@ class AnyModel(Protocol):
 
 
 def table(config: ModelConfig, rows: int, **axes) -> Embedding:
+    """Returns a table of so many vectors, as wide as embeddings are."""
     return Embedding(rows, config.embedding_width, normal_init(config, fan_in=1), **axes)
 
 
 def token_table(config: ModelConfig) -> Embedding:
+    """Returns that of the tokens that a stack reads."""
     return table(config, config.vocab_size, axes=("vocab_size", "d_model"))
 
 

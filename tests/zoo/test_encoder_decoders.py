@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pretrainax import models, zoo
-from pretrainax.config import DecoderSizes, UserError
+from pretrainax.config import DecoderSizes, Tag, UserError
+from pretrainax.interop.weights import open_start
 from pretrainax.layers.compute import Compute
 from pretrainax.zoo import bart, st_moe, switch, t5, t5gemma, transformer
 from pretrainax.zoo.__main__ import count
@@ -339,6 +340,14 @@ def saved(case, folder):
     state |= {name: np.zeros(shape, np.float32) for name, shape in huggingface.zeros(config).items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(huggingface.write_config(config)))
+
+
+def test_an_encoder_starts_from_the_one_of_two_stacks(tmp_path):
+    saved(CASES["t5gemma_9b_2b"], tmp_path)
+    config = dataclasses.replace(CASES["t5gemma_9b_2b"].config.stacks["encoder"], head=Tag(num_labels=2))
+    assert open_start(str(tmp_path), config, True).lacking == ["tagger/output/bias", "tagger/output/kernel"]
+    with pytest.raises(UserError, match="config.model.d_ff is 40, there 48$"):
+        open_start(str(tmp_path), dataclasses.replace(config, d_ff=40), True)
 
 
 @needs_transformers

@@ -1,3 +1,5 @@
+import dataclasses
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -5,7 +7,7 @@ import numpy as np
 import pytest
 
 from pretrainax import models
-from pretrainax.config import ModelConfig, RotaryPositions
+from pretrainax.config import Classify, DecoderSizes, ModelConfig, RotaryPositions
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.models.heads import HEADS, Head, heads_of
@@ -59,6 +61,18 @@ def test_a_head_of_its_own_is_one_class(monkeypatch, labelled):
         return
     np.testing.assert_allclose(value, without + sums["sentiment_loss"][0] / 2, rtol=1e-6)
     assert "sentiment_accuracy" in sums
+
+
+def test_a_head_is_as_wide_as_the_stack_that_it_reads():
+    sizes = DecoderSizes(d_model=12, d_ff=24, num_heads=2)
+    config = dataclasses.replace(CONFIG, family="encoder_decoder", separate_embeddings=True, decoder=sizes)
+    params = models.abstract_params(dataclasses.replace(config, tie_embeddings=False))
+    assert params["unembedding"]["kernel"].shape == (12, 50)
+    params = models.abstract_params(dataclasses.replace(config, head=Classify(num_labels=3, pooling="last")))
+    assert {name: map_["kernel"].shape for name, map_ in params["classifier"].items()} == {
+        "dense": (12, 12),
+        "output": (12, 3),
+    }
 
 
 def test_a_model_has_the_heads_that_its_config_asks_for():
