@@ -12,7 +12,7 @@ from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
 from pretrainax.config.recurrent import Recurrent
-from pretrainax.config.sparse_attention import SparseAttention
+from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -136,6 +136,12 @@ class ModelConfig:
     def window_of(self, causal: bool) -> Optional[int]:
         """Returns the window of the local layers of a decoder (`causal`), or of an encoder."""
         return self.window if causal or self.encoder_window is None else self.encoder_window
+
+    @property
+    def reads_question(self) -> bool:
+        """Returns whether attention is told of each row which tokens are of its question."""
+        windows = self.sparse_attention
+        return isinstance(windows, SlidingWindows) and windows.global_tokens == "question"
 
     @property
     def stream_width(self) -> int:
