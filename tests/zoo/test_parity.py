@@ -89,9 +89,10 @@ def test_config_json_says_the_same_architecture(name):
     assert case.family.huggingface.read_config(json).family == case.config.family
 
 
-@pytest.mark.parametrize("name", CASES)
+# the files of DeepSeekMoE are known too, though transformers has no class for them
+@pytest.mark.parametrize("name", [name for name, case in ALL.items() if case.family.huggingface is not None])
 def test_there_and_back_is_the_same_bit_for_bit(name):
-    config, table = CASES[name].config, CASES[name].family.huggingface.names(CASES[name].config)
+    config, table = ALL[name].config, ALL[name].family.huggingface.names(ALL[name].config)
     params = weights(config)
     again = from_huggingface(table, to_huggingface(table, params), config)
     for path, a, b in zip(parameter_names(params), jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
