@@ -46,12 +46,9 @@ from typing import Optional
 
 from pretrainax.config import (
     CheckpointConfig,
-    Classify,
     DataConfig,
     EvaluateConfig,
     Experiment,
-    Extract,
-    Tag,
     TrainConfig,
     UserError,
 )
@@ -77,7 +74,7 @@ from pretrainax.tasks import (
 )
 from pretrainax.tasks.glue import NamedTask
 from pretrainax.tokenization import ByteBPE, Unigram, WordPiece
-from pretrainax.zoo.bert import bert
+from pretrainax.zoo.bert import HUGGINGFACE, bert
 from pretrainax.zoo.family import without_heads
 from pretrainax.zoo.gpt import gpt2
 from pretrainax.zoo.t5 import t5
@@ -102,7 +99,7 @@ def _fresh(task: Task) -> Beginning:
     """Returns a model that begins with random numbers: a BERT, or for a task that writes a T5 or a GPT-2."""
     if "encoder" in task.families:
         tokenizer = WordPiece(vocab_size=30_522, lowercase=True)
-        return Beginning(without_heads(bert("base")), tokenizer, (Classify(), Tag(), Extract()))
+        return Beginning(without_heads(bert("base")), tokenizer, tuple(HUGGINGFACE.classifiers))
     if "encoder_decoder" in task.families:
         return Beginning(t5("v1_0_base"), Unigram(vocab_size=32_000), ())
     return Beginning(gpt2("124m"), ByteBPE(vocab_size=50_257), ())
@@ -113,15 +110,15 @@ def get_config(variant: str = "sst2", init_from: Optional[str] = None) -> Experi
     if (variant or "sst2") not in known:
         raise UserError(f"--config=finetune:{variant}: {nearest(variant, known)}")
     named = copy.deepcopy(known[variant or "sst2"])  # a config is changed by its flags
-    model, tokenizer, heads = beginning_of(init_from) if init_from is not None else _fresh(named.task)
+    beginning = beginning_of(init_from) if init_from is not None else _fresh(named.task)
+    model = beginning.model
     if named.task.has_head:
-        usual = named.task.head(model)  # where transformers has no such model
-        model.head = next((head for head in heads if type(head) is type(usual)), usual.left_open())
+        model = beginning.with_head(named.task.head(model))
     steps = EPOCHS * named.examples // BATCH
     length = min(named.length, model.position.max_length or named.length)
     return Experiment(
         model=model,
-        tokenizer=tokenizer,
+        tokenizer=beginning.tokenizer,
         data=DataConfig(source=named.source, sequence_length=length),
         objective=named.task,
         optimizer=AdamW(learning_rate=3e-5, epsilon=1e-6, weight_decay=0.01, clip_norm=1.0, bias_correction="none"),

@@ -79,6 +79,11 @@ class _VirtualTokens(Tuning):
                 f"config.tuning is {self}, whose tokens the first text of a row alone would see, and "
                 f"{type(several).__name__} has several in each: set config.tuning to LoRA() or IA3()"
             )
+        if experiment.model.reads_question:
+            yield (
+                f"config.tuning is {self}, whose tokens would stand before the question, which "
+                "config.model.sparse_attention makes global: set config.tuning to LoRA() or IA3()"
+            )
         if experiment.mesh.sequence != 1:
             yield f"config.mesh.sequence is {experiment.mesh.sequence}, with config.tuning {self} it must be 1"
 

@@ -106,6 +106,8 @@ class Tag(HeadConfig):
 class Extract(HeadConfig):
     """Says where in a row an answer begins and where it ends: two numbers of each token, by a linear map."""
 
+    feed_forward: bool = False  # one as in a block comes first, with its residual and norm (BigBird)
+    second_text: bool = False  # an answer is in the second text, by token types, or the first token, none (BigBird)
     hidden: Literal["none", "gelu"] = "none"  # activation of a hidden layer as wide as the model (ModernBERT: gelu)
     hidden_bias: bool = True  # of the hidden layer
     hidden_norm: bool = False  # a norm of what the hidden layer gives (ModernBERT)
@@ -115,6 +117,12 @@ class Extract(HeadConfig):
     num_labels: ClassVar[int] = 2  # the begin and the end
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
+        model = experiment.model
+        if self.second_text and (model.family != "encoder" or model.num_token_types < 2):
+            yield (
+                "config.model.head.second_text goes by token types, and config.model.num_token_types is "
+                f"{model.num_token_types} in an {model.family}: set it to False"
+            )
         yield from _rate_problems(self.dropout_rate)
 
 

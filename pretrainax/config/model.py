@@ -12,7 +12,7 @@ from pretrainax.config.latent_attention import LatentAttention
 from pretrainax.config.multi_token import MultiTokenPrediction
 from pretrainax.config.positions import LearnedPositions, Position
 from pretrainax.config.recurrent import Recurrent
-from pretrainax.config.sparse_attention import SparseAttention
+from pretrainax.config.sparse_attention import SlidingWindows, SparseAttention
 
 if TYPE_CHECKING:
     from pretrainax.config.experiment import Experiment
@@ -172,6 +172,12 @@ class ModelConfig:
     def stack_blocks(self) -> list[int]:
         """Returns how many blocks with parameters of their own each stack has."""
         return [1 if self.share_layers else stack.num_layers for stack in self.stacks.values()]
+
+    @property
+    def reads_question(self) -> bool:
+        """Returns whether attention is told of each row which tokens are of its question."""
+        windows = self.sparse_attention
+        return isinstance(windows, SlidingWindows) and windows.global_tokens == "question"
 
     @property
     def stream_width(self) -> int:

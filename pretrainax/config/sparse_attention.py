@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from pretrainax.config.choice import Choice
-from pretrainax.config.heads import Classify, Embed
+from pretrainax.config.heads import Classify, Embed, Extract
 from pretrainax.config.positions import LearnedPositions, RotaryPositions, SinusoidalPositions
 
 if TYPE_CHECKING:
@@ -34,17 +34,33 @@ class SparseAttention(Choice):
 
 @dataclasses.dataclass
 class SlidingWindows(SparseAttention):
-    """The window of config.model.window, computed by blocks, and one token of each text that all others see, and that
-    sees them all (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3)."""
+    """The window of config.model.window, computed by blocks, and tokens that all others of their text see, and that see
+    them all (Longformer: Beltagy et al. 2020, arXiv 2004.05150, section 3)."""
 
-    # the first token of each text, with maps of its own to queries, keys and values | none: a window is all there is
-    global_tokens: Literal["first", "none"] = "first"
+    # with maps of their own to queries, keys and values: the first token of each text | those of a row's question, for
+    # a head that finds its answer | none: a window is all there is
+    global_tokens: Literal["first", "question", "none"] = "first"
+    longest_question: int = 65  # tokens at the start of a row that may be of its question, the first one included
 
     def problems(self, experiment: "Experiment") -> Iterator[str]:
         yield from super().problems(experiment)
         m, path = experiment.model, "config.model.sparse_attention"
         if m.layer_pattern != ("local",):
             yield f"{path} is of windows: config.model.layer_pattern is {m.layer_pattern}, set it to ('local',)"
+        if m.window is not None and m.window % 2:
+            yield (
+                f"config.model.window is {m.window}, and {path} has half of it on each side of a token: set it to the "
+                f"even {m.window - 1}, which is the same, or to {m.window + 1}"
+            )
+        if self.longest_question < 1:
+            yield f"{path}.longest_question is {self.longest_question}, it must be at least 1"
+        if self.global_tokens == "question" and not isinstance(m.head, Extract):
+            yield f"{path}.global_tokens is 'question', and no config.model.head Extract asks one: set it to 'first'"
+        if self.global_tokens == "none" and isinstance(m.head, Extract):
+            yield (
+                f"{path}.global_tokens is 'none', and config.model.head Extract looks for an answer whose question is "
+                f"seen within a window of {m.window} alone: set it to 'question'"
+            )
         asks = "config.model.pair_head" if m.pair_head else f"config.model.head {type(m.head).__name__}"
         if self.global_tokens == "none" and (
             m.pair_head or (isinstance(m.head, (Classify, Embed)) and m.head.pooling == "cls")

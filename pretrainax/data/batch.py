@@ -92,6 +92,7 @@ FIELDS = (
         below="classes",
     ),
     Field("span", "BL", _ALL, "where the answer to a question begins and ends in a row", optional=True, below="T"),
+    Field("question", "BT", _ENCODER, "1 where a token is of the question, from the row's start", optional=True),
     Field("texts", "B", _ALL, "texts of the row, of a retriever: a query, its passage, hard negatives", optional=True),
     Field("encoder_tokens", "BS", _BOTH, "what the encoder reads", below="vocab_size"),
     Field("encoder_segment_ids", "BS", _BOTH, "as segment_ids; the decoder's segment i reads this segment i"),
@@ -226,8 +227,11 @@ def check_batch(batch: HostBatch, model: ModelConfig, lengths: Lengths, batch_si
     sizes |= {"L": getattr(model.head, "num_labels", 0), "C": WORD_LENGTH}
     has_answers = has_labels(batch) or has_word_labels(batch) or has_span(batch) or has_texts(batch)
     absent = ("targets", "loss_weights") if has_answers else ()
+    needed = ("question",) if model.reads_question else ()
     fields = [
-        f for f in FIELDS if family in f.families and not ((f.optional or f.name in absent) and f.name not in batch)
+        f
+        for f in FIELDS
+        if family in f.families and (f.name in (*batch, *needed) or not (f.optional or f.name in absent))
     ]
     for field in fields:
         wanted = f"{np.dtype(field.dtype)} {[sizes[letter] for letter in field.shape]}"

@@ -37,7 +37,7 @@ from pretrainax.sharding.rules import divided_shardings, tree_shardings, with_sh
 from pretrainax.storage.places import complete, here
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
-from pretrainax.zoo.family import differences, without_heads
+from pretrainax.zoo.family import Classifier, differences, without_heads
 
 # Files in the folder of a run that say which parameters of others it needs.
 START, TEACHER_START = "start.json", "teacher.json"
@@ -55,7 +55,17 @@ class Beginning(NamedTuple):
 
     model: ModelConfig  # without the heads of its pretraining
     tokenizer: TokenizerConfig
-    heads: tuple[HeadConfig, ...]  # of tasks, as transformers' classes of the family have them
+    classes: tuple[Classifier, ...]  # of transformers, with heads of tasks, for the family
+
+    def with_head(self, usual: HeadConfig) -> ModelConfig:
+        """Returns the model with the head of a task as its class has it, or `usual` where there is none; and with the
+        fields that have another value in this class, unless its parameters would be others."""
+        found = next((x for x in self.classes if type(x.head) is type(usual)), None)
+        if found is None:
+            return dataclasses.replace(self.model, head=usual.left_open())
+        changed = found.of_model(self.model)
+        fits = not found.changes or _shapes(changed) == _shapes(self.model)
+        return dataclasses.replace(changed if fits else self.model, head=dataclasses.replace(found.head))
 
 
 def beginning_of(name: str) -> Beginning:
@@ -73,9 +83,9 @@ def beginning_of(name: str) -> Beginning:
             family = None
     else:
         (family, model), folder = described_model(read_config_json(origin.directory)), origin.directory
-    heads = () if family is None else tuple(dataclasses.replace(found.head) for found in family.classifiers)
+    classes = () if family is None else tuple(family.classifiers)
     path = name if is_hub(name) else os.path.abspath(folder)
-    return Beginning(without_heads(model), PretrainedTokenizer(path=path), heads)
+    return Beginning(without_heads(model), PretrainedTokenizer(path=path), classes)
 
 
 def experiment_of(origin: Origin) -> Experiment:

@@ -30,7 +30,8 @@ class Mask:
     # Tokens a query sees: itself and those before it; without `causal` half as many on each side of it.
     window: Optional[int] = flax.struct.field(pytree_node=False, default=None)
     windowed: Optional[jax.Array] = None  # [] bool: does `window` hold (None: yes); the layers of a scan may differ
-    prefix: Optional[jax.Array] = None  # [B, S] int32, 1 at keys that `causal` hides from nobody; None: there is none
+    # [B, S] int32, 1 at keys that `causal` hides from nobody, nor sparse windows; None: there is none
+    prefix: Optional[jax.Array] = None
     query_positions: Optional[jax.Array] = None  # [T] or [B, T] int32; None: 0 … T-1
     key_positions: Optional[jax.Array] = None  # [S] or [B, S] int32; None: 0 … S-1
     layer: Optional[jax.Array] = None  # [] int32, number of the layer, where each sees keys of its own (RandomBlocks)

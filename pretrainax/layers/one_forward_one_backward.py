@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.block import Context, Layer
-from pretrainax.layers.pipeline import Keys, Stage, cut, gathered, of_part, own_spec
+from pretrainax.layers.pipeline import Keys, Stage, between_stages, cut, gathered, of_part, own_spec
 from pretrainax.layers.sums import Sums
 from pretrainax.sharding.axes import BATCH_AXES, PIPELINE_AXIS
 from pretrainax.sharding.mesh import axis_size
@@ -202,7 +202,7 @@ class _Ticks:
         tokens = jnp.where(self._place == self._stages - 1, y, 0).reshape(-1, y.shape[-1])  # [b, T, D] -> [b T, D]
         count = len(tokens)
         tokens = jnp.pad(tokens, ((0, -count % self._stages), (0, 0)))
-        tokens = jax.lax.psum_scatter(tokens, PIPELINE_AXIS, tiled=True)
+        tokens = between_stages(jax.lax.psum_scatter, tokens, tiled=True)
         objective, pull, said = jax.vjp(lambda *of: self.end(*of, number), self.ending, tokens, has_aux=True)
         of_ending, d_tokens = pull(jnp.ones_like(objective))
         d_y = jax.lax.all_gather(d_tokens, PIPELINE_AXIS, tiled=True)[:count].reshape(y.shape)
@@ -246,11 +246,11 @@ class _Ticks:
     def _entering(self, number: jax.Array) -> jax.Array:
         """Returns the embeddings of a part, [b, T, D], from the devices whose rows they are."""
         mine = self.x.at[self._places(number)].get(mode="fill", fill_value=0)
-        return jax.lax.psum(mine, PIPELINE_AXIS)
+        return between_stages(jax.lax.psum, mine)
 
     def _from_first(self, x: jax.Array) -> jax.Array:
         """Returns what the first stage has, on all of them."""
-        return jax.lax.psum(jnp.where(self._place == 0, x, 0), PIPELINE_AXIS)
+        return between_stages(jax.lax.psum, jnp.where(self._place == 0, x, 0))
 
 
 def _added(total: PyTree, more: PyTree) -> PyTree:

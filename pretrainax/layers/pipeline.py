@@ -27,7 +27,7 @@ from jax.sharding import PartitionSpec as P
 
 from pretrainax.layers.block import Context, Layer
 from pretrainax.sharding.axes import BATCH_AXES, FSDP_AXIS, PIPELINE_AXIS
-from pretrainax.sharding.mesh import axis_size
+from pretrainax.sharding.mesh import axis_size, platform
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.sharding.rules import param_specs
 from pretrainax.sharding.stages import count_parts
@@ -85,9 +85,19 @@ def gathered(x: jax.Array, spec: P) -> jax.Array:
     return jax.shard_map(gather, in_specs=split, out_specs=split, check_vma=False)(x)
 
 
+def between_stages(collective: Callable[..., jax.Array], x: jax.Array, **how: bool) -> jax.Array:
+    """Returns what a collective along `pipeline` makes of `x`: of bfloat16 on a CPU in float32, and its gradient too.
+
+    NOTE XLA for CPUs aborts at a sum of bfloat16 under a `jax.shard_map` of some axes: AllReducePromotion, which makes
+    one in float32 of it, takes its reduction, which there ends in a copy, for a single operation (jaxlib 0.10.2).
+    """
+    wide = x.astype(jnp.float32) if platform() == "cpu" and x.dtype == jnp.bfloat16 else x
+    return collective(wide, PIPELINE_AXIS, **how).astype(x.dtype)
+
+
 def cut(x: jax.Array, parts: int) -> jax.Array:
     """Returns the rows of all stages in parts, [n, …] -> [M, P · n / M, …]."""
-    x = jax.lax.all_gather(x, PIPELINE_AXIS, tiled=True)  # [n, …] -> [P · n, …]
+    x = between_stages(jax.lax.all_gather, x, tiled=True)  # [n, …] -> [P · n, …]
     return x.reshape(count_parts(parts, len(x)), -1, *x.shape[1:])
 
 
@@ -110,4 +120,4 @@ def _ticks(stage: Callable, layers: Layer, keys: Keys, of_rows: PyTree, x: jax.A
     _, made = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(parts + stages - 1))
     done = jnp.where(place == stages - 1, made[stages - 1 :], 0)
     # [M, b, T, D] -> [P · n, T, D] -> [n, T, D]
-    return jax.lax.psum_scatter(done.reshape(-1, *x.shape[2:]), PIPELINE_AXIS, tiled=True)
+    return between_stages(jax.lax.psum_scatter, done.reshape(-1, *x.shape[2:]), tiled=True)

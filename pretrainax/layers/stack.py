@@ -122,7 +122,7 @@ class Stack(nn.Module):
           x: embeddings, [B, T, D].
           positions: [B, T], from 0 in each segment.
           segment_ids: [B, T], separate what may not see each other (0: padding); or [B], how long a row's one text is.
-          prefix_mask: [B, T], in a causal stack 1 at tokens that all of their segment see.
+          prefix_mask: [B, T], 1 at tokens that all of their segment see: in a causal stack, or one of windows.
           encoded: what a decoder of an encoder-decoder reads.
           ending: [B, T, D] makes a mask decoder of the last block, which alone is told; an `Ending` a loss of the
             stream, on stages of a pipeline: its objective [] is returned for the stream, and its sums beside it.

@@ -47,7 +47,7 @@ _abstract_params: dict[str, PyTree] = {}
 
 def _trace_params(config: ModelConfig) -> PyTree:
     names = ("tokens", "positions", "segment_ids", "encoder_tokens", "encoder_positions", "encoder_segment_ids")
-    batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in names}
+    batch = {name: jax.ShapeDtypeStruct((1, 2), jnp.int32) for name in (*names, "question")}
     batch["characters"] = jax.ShapeDtypeStruct((1, 2, WORD_LENGTH), jnp.int32)
     model = build(config, Compute(attention="xla"))
     init = lambda key, batch: model.init(key, batch, deterministic=True)["params"]  # noqa: E731

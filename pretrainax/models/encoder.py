@@ -15,5 +15,6 @@ class Encoder(Model):
         x = self.embed(batch["tokens"], batch["positions"], batch.get("token_types"), deterministic=deterministic)
         absolute = self.absolute(batch["positions"]) if self.config.enhanced_mask_decoder else None
         ids = batch["positions"], segments_of(batch)
-        x, side = self.encoder(x, *ids, ending=absolute, deterministic=deterministic)
+        asked = batch["question"] if self.config.reads_question else None
+        x, side = self.encoder(x, *ids, prefix_mask=asked, ending=absolute, deterministic=deterministic)
         return self.answer(x, side, batch, deterministic=deterministic)

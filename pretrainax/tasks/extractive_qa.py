@@ -173,7 +173,11 @@ class ExtractiveQA(Task):
         return [{name: getattr(self, name) for name in names}, self._length, self._model.family]
 
     def example(self, text, rng, vocabulary):
-        example, note = self.framed(self.texts(text.tokens, text.parts), vocabulary), text.note
+        texts, note = self.texts(text.tokens, text.parts), text.note
+        example = self.framed(texts, vocabulary)
+        if self._model.reads_question:
+            places = np.arange(len(example["tokens"]))
+            example["question"] = (places < len(self._frame.before) + len(texts[0])).astype(np.int32)
         if "answers" not in note:
             return example
         places = [note["null"]] * 2 if note["span"] is None else [note["first"] + place for place in note["span"]]
@@ -203,6 +207,13 @@ class ExtractiveQA(Task):
             yield (
                 f"config.data.sequence_length is {length}, and config.objective.max_question_length "
                 f"{self.max_question_length} leaves no room for a passage: set it to {least} at least, or this lower"
+            )
+        windows = experiment.model.sparse_attention
+        if experiment.model.reads_question and windows.longest_question <= self.max_question_length:
+            yield (
+                f"config.objective.max_question_length is {self.max_question_length}, which with the token before the "
+                f"question is more than config.model.sparse_attention.longest_question {windows.longest_question}: set "
+                f"that to {self.max_question_length + 1}"
             )
         if experiment.data.drop_duplicates:
             yield "config.data.drop_duplicates is of whole texts, ExtractiveQA makes windows of them: set it to False"

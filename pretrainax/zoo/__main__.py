@@ -21,10 +21,9 @@ LEGEND = (
     "Config: what trains it, --config=…; none: no config of this house does. Parameters count a tied matrix once; of "
     "a mixture of experts in brackets those that a token uses. "
     "Layers: of each stack, and so width and heads where these differ; heads: of queries, and of keys where they are "
-    "fewer. "
-    "Logits: the largest difference from transformers' on tiny models of random weights, in float32; gradients: the "
-    "largest relative difference of a parameter's gradient of the pretraining loss. An empty cell: transformers has no "
-    "such model to compare with."
+    "fewer. Logits: the largest difference from transformers', or where it has no such model from a reference written "
+    "of its paper, on tiny models of random weights, in float32; gradients: the largest relative difference of a "
+    "parameter's gradient of the pretraining loss. An empty cell: there is neither."
 )
 
 

@@ -6,7 +6,7 @@ evaluates, all random blocks are the first one (layers/sparse_attention/blocks.p
 
 import dataclasses
 
-from pretrainax.config import Classify, LearnedPositions, ModelConfig, RandomBlocks, UserError
+from pretrainax.config import Classify, Extract, LearnedPositions, ModelConfig, RandomBlocks, UserError
 from pretrainax.zoo import bert
 from pretrainax.zoo.family import (
     Classifier,
@@ -14,6 +14,8 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    layer_norm,
+    linear,
     token_classifier,
     trained_by,
 )
@@ -62,6 +64,18 @@ def _write(config: ModelConfig) -> ConfigJson:
     return {"attention_type": "original_full" if config.sparse_attention is None else "block_sparse"}
 
 
+_HEAD = "qa_classifier"
+_EXTRACTOR = Classifier(
+    "BigBirdForQuestionAnswering",
+    Extract(feed_forward=True, second_text=True),
+    f"{_HEAD}.qa_outputs",
+    more=(
+        *linear("extractor/mlp/up", f"{_HEAD}.intermediate.dense", bias=True),
+        *linear("extractor/mlp/down", f"{_HEAD}.output.dense", bias=True),
+        *layer_norm("extractor/mlp_norm", f"{_HEAD}.output.LayerNorm"),
+    ),
+)
+
 FAMILIES = (
     Family(
         name="BigBird",
@@ -78,11 +92,12 @@ FAMILIES = (
             fields=bert.FIELDS
             | {"block_size": "sparse_attention.size", "num_random_blocks": "sparse_attention.random"},
             table=huggingface_names,
-            # The class of spans has two more layers in its head; choices lie in one row, and blocks are of one text.
+            # Choices lie in one row, and blocks are of one text.
             classifier=Classifier(
                 "BigBirdForSequenceClassification", Classify(hidden="model"), "classifier.out_proj", "classifier.dense"
             ),
             token_classifier=token_classifier("BigBirdForMaskedLM"),
+            extractor=_EXTRACTOR,
             constants={
                 "is_decoder": False,
                 "add_cross_attention": False,

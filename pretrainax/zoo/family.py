@@ -16,6 +16,7 @@ from pretrainax.config import (
     HeadConfig,
     MixtureOfExperts,
     ModelConfig,
+    SparseAttention,
     Tag,
     UserError,
 )
@@ -23,7 +24,7 @@ from pretrainax.config.json_files import JsonObject
 
 # The contents of a config.json, whatever it holds: each family's `read` checks the values that it uses.
 ConfigJson: TypeAlias = JsonObject
-_Part = TypeVar("_Part", HeadConfig, MixtureOfExperts)
+_Part = TypeVar("_Part", HeadConfig, MixtureOfExperts, SparseAttention)
 
 # config.json's names of activations, where they are not ours; several of theirs may be one of ours
 _ACTIVATIONS = {
@@ -110,12 +111,18 @@ class Classifier(NamedTuple):
     base: str = ""  # how those begin, up to a point, where it is with another word than in the class of pretraining
     family: str = ""  # of the model that has it, where that is a part of the one that is pretrained: "encoder"
     changes: Mapping[str, object] = MappingProxyType({})  # fields of the model that have another value in this class
+    more: tuple[Row, ...] = ()  # of what the head has beside
+
+    def of_model(self, config: ModelConfig) -> ModelConfig:
+        """Returns a model with the fields that have another value in this class, and objects of its own there."""
+        return dataclasses.replace(config, **copy.deepcopy(dict(self.changes)))
 
     def rows(self, head: TaskHead) -> list[Row]:
         """Returns the rows of the head."""
         module = _MODULES[type(head)]
         rows = linear(f"{module}/output", self.output, head.output_bias)
         rows += linear(f"{module}/dense", self.dense, head.hidden_bias) if head.hidden != "none" else []
+        rows += self.more if isinstance(head, Extract) and head.feed_forward else ()
         return rows + ([Row(f"{module}/norm/scale", f"{self.norm}.weight")] if head.hidden_norm else [])
 
     def name_of(self, row: Row) -> Row:
@@ -218,7 +225,7 @@ class HuggingFace:
                 config = without_heads(self.read_config({**json, "architectures": None, **whole}))
                 config.head = _read_head(json, classifier.head)
                 config.family = classifier.family or config.family  # pyright: ignore[reportAttributeAccessIssue]
-                return dataclasses.replace(config, **classifier.changes)
+                return classifier.of_model(config)
         config = self.base()
         for key, value in self.constants.items():
             if json.get(key, value) != value and not (json[key] is None and _null_is(value)):
@@ -343,7 +350,11 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
     if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
         return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
-    if name in ("head", "experts") and getattr(a, name) is not None and getattr(b, name) is not None:
+    if (
+        name in ("head", "experts", "sparse_attention")
+        and getattr(a, name) is not None
+        and getattr(b, name) is not None
+    ):
         return _computed(getattr(a, name)) != _computed(getattr(b, name))
     if name == "num_decoder_layers":
         return "encoder_decoder" in (a.family, b.family) and a.last_stack.num_layers != b.last_stack.num_layers
@@ -353,9 +364,10 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
 
 
 def _computed(part: _Part) -> _Part:
-    """Returns a head, or experts, without what is of training, or of what is said in the end, and not of the logits."""
+    """Returns a head, experts or sparse attention without what is of training, of what is said in the end, or of how
+    long a question may be, and not of the logits."""
     of_training = {"dropout_rate": None, "follows": (), "capacity": None, "balance_weight": 0.0, "z_weight": 0.0}
-    of_training |= {"balance_over": "batch"}
+    of_training |= {"balance_over": "batch", "longest_question": 0}
     if getattr(part, "bias_rate", None) is not None:  # of a bias that is computed with
         of_training["bias_rate"] = 0.0
     return dataclasses.replace(part, **{name: x for name, x in of_training.items() if name in vars(part)})

@@ -4,8 +4,8 @@ NOTE The released models were pretrained without a global token, after which the
 the others (section 5); which tokens are global is an argument of each call in transformers. Here it is a field, as
 everything that changes what a model computes: `sparse_attention.global_tokens`, "first" for what is read from a file.
 LongformerForTokenClassification is the exception, as there none is global where a call does not say so: it is read as
-"none", and its maps for global tokens, which nothing uses, are left out. The tokens of a question, of which that for
-question answering makes global ones, are more than one of a text, and not known here.
+"none", and its maps for global tokens, which nothing uses, are left out. LongformerForQuestionAnswering makes the
+tokens of the question global, and is read as "question".
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from pretrainax.zoo.family import (
     Family,
     HuggingFace,
     Row,
+    extractor,
     linear,
     token_classifier,
     trained_by,
@@ -48,7 +49,9 @@ def _base() -> ModelConfig:
 def huggingface_names(config: ModelConfig) -> list[Row]:
     """Returns the name table of transformers' LongformerForMaskedLM."""
     ours, theirs = "encoder/blocks/self_attention", "longformer.encoder.layer.{layer}.attention.self"
-    used = ("query", "key", "value") if config.sparse_attention == SlidingWindows("first") else ()
+    windows = config.sparse_attention
+    has_global = isinstance(windows, SlidingWindows) and windows.global_tokens != "none"
+    used = ("query", "key", "value") if has_global else ()
     maps = [linear(f"{ours}/global_{x}", f"{theirs}.{x}_global", bias=True) for x in used]
     return roberta.masked_lm_names("longformer") + sum(maps, [])
 
@@ -84,7 +87,7 @@ FAMILIES = (
             base=_base,
             fields=FIELDS,
             table=huggingface_names,
-            # The classes of spans and of choices make the tokens of the question global, of which there are many.
+            # That of choices makes the tokens of each question global, of which a row of ours has several.
             classifier=Classifier(
                 "LongformerForSequenceClassification", Classify(), "classifier.out_proj", "classifier.dense"
             ),
@@ -92,6 +95,7 @@ FAMILIES = (
             token_classifier=token_classifier(
                 "LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("none")}
             ),
+            extractor=extractor("LongformerForMaskedLM", changes={"sparse_attention": SlidingWindows("question")}),
             constants=CONSTANTS,
             read=_read,
             write=_write,

@@ -27,7 +27,7 @@ from pretrainax.sharding.mesh import make_mesh
 from tests.golden import CASES
 from tests.golden.case import LENGTHS, batch, weights
 from tests.golden.make import golden
-from tests.support import written
+from tests.support import written, written_elmo
 from tests.support.tiers import few
 from tests.support.tiny import get_config
 
@@ -225,6 +225,7 @@ def test_a_step_copies_no_ring_and_turns_no_matrix():
     "changes, mesh, said",
     [
         ({"family": "encoder"}, {}, "a test's model is an encoder, which writes no text: it fills masks, embeds"),
+        (vars(written_elmo.CONFIG), {}, "is a recurrent model, which writes no text here: it embeds text, and goes on"),
         ({"position": DisentangledPositions()}, {}, "config.model.position DisentangledPositions"),
         ({"input_convolution": 3}, {}, "config.model.input_convolution 3"),
         ({}, {"sequence": 2}, "config.mesh.sequence is 2, generation needs 1"),
@@ -232,6 +233,6 @@ def test_a_step_copies_no_ring_and_turns_no_matrix():
     ],
 )
 def test_what_cannot_be_stepped_through_is_refused(changes, mesh, said):
-    config = dataclasses.replace(DECODER, num_kv_heads=None, **changes)
+    config = dataclasses.replace(DECODER, **{"num_kv_heads": None} | changes)
     with pytest.raises(UserError, match=said):
         CachedModel(loaded(config, **mesh))

@@ -14,6 +14,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import (
     Classify,
+    Extract,
     LearnedPositions,
     MeshConfig,
     ModelConfig,
@@ -28,7 +29,14 @@ from pretrainax.layers.attention_spec import KeyBlocks, collect_attention_specs
 from pretrainax.layers.attention_work import all_pairs
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.sparse_attention import WindowAttention
-from pretrainax.layers.sparse_attention.windows import first_tokens, near, seen_by_first
+from pretrainax.layers.sparse_attention.windows import (
+    first_tokens,
+    near,
+    of_first,
+    of_question,
+    seen_by_first,
+    seen_by_question,
+)
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.mesh import make_mesh
 from tests.support import tiny
@@ -85,8 +93,21 @@ def test_others_see_the_first_token_once_and_their_window(window):
     mask, first = Mask(False, ROWS, ROWS, window=window), first_tokens(ROWS)
     is_first = first == jnp.arange(23)[None]
     allowed = mask.materialize(23, 23)[:, 0] | (first[:, :, None] == jnp.arange(23)[None, None])
-    got = near(q, k, v, mask, first, SCALE, None)
+    got = near(q, k, v, mask, of_first(q, k, v, first, SCALE), SCALE, None)
     np.testing.assert_allclose(got[~is_first], read(q, k, v, allowed)[~is_first], atol=1e-6)  # as above
+
+
+@pytest.mark.parametrize("window, count", [(2, 4), (6, 4), (6, 9), (100, 23)])
+def test_others_see_the_question_once_and_their_window_and_it_sees_all_of_its_text(window, count):
+    q, k, v = vectors(23)
+    asked = jnp.arange(23)[None] < jnp.asarray([[4], [0]])  # of the first row's first text; the second row asks nothing
+    mask = Mask(False, ROWS, ROWS, window=window, prefix=asked.astype(jnp.int32))
+    same = ROWS[:, :, None] == ROWS[:, None]
+    allowed = mask.materialize(23, 23)[:, 0] | (asked[:, None] & same)
+    got = near(q, k, v, mask, of_question(q, k, v, mask, count, SCALE), SCALE, None)
+    np.testing.assert_allclose(got, read(q, k, v, allowed), atol=1e-6)  # as above
+    got = seen_by_question(q, k, v, mask, count, SCALE, None)
+    np.testing.assert_allclose(got, read(q, k, v, same)[:, :count], atol=1e-6)  # as above
 
 
 def test_the_first_token_sees_all_of_its_text():
@@ -106,6 +127,7 @@ def batch(segment_ids):
         "tokens": tokens,
         "segment_ids": ids,
         "positions": jnp.broadcast_to(jnp.arange(ids.shape[1])[None], ids.shape),
+        "question": jnp.broadcast_to(jnp.arange(ids.shape[1])[None] < 2, ids.shape).astype(jnp.int32),
     }
 
 
@@ -132,6 +154,8 @@ def test_a_token_knows_of_one_far_away_by_the_first():
     one_by_one = moved(*model_and_params(sparse_attention=SlidingWindows("none")))
     assert not one_by_one[:33].any() and one_by_one[33:].all()  # two layers reach three tokens each
     assert moved(*model_and_params()).all()  # the first token reads it, and is read
+    asking = dict(sparse_attention=SlidingWindows("question", 2), head=Extract(), masked_lm_head=False)
+    assert moved(*model_and_params(**asking)).all()  # so does the question
 
 
 def test_training_drops_weights():
@@ -151,6 +175,8 @@ def test_pairs_are_those_of_three_blocks_and_of_the_first_token():
     assert blocks.pairs(4096) == 4096 * (3 * 256 + 2)
     assert blocks.pairs(4000) == 4096 * 3 * 256 + 2 * 4000  # the last block is filled up
     assert blocks.pairs(100) == 100**2 + 2 * 100  # in one block, of the length of the row
+    asking = dataclasses.replace(CONFIG, window=512, sparse_attention=SlidingWindows("question"))
+    assert [WindowAttention.blocks(asking, length).whole for length in (4096, 20)] == [2 * 65, 2 * 20]
 
 
 def test_the_spec_says_so():
@@ -196,6 +222,24 @@ def test_four_times_the_length_costs_four_times_as_much(kind):
         (
             {"sparse_attention": SlidingWindows("none"), "pair_head": True},
             "global_tokens is 'none', and config.model.pair_head reads the first token",
+        ),
+        (
+            {"sparse_attention": SlidingWindows("none"), "head": Extract(), "masked_lm_head": False},
+            "global_tokens is 'none', and config.model.head Extract looks for an answer whose question is seen within "
+            "a window of 6 alone: set it to 'question'",
+        ),
+        (
+            {"sparse_attention": SlidingWindows("question")},
+            "global_tokens is 'question', and no config.model.head Extract asks one: set it to 'first'",
+        ),
+        (
+            {"sparse_attention": SlidingWindows(longest_question=0)},
+            "longest_question is 0, it must be at least 1",
+        ),
+        (
+            {"window": 33},
+            "config.model.window is 33, and config.model.sparse_attention has half of it on each side of a token: set "
+            "it to the even 32, which is the same, or to 34",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The batch that is made up for a plan is the batch that a run gets."""
+"""The batch that is made up for a plan is the batch that a run gets, and that `inspect` shows."""
 
 import json
 
@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 
 from pretrainax.data.batch import check_batch
+from pretrainax.data.inspection import terminal
+from pretrainax.data.inspection.row_view import Words, views_of
 from pretrainax.data.objectives import MaskedLM, ReplacedTokenDetection, SequenceToSequence, TextToText, WholeWords
 from pretrainax.data.packing import OneEach
 from pretrainax.data.pipeline import batches_of
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines, SourceMixture, TextFiles
 from pretrainax.planning.shapes import batch_shapes
-from pretrainax.tokenization import ByteBPE, Unigram, Words
+from pretrainax.tokenization import ByteBPE, Unigram
+from pretrainax.tokenization import Words as OfWords
 from pretrainax.training.train_step import global_shapes
 from tests import test_configs
 from tests.training import test_pretraining
@@ -29,11 +32,14 @@ OBJECTIVES = (
 
 
 def real_shapes(experiment, cache) -> dict[str, jax.ShapeDtypeStruct]:
-    """Of the first batch of the corpus, which is also found sound."""
+    """Of the first batch of the corpus, which is also found sound, and a row of which is shown."""
     experiment.data.cache_dir = str(cache)
-    batches = batches_of(experiment, prepare(experiment), "train")
+    prepared = prepare(experiment)
+    batches = batches_of(experiment, prepared, "train")
     batch = batches[0]
     check_batch(batch, experiment.model, batches.lengths, experiment.train.global_batch_size)
+    (view,) = views_of(batches, Words(prepared.tokenizer), 1)
+    assert "row 0 ·" in terminal.render(view, False, 100)
     return global_shapes(batch, experiment.train.global_batch_size)
 
 
@@ -43,7 +49,7 @@ def test_the_batch_of_a_config_is_the_real_one(name, text, cache):
     test_configs.shrink(experiment, str(text), str(cache))
     experiment.objective.complete(experiment)
     expected = batch_shapes(experiment)
-    if isinstance(experiment.tokenizer, Words):  # ids that do not tell white space: that is known once text is read
+    if isinstance(experiment.tokenizer, OfWords):  # ids that do not tell white space: that is known once text is read
         del expected["target_bytes"]
     assert expected == real_shapes(experiment, cache)
 

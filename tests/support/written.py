@@ -2,46 +2,50 @@
 
 Each is a function (parameters by our paths, tokens [B, T]) -> (logits [B, T, V], the stream after each block of each
 stack); an encoder-decoder's is told the encoder's tokens [B, S] too. Rows are padded on the right by token 0, which a
-causal model does not see, and an encoder is not to see.
+causal model does not see, and an encoder is not to see. `forward` and `reference` give what those of
+tests/golden/make.py do, of ELMo too.
 """
 
 import dataclasses
 import math
 
+import jax
+import numpy as np
+
 from pretrainax.config import MixtureOfExperts, RelativePositionBuckets, RotaryPositions
-from pretrainax.zoo.deepseek import deepseek
-from pretrainax.zoo.grok import grok
-from pretrainax.zoo.neobert import neobert
-from pretrainax.zoo.palm import palm
-from pretrainax.zoo.st_moe import st_moe
-from tests.golden.case import VOCABULARY
+from pretrainax.sharding.param_paths import parameter_names
+from pretrainax.zoo import deepseek, elmo, grok, neobert, palm, st_moe
+from tests.golden.case import VOCABULARY, Case, batch, weights
+from tests.support import written_elmo
 
 SIZES = dict(vocab_size=VOCABULARY, num_layers=2, d_model=16, d_ff=48, num_heads=4, head_dim=8)
 POSITION = RotaryPositions(20, theta=40.0)
 CONFIGS = {
-    "palm": dataclasses.replace(palm("8b"), **SIZES, position=POSITION),
-    "neobert": dataclasses.replace(neobert("base"), **SIZES, num_kv_heads=4, position=POSITION),
+    "palm": dataclasses.replace(palm.palm("8b"), **SIZES, position=POSITION),
+    "neobert": dataclasses.replace(neobert.neobert("base"), **SIZES, num_kv_heads=4, position=POSITION),
     "grok": dataclasses.replace(
-        grok("1_314b"),
+        grok.grok("1_314b"),
         **SIZES,
         num_kv_heads=2,
         position=POSITION,
         experts=MixtureOfExperts(num_experts=4, top_k=2, normalized=False, balance_weight=0.0),
     ),
     "deepseek": dataclasses.replace(
-        deepseek("moe_16b"),
+        deepseek.deepseek("moe_16b"),
         **SIZES | {"num_layers": 3},
         num_kv_heads=None,
         position=POSITION,
-        experts=dataclasses.replace(deepseek("moe_16b").experts, num_experts=5, top_k=3, d_ff=24, balance_weight=0.0),
+        experts=dataclasses.replace(
+            deepseek.deepseek("moe_16b").experts, num_experts=5, top_k=3, d_ff=24, balance_weight=0.0
+        ),
     ),
     # Two turns of two layers in the encoder, one in the decoder.
     "st_moe": dataclasses.replace(
-        st_moe("l"),
+        st_moe.st_moe("l"),
         **SIZES | {"num_layers": 4, "num_decoder_layers": 2},
         position=RelativePositionBuckets(num_buckets=8, max_distance=10),
         experts=dataclasses.replace(
-            st_moe("l").experts, num_experts=3, every=2, dense_after=40, balance_weight=0.0, z_weight=0.0
+            st_moe.st_moe("l").experts, num_experts=3, every=2, dense_after=40, balance_weight=0.0, z_weight=0.0
         ),
     ),
 }
@@ -275,3 +279,44 @@ FORWARDS = {
     "neobert": neobert_forward,
     "st_moe": st_moe_forward,
 }
+CASES = {
+    "palm": Case(CONFIGS["palm"], palm.FAMILIES[0]),
+    "neobert": Case(CONFIGS["neobert"], neobert.FAMILIES[0]),
+    "grok": Case(CONFIGS["grok"], grok.FAMILIES[0]),
+    "deepseek": Case(CONFIGS["deepseek"], deepseek.FAMILIES[0]),
+    "st_moe": Case(CONFIGS["st_moe"], st_moe.FAMILIES[0]),
+    "elmo": Case(written_elmo.CONFIGS["elmo"], elmo.FAMILIES[0]),
+}
+OF_ELMO = {name: Case(config, elmo.FAMILIES[0]) for name, config in written_elmo.CONFIGS.items()}  # clipped otherwise
+
+
+def parameters(name):
+    """Those of a case as tensors to be trained, by our paths."""
+    import torch
+
+    tree = weights((CASES | OF_ELMO)[name].config)
+    arrays = zip(parameter_names(tree), jax.tree.leaves(tree), strict=True)
+    return {path: torch.from_numpy(np.array(x)).requires_grad_() for path, x in arrays}
+
+
+def forward(name, params):
+    """Tensors "logits", "hidden …" and "loss" of the batch of a case, with gradients."""
+    import torch
+
+    arrays = batch((CASES | OF_ELMO)[name])
+    if name in written_elmo.CONFIGS:
+        return written_elmo.forward(written_elmo.CONFIGS[name], params, arrays)
+    t = {key: torch.from_numpy(value.astype(np.int64)) for key, value in arrays.items()}
+    logits, hidden = FORWARDS[name](params, *(t[side] for side in ("tokens", "encoder_tokens") if side in t))
+    counted = torch.from_numpy(arrays["loss_weights"] > 0)
+    found = {"logits": logits, "loss": torch.nn.functional.cross_entropy(logits[counted], t["targets"][counted])}
+    return found | {f"hidden {side}": torch.stack(states) for side, states in hidden.items()}
+
+
+def reference(name):
+    """What `forward` gives, as arrays, and "gradient <path>" of each parameter."""
+    params = parameters(name)
+    found = forward(name, params)
+    found["loss"].backward()
+    gradients = {f"gradient {path}": p.grad.numpy() for path, p in params.items()}
+    return {key: value.detach().numpy() for key, value in found.items()} | gradients

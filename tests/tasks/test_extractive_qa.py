@@ -1,12 +1,16 @@
 """Extractive question answering: windows, places of answers, what is read off the numbers of a model, bad records."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
-from pretrainax.config import Classify, Extract, UserError
+from pretrainax.adapt import PromptTuning
+from pretrainax.config import Classify, Extract, SlidingWindows, UserError
 from pretrainax.config.validation import validate
+from pretrainax.data.batch import check_batch
+from pretrainax.data.collate import collate
 from pretrainax.data.objectives import Text
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
@@ -27,8 +31,9 @@ BUILT = {name: config.build(iter(TEXTS)) for name, config in TOKENIZERS.items()}
 TOKENIZER = BUILT["wordpiece"]
 
 
-def adapted(task, variant="bert", length=32, tokenizer=TOKENIZER):
+def adapted(task, variant="bert", length=32, tokenizer=TOKENIZER, **model):
     experiment = tiny.get_config(variant)
+    experiment.model = dataclasses.replace(experiment.model, **model)
     experiment.data.sequence_length, experiment.objective = length, task
     return task.adapted(experiment).bind(tokenizer)
 
@@ -77,6 +82,19 @@ def test_a_question_and_a_passage_are_a_row_with_the_place_of_the_answer():
     first, last = row["span"]
     assert row["span"].dtype == np.int32 and row["tokens"][first : last + 1].tolist() == ids("old fox").tolist()
     assert note["answers"] == ["old fox"] and first >= note["first"] == len(question) + 2
+
+
+def test_the_question_is_told_to_windows_that_make_its_tokens_global():
+    task = adapted(ExtractiveQA(), length=64, sparse_attention=SlidingWindows("question"), head=Extract())
+    (row,), _ = windows_of(task, record("old fox"))
+    asked = [TOKENIZER.vocabulary.cls, *TOKENIZER.encode("Who saw the old fox?")]
+    assert row["question"].tolist() == [1] * len(asked) + [0] * (len(row["tokens"]) - len(asked))
+    batch = collate([[row], []], task.lengths(64), pad=0, template=row)  # the other row is all padding
+    check_batch(batch, task._model, task.lengths(64), 2)
+    assert batch["question"].sum(1).tolist() == [len(asked), 0]
+    del batch["question"]
+    with pytest.raises(UserError, match=r"batch has no 'question', the encoder needs int32 \[2, 64\]"):
+        check_batch(batch, task._model, task.lengths(64), 2)
 
 
 @pytest.mark.parametrize("name", BUILT)
@@ -262,7 +280,19 @@ def config(**task):
     return experiment
 
 
+def windows(longest_question):
+    """Fields of a model whose question is global."""
+    return {
+        **{"sparse_attention": SlidingWindows("question", longest_question), "head": Extract()},
+        **{"layer_pattern": ("local",), "window": 8},
+    }
+
+
 def test_it_is_sound_and_planned_without_records():
+    experiment = config()
+    experiment.model = dataclasses.replace(experiment.model, **windows(17))
+    validate(experiment)
+    assert batch_shapes(experiment)["question"].shape == (8, 64)
     experiment = config()
     validate(experiment)
     assert experiment.model.head == Extract() and batch_shapes(experiment)["span"].shape == (8, 2)
@@ -276,6 +306,19 @@ def test_it_is_sound_and_planned_without_records():
         (lambda e: setattr(e.data, "drop_duplicates", True), "drop_duplicates is of whole texts"),
         (lambda e: setattr(e.model, "head", Classify(2, "single")), r"ExtractiveQA needs Extract\(\)"),
         (lambda e: setattr(e.evaluate, "select_by", "no_answer_accuracy"), "allowed: answer_f1, exact_match, loss"),
+        (
+            lambda e: [setattr(e.model, name, value) for name, value in windows(16).items()],
+            "max_question_length is 16, which with the token before the question is more than "
+            "config.model.sparse_attention.longest_question 16: set that to 17",
+        ),
+        (
+            lambda e: setattr(e, "tuning", PromptTuning()) or [setattr(e.model, *item) for item in windows(17).items()],
+            "whose tokens would stand before the question",
+        ),
+        (
+            lambda e: setattr(e.model, "head", Extract(second_text=True)) or setattr(e.model, "num_token_types", 1),
+            "second_text goes by token types, and config.model.num_token_types is 1 in an encoder: set it to False",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(change, said):

@@ -1,5 +1,6 @@
 """Runs whose rows are several texts or parts of one: each record once, on any mesh, to transformers and back."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -7,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from pretrainax.config import Experiment, Extract, MeshConfig
+from pretrainax.config import Experiment, Extract, MeshConfig, RandomBlocks, SlidingWindows, Tag
 from pretrainax.config.config_file import read_config_file
 from pretrainax.data.preparation.prepare import prepare
 from pretrainax.data.sources import JsonLines
@@ -18,12 +19,15 @@ from pretrainax.runtime.watchdog import Watchdog
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.param_paths import parameter_names
 from pretrainax.tasks import EntityChoice, ExtractiveQA, MultipleChoice, figures
-from pretrainax.tokenization import WordPiece
+from pretrainax.tokenization import ByteBPE, WordPiece
 from pretrainax.training import loop
 from pretrainax.training.metrics import read_metrics
 from pretrainax.training.setup import build_run
 from pretrainax.zoo.family import without_heads
+from tests.golden import CASES
 from tests.support import tiny
+from tests.support.huggingface_weights import write_directory
+from tests.support.tiers import few
 
 TRAIN, VALID = 24, 13  # records; a batch has 16
 WORDS = "the red fox saw a small dog near old house and ran into green forest where birds sing".split()
@@ -160,13 +164,44 @@ def passages(tmp_path_factory):
     return written(tmp_path_factory.mktemp("passages"), made)
 
 
-@pytest.fixture(scope="module")
-def finder(passages, cache, tmp_path_factory):
+# of the zoo: where the question is global, and where the head has more layers
+OF_ANSWERS = {"bert": "Bert", "longformer": "Longformer", "bigbird_pairs": "BigBird"}
+
+
+@pytest.fixture(scope="module", params=few(OF_ANSWERS, ["longformer"]))
+def finder(request, passages, cache, tmp_path_factory):
     task = ExtractiveQA(no_answer=True, stride=8, max_question_length=8)
     experiment, workdir = tuning("answers", passages, cache, task), tmp_path_factory.mktemp("finder")
+    if request.param != "bert":
+        case = CASES[request.param]
+        found, position = case.family.huggingface.extractor, dataclasses.replace(case.config.position, max_length=30)
+        model = found.of_model(without_heads(case.config))
+        if request.param == "longformer":  # whose positions are counted by its padding, and whose separators are two
+            experiment.tokenizer = ByteBPE(vocab_size=280, special_pieces="roberta")
+        sizes = dict(num_layers=2, vocab_size=experiment.model.vocab_size, dropout_rate=0.0, attention_dropout_rate=0.0)
+        experiment.model = dataclasses.replace(model, head=found.head, position=position, **sizes)
     experiment.data.sequence_length = 30
     assert loop.train(experiment, str(workdir / "run")) == 0
     return experiment, workdir / "run"
+
+
+@pytest.mark.parametrize(
+    "name, task, windows, head",
+    [
+        ("longformer", "squad", SlidingWindows("question"), Extract()),
+        (
+            "longformer",
+            "conll2003",
+            SlidingWindows("first"),
+            Tag(),
+        ),  # its class has no global maps, which would be lost
+        ("bigbird_pairs", "squad", RandomBlocks(2, 1), Extract(feed_forward=True, second_text=True)),
+    ],
+)
+def test_a_start_becomes_what_its_class_for_the_task_is(name, task, windows, head, tmp_path):
+    model = read_config_file(f"finetune:{task}", str(write_directory(tmp_path / name, name))).model
+    assert (model.sparse_attention, model.head) == (windows, head)
+    assert model.sparse_attention is not CASES[name].family.huggingface.extractor.changes.get("sparse_attention")
 
 
 def test_windows_are_rows_and_figures_are_of_records(finder):
@@ -207,9 +242,10 @@ def test_a_finder_learns_which_words_are_answers(cache, tmp_path):
     assert line["exact_match"] == line["answer_f1"] == 1.0
 
 
-def test_a_finder_goes_to_transformers_and_back(finder, tmp_path):
-    again = there_and_back(finder[1], tmp_path, "BertForQuestionAnswering")
-    assert isinstance(again.config.head, Extract) and isinstance(again.experiment.objective, ExtractiveQA)
+def test_a_finder_goes_to_transformers_and_back(finder, tmp_path, request):
+    name = OF_ANSWERS[request.node.callspec.params["finder"]]
+    again = there_and_back(finder[1], tmp_path, f"{name}ForQuestionAnswering")
+    assert again.config.head == finder[0].model.head and isinstance(again.experiment.objective, ExtractiveQA)
 
 
 # --- entities in gaps -------------------------------------------------------------------------------------------------

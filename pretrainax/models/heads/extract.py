@@ -10,6 +10,8 @@ import jax.numpy as jnp
 
 from pretrainax.config import Extract, ModelConfig, UserError
 from pretrainax.data.batch import has_span
+from pretrainax.layers.feed_forward import Dense
+from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
 from pretrainax.models.heads.base import Batch, Head, register_head, rows_with_text
 from pretrainax.models.heads.classify import label_logits
@@ -34,6 +36,10 @@ class Extractor(Head):
         (r"extractor/norm/(scale|bias)", "features"),
         (r"extractor/output/kernel", "d_model labels"),
         (r"extractor/(dense|output)/bias", "features"),
+        (r"extractor/mlp/(up|gate)/kernel", "d_model d_ff"),
+        (r"extractor/mlp/(up|gate)/bias", "d_ff"),
+        (r"extractor/mlp/down/kernel", "d_ff d_model"),
+        (r"extractor/(mlp/down/bias|mlp_norm/(scale|bias))", "features"),
     )
 
     def is_in(self, config: ModelConfig) -> bool:
@@ -43,7 +49,10 @@ class Extractor(Head):
         return {"extractor": ExtractorHead(config)}
 
     def answer(self, model: nn.Module, x: jax.Array, batch: Batch, *, deterministic: bool) -> ExtractorOutput:
-        return ExtractorOutput(model.extractor(x, batch["segment_ids"], deterministic))
+        allowed, types = batch["segment_ids"] > 0, batch.get("token_types")
+        if model.config.head.second_text and types is not None:
+            allowed &= (types > 0) | (jnp.arange(x.shape[1])[None] == 0)
+        return ExtractorOutput(model.extractor(x, allowed, deterministic))
 
     def answers(self, output: ExtractorOutput, batch: Batch) -> jax.Array:
         return output.logits
@@ -69,11 +78,12 @@ class Extractor(Head):
     def flops(self, config: ModelConfig, inputs: int, targets: int) -> int:
         assert isinstance(config.head, Extract)
         hidden = 0 if config.head.hidden == "none" else config.d_model
-        return 2 * targets * config.stream_width * (hidden + config.head.num_labels)
+        first = Dense.flops(config, targets) if config.head.feed_forward else 0
+        return first + 2 * targets * config.stream_width * (hidden + config.head.num_labels)
 
 
 class ExtractorHead(nn.Module):
-    """Maps the last hidden states to logits, [B, T, D] -> [B, T, 2] float32; those of padding are `NEVER`.
+    """Maps the last hidden states to logits, [B, T, D] -> [B, T, 2] float32; `NEVER` where no answer is allowed.
 
     NOTE transformers' classes have the logits of padding in their softmax, which so depends on how long rows are.
     """
@@ -81,6 +91,12 @@ class ExtractorHead(nn.Module):
     config: ModelConfig
 
     @nn.compact
-    def __call__(self, x: jax.Array, segment_ids: jax.Array, deterministic: bool) -> jax.Array:
-        logits = label_logits(self.config, x, deterministic)
-        return jnp.where(segment_ids[..., None] > 0, logits, NEVER)
+    def __call__(self, x: jax.Array, allowed: jax.Array, deterministic: bool) -> jax.Array:
+        config = self.config
+        assert isinstance(config.head, Extract)
+        if config.head.feed_forward:
+            dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
+            y, _ = Dense(config, name="mlp")(dropout(x))
+            x = Norm(config, name="mlp_norm")(x + dropout(y))
+        logits = label_logits(config, x, deterministic)
+        return jnp.where(allowed[..., None], logits, NEVER)
