@@ -85,7 +85,7 @@ from pretrainax.training.setup import Run, open_run
 
 # The fields of a config, or whole parts of it, that a run's own validation follows from beside the checkpoint.
 COUNT = (
-    *(f"data.{name}" for name in "source sequence_length packing quality cache_dir prepare_workers".split()),
+    *(f"data.{name}" for name in "source sequence_length packing quality cache_dir keep_bytes prepare_workers".split()),
     *("data.drop_duplicates", "data.near_duplicates", "objective", "mesh", "evaluate.batches", "evaluate.objective"),
     *(f"train.{name}" for name in "global_batch_size dtype attention scan_unroll loss_chunk".split()),
 )

@@ -41,7 +41,7 @@ from pretrainax.interop.directories import DTYPES, export_workdir, import_direct
 from pretrainax.interop.origin import Origin, find_origin, parted
 from pretrainax.interop.start import experiment_of, find_known_start
 from pretrainax.storage import hub
-from pretrainax.storage.places import here
+from pretrainax.storage.places import here, named
 from pretrainax.training.model_card import Recipe, write_card
 
 
@@ -81,14 +81,14 @@ class Exchange:
             raise UserError(f"{command} needs --workdir=DIR")
         cli.check_overrides((), f"in an {command}")
         if command == "import":
-            print(self._import(workdir))
+            print(named(self._import(workdir)))
             return 0
         if self["push"]:
             hub.check_push(self["push"])
         elif self["private"]:
             raise UserError("--private is of a push: give --push=org/name, or leave it out")
         with self._target() as to:
-            print(self._export(workdir, to))
+            print(named(self._export(workdir, to)))
             if self["push"]:
                 print(hub.push(to, self["push"], self["private"]))
         return 0

@@ -20,6 +20,7 @@ from pretrainax.profiling import picture, report
 from pretrainax.profiling.kernels import work_of
 from pretrainax.profiling.trace import Trace, read_trace
 from pretrainax.runtime.recorder import FOLDER, files_of
+from pretrainax.storage.places import here, named
 
 
 def main() -> None:
@@ -37,7 +38,7 @@ def main() -> None:
         topology = _topology(devices.value, trace)
         assert cli.CONFIG.value is not None  # that of _config
         experiment = phase_at(phases_of(cli.CONFIG.value), trace.steps[0] - 1).experiment
-        print(f"{path}\n\n{report.report(trace, experiment, topology)}", end="")
+        print(f"{named(path)}\n\n{report.report(trace, experiment, topology)}", end="")
         if drawn.value:
             cli.folder("picture", os.path.dirname(drawn.value) or ".")
             picture.draw(drawn.value, trace, work_of(trace))
@@ -57,7 +58,7 @@ def _config() -> Experiment:
 def _workdir() -> str:
     if not cli.WORKDIR.value:
         raise UserError("--workdir is missing: the folder of the run whose profile is read")
-    return cli.WORKDIR.value
+    return here(cli.WORKDIR.value)  # flags of stores are exchanged after the config is read
 
 
 def _topology(given: Optional[str], trace: Trace) -> Optional[Topology]:

@@ -195,7 +195,7 @@ def share(path: str) -> None:
 def named(text: str) -> str:
     """Returns a text for people in which what is in a twin is called as the user calls it, by its URL."""
     for root, twin in sorted(_twins.items(), reverse=True):  # the inner ones first
-        text = re.sub(rf"{re.escape(root)}(?![\w-]|\.\w)", lambda _, url=twin.store.url: url, text)
+        text = re.sub(rf"{re.escape(root)}(?![\w-])", lambda _, url=twin.store.url: url, text)
     return text
 
 

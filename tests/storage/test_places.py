@@ -226,10 +226,8 @@ def test_what_a_command_had_half_made_when_it_was_killed_is_not_sent(url, monkey
 
 def test_people_are_told_of_what_is_in_a_twin_by_its_url(url):
     with places.at_work(f"{url}/a") as a, places.at_work(f"{url}/a-b") as b:
-        told = f"{a}/curves.png, {b}@best: see {a}. {a}.store.json is not it, nor {a}2"
-        assert places.named(told) == (
-            f"{url}/a/curves.png, {url}/a-b@best: see {url}/a. {a}.store.json is not it, nor {a}2"
-        )
+        told = places.named(f"{a}/curves.png, {b}@best, {a}.html: see {a}. Not {a}2")
+    assert told == f"{url}/a/curves.png, {url}/a-b@best, {url}/a.html: see {url}/a. Not {a}2"
 
 
 def test_a_single_file_that_is_written_has_no_file_beside_it_here(url):

@@ -60,11 +60,14 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
     runs.run([sys.executable, "-c", "import os; os.path.exists('gs://bucket'); open('s3:/a', 'a')"])
     assert touched.read_text() == "stat gs://bucket\nopen s3:/a\n"
     touched.write_text("")
-    done = train(RUN, TEXT, CACHE, "--config.checkpoint.keep=1")
+    done = train(RUN, TEXT, CACHE, "--config.checkpoint.keep=1", "--config.train.profile_steps=3:4")
     assert done.returncode == 0, done.stderr
+    said = [done.stderr]
     module = [sys.executable, "-m"]
     for command in (
         [*module, "pretrainax.evaluate", f"--from={RUN}@best", f"--source=TextFiles(path='{TEXT}')", "--documents=2"],
+        [*module, "pretrainax.evaluate", f"--from={RUN}", "--every-checkpoint"],
+        [*module, "pretrainax.profile", f"--workdir={RUN}"],
         [*module, "pretrainax.report", RUN, "--output=gs://bucket/report"],
         [*module, "pretrainax.inspect", f"--config={runs.TINY}:gpt", f"--config.data.source.path={TEXT}"]
         + [f"--config.data.cache_dir={CACHE}", "--html=gs://bucket/rows.html"],
@@ -73,6 +76,9 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
     ):
         done = runs.run(command)
         assert done.returncode == 0, done.stderr
+        said += [done.stdout, done.stderr]
+    lines_said = [line for text in said for line in text.splitlines() if "is kept in" not in line]
+    assert [line for line in lines_said if str(tmp_path) in line] == []  # of folders of this machine
     found = Store("gs://bucket").objects().keys()
     assert {"report.html", "report.png", "rows.html", "export/model.safetensors", "again/config.json"} <= found
     assert any(name.startswith("runs/a/evaluations/text-step_12") for name in found)
