@@ -72,11 +72,13 @@ def random_data(directory: str, experiment: Experiment) -> SimpleNamespace:
     corpus = RandomCorpus(directory, len(sentinels) + 6, vocab_size)
     is_text = corpus.token_counts > 0
     tokenizer = SimpleNamespace(
+        fingerprint="random",
         vocabulary=vocabulary,
         text_table=TextTable(is_text, np.where(is_text, 4, 0).astype(np.int32), adds_space=False),
         encode_batch=lambda texts: [np.frombuffer(text.encode(), np.uint8) for text in texts],
     )
-    return SimpleNamespace(tokenizer=tokenizer, train=(corpus,), valid=(corpus,), summary="random tokens")
+    own = (corpus,)
+    return SimpleNamespace(tokenizer=tokenizer, train=own, valid=own, corpora=own, summary="random tokens")
 
 
 def measure(experiment: Experiment, directory: str) -> dict:

@@ -59,6 +59,7 @@ class Store:
             import fsspec.core
 
             logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it shows a traceback of each answer that we explain
+            logging.getLogger("asyncio").addFilter(_is_no_echo)
             more = _settings(self.url, fsspec.config.conf)
             self._fs, root = fsspec.core.url_to_fs(self.url, use_listings_cache=False, **more)
         except ImportError as e:
@@ -171,6 +172,11 @@ class Store:
                 said = True
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST)
+
+
+def _is_no_echo(record: logging.LogRecord) -> bool:
+    """Tells of a line of asyncio whether it is of anything but a broken connection, which who asked is told of too."""
+    return not (record.exc_info and isinstance(record.exc_info[1], ConnectionError))
 
 
 def _settings(url: str, conf: Mapping[str, Mapping[str, dict]]) -> dict[str, dict]:

@@ -1,5 +1,6 @@
 """The objects below a URL, over the clients of each protocol, and what is done about faults."""
 
+import logging
 import subprocess
 import sys
 import threading
@@ -142,6 +143,16 @@ def test_a_store_that_refuses_is_one_line_at_once(gcs):
     gcs.forbids_writes = True
     with pytest.raises(UserError, match="gs://bucket/a refuses this user .*storage.objects.create"):
         store.write("b", b"x")
+
+
+def test_a_connection_that_breaks_has_no_traceback_beside_its_line(gcs, caplog):
+    """Of the task that wrote to it, which nobody waits for: of the loops of others only that is left out."""
+    Store("gs://bucket/a")
+    logger = logging.getLogger("asyncio")
+    logger.error("Task exception was never retrieved", exc_info=ConnectionResetError("closing transport"))
+    assert not caplog.records
+    logger.error("Task exception was never retrieved", exc_info=ValueError("of somebody else"))
+    assert len(caplog.records) == 1
 
 
 def test_a_full_store_is_one_line_at_once(gcs):
