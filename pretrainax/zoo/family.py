@@ -348,8 +348,10 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[str]:
 
 
 def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
-    if name in ("num_kv_heads", "head_dim"):  # None and the number that it stands for are the same
-        return a.kv_heads != b.kv_heads or a.dim_per_head != b.dim_per_head
+    if name == "num_kv_heads":  # None and the number that it stands for are the same
+        return a.kv_heads != b.kv_heads
+    if name == "head_dim":
+        return a.dim_per_head != b.dim_per_head
     if (
         name in ("head", "experts", "sparse_attention")
         and getattr(a, name) is not None

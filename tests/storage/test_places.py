@@ -322,10 +322,23 @@ def test_bytes_that_were_lost_on_the_way_are_noticed(gcs, monkeypatch):
         places.here("gs://bucket/r")
 
 
+def test_what_is_written_anew_while_it_is_brought_is_brought_once_more(gcs, monkeypatch):
+    store, get = Store("gs://bucket/r"), Store.get
+    store.write("a", b"12345")
+
+    def late(self, name, path):
+        monkeypatch.setattr(Store, "get", get)
+        store.write("a", b"123456789")
+        get(self, name, path)
+
+    monkeypatch.setattr(Store, "get", late)
+    with open(os.path.join(places.here("gs://bucket/r"), "a"), "rb") as file:
+        assert file.read() == b"123456789"
+
+
 KILLED = """
 import hashlib, os, random, shutil, sys, time
 from pretrainax.storage import places
-from tests.support.tiers import few
 places.EVERY = 0.01
 with places.at_work(sys.argv[1]) as folder:
     kept = os.path.join(folder, "checkpoints")
