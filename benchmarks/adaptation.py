@@ -237,9 +237,7 @@ def draw(path: str, found: dict[str, dict]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, help="a folder for the runs")
-    parser.add_argument("--books", required=True, help="a folder with train*.jsonl.gz and valid*.jsonl.gz")
+    parser = runs.parser(__doc__, "books")
     parser.add_argument("--tasks", required=True, help="a folder with a folder for each task")
     parser.add_argument("--steps", type=int, default=6_000, help="of pretraining, each of 32 rows of 128 tokens")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))

@@ -52,9 +52,7 @@ def flops_of_step(lines: list[dict]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, help="a folder for the runs")
-    parser.add_argument("--source", required=True, help="the text, as --config.data.source takes it")
+    parser = runs.parser(__doc__, "source")
     parser.add_argument("--teacher_steps", type=int, default=2_500, help="of 32 rows of 128 tokens")
     parser.add_argument("--steps", type=int, default=500, help="of a student with its teacher")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))

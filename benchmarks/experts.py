@@ -59,9 +59,7 @@ def row(model: str, of_seeds: list[list[dict]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, help="a folder for the runs")
-    parser.add_argument("--books", required=True, help="a folder with train*.jsonl.gz and valid*.jsonl.gz")
+    parser = runs.parser(__doc__, "books")
     parser.add_argument("--steps", type=int, default=2_000, help="of 16 rows of 128 tokens")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()

@@ -14,7 +14,7 @@ import statistics
 import sys
 from typing import NamedTuple
 
-from runs import last_loss, train
+from runs import last_loss, parser, train
 
 from pretrainax.optim import (
     SM3,
@@ -104,14 +104,12 @@ def compare(options: argparse.Namespace, family: str) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, help="a folder for the runs")
-    parser.add_argument("--source", required=True, help="the text, as --config.data.source takes it")
-    parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
-    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    parser.add_argument("--factors", nargs="+", type=float, default=[0.3, 1.0, 3.0], help="of the default rate")
-    parser.add_argument("--seeds", type=int, default=3)
-    options = parser.parse_args()
+    flags = parser(__doc__, "source")
+    flags.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
+    flags.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    flags.add_argument("--factors", nargs="+", type=float, default=[0.3, 1.0, 3.0], help="of the default rate")
+    flags.add_argument("--seeds", type=int, default=3)
+    options = flags.parse_args()
     rows = [row for family in options.families for row in compare(options, family)]
     print(markdown(["family", "optimizer", "rate", "validation loss, mean (range)"], rows))
 

@@ -1,10 +1,12 @@
 """Makes the training runs of a comparison, each by the command in a process of its own, and reads what they noted."""
 
+import argparse
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Optional
 
 import numpy as np
 from scipy import stats
@@ -23,6 +25,20 @@ PRETRAINING = [  # of less than an epoch
     *("--config.model.dropout_rate=0.0", "--config.model.attention_dropout_rate=0.0", "--config.train.attention=xla"),
     *("--config.tokenizer.vocab_size=4096", "--config.model.vocab_size=auto"),
 ]
+
+
+TEXT = {
+    "books": "a folder with train*.jsonl.gz and valid*.jsonl.gz",
+    "source": "the text, as --config.data.source takes it",
+}
+
+
+def parser(description: Optional[str], text: str) -> argparse.ArgumentParser:
+    """Returns a parser of a comparison's flags: where its runs go, and the text, of those of TEXT."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--workdir", required=True, help="a folder for the runs")
+    made.add_argument(f"--{text}", required=True, help=TEXT[text])
+    return made
 
 
 def command(words: Sequence[str]) -> None:

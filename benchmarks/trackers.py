@@ -43,9 +43,7 @@ def step_seconds(options: argparse.Namespace, name: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workdir", required=True, help="a folder for the runs")
-    parser.add_argument("--books", required=True, help="a folder with train*.jsonl.gz and valid*.jsonl.gz")
+    parser = runs.parser(__doc__, "books")
     parser.add_argument("--steps", type=int, default=100, help="of each run")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

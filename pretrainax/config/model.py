@@ -168,6 +168,11 @@ class ModelConfig:
         paths = ["config.model"] if self.decoder is None else ["config.model", "config.model.decoder"]
         return dict(zip(paths, self.stacks.values(), strict=False))
 
+    def shown(self, size: str) -> str:
+        """Returns a size for people: layers of each stack, "12 + 12"; others of both where they are said apart."""
+        stacks = self.stacks if size == "num_layers" else self.sized
+        return " + ".join(str(getattr(stack, size)) for stack in stacks.values())
+
     @property
     def stack_blocks(self) -> list[int]:
         """Returns how many blocks with parameters of their own each stack has."""

@@ -53,7 +53,7 @@ def _cost(plan: Plan, topology: Topology, mfu: float) -> Iterator[tuple[str, str
 def _rows_of(plan: Plan, space: Space, law: LossLaw) -> Iterator[tuple[str, str]]:
     shape, config = plan.shape, plan.shape.config
     counted = "" if law.with_embeddings else " without embeddings, as the law counts"
-    layers = " + ".join(str(stack.num_layers) for stack in config.stacks.values())
+    layers = config.shown("num_layers")
     read = f"{space.sequence_length:,}"
     if config.family == "encoder_decoder":
         read = f"{space.lengths.inputs:,} + {space.lengths.targets:,}"

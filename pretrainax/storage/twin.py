@@ -242,15 +242,16 @@ class Twin:
     def _bring_one(self, name: str) -> None:
         """Brings an object; one that another process has written anew meanwhile, as curves are, once more."""
         path, there = os.path.join(self.root, name), self._known[name].there
-        self.store.get(name, path)
-        while (size := os.path.getsize(path)) != there.size:
+        while True:
+            self.store.get(name, path)
+            if (size := os.path.getsize(path)) == there.size:
+                break
             before, there = there, self.store.stamp(name)
             if there == before:
                 os.remove(path)
                 raise RunFailed(
                     f"{self.store.url}/{name} has {there.size:,} bytes, and {size:,} came: run the same again"
                 )
-            self.store.get(name, path)
         self._known[name] = Known(there, self._marks(name)[name])
 
     def _hold(self, names: list[str], held: str) -> list[str]:

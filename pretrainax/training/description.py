@@ -5,7 +5,6 @@ from typing import cast
 
 import jax
 
-from pretrainax.config import ModelConfig
 from pretrainax.distill import MAPS, TEACHER, Distillation
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.feed_forward import announced
@@ -20,8 +19,8 @@ def describe(run: Run) -> list[tuple[str, str]]:
     """Returns the names and values of the rows of a run's header that say what is computed, warnings last."""
     model, train = run.experiment.model, run.experiment.train
     layers = sum(stack.num_layers for stack in model.stacks.values())
-    heads = f", {_of_each(model, 'num_heads')} heads" if model.recurrent is None else ""
-    shape = f"{layers} layers, width {_of_each(model, 'd_model')}{heads}"
+    heads = f", {model.shown('num_heads')} heads" if model.recurrent is None else ""
+    shape = f"{layers} layers, width {model.shown('d_model')}{heads}"
     mesh = " × ".join(f"{axis} {size}" for axis, size in run.mesh.shape.items() if size > 1)
     device = jax.devices()[0].device_kind
     specs = [spec for part in run.parts for spec in part.attention_specs]
@@ -47,11 +46,6 @@ def describe(run: Run) -> list[tuple[str, str]]:
         *([("bits per byte", f"none: {no_bytes}")] if no_bytes else []),
         *(("WARNING", warning) for warning in warnings),
     ]
-
-
-def _of_each(model: ModelConfig, size: str) -> str:
-    """Returns a size of a model, of two stacks that are not alike both."""
-    return " + ".join(str(getattr(stack, size)) for stack in model.sized.values())
 
 
 def _stages(run: Run) -> Iterator[tuple[str, str]]:
@@ -95,14 +89,10 @@ def _teacher(run: Run) -> Iterator[tuple[str, str]]:
     if teacher is None or run.abstract_frozen is None:
         return
     size = sum(p.size for p in jax.tree.leaves(run.abstract_frozen[TEACHER])) / 1e6
-    layers = " + ".join(str(stack.num_layers) for stack in teacher.stacks.values())
-    width = _of_each(teacher, "d_model")
+    layers, width = teacher.shown("num_layers"), teacher.shown("d_model")
     maps = sum(p.size for p in jax.tree.leaves(run.abstract_state.params.get(MAPS)))
     learned = f"; {maps:,} parameters map states to its width" if maps else ""
-    yield (
-        "teacher",
-        f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {width}{learned}",
-    )
+    yield "teacher", f"{distillation}: {size:,.1f} M parameters, {layers} layers, width {width}{learned}"
     fastest = {choose_implementation("auto", platform(), spec)[0] for spec in run.attention_specs} - {"xla"}
     if distillation.attention and fastest:
         yield (

@@ -246,9 +246,9 @@ def _architecture(card: _Card) -> str:
     keys = [f", {stack.kv_heads} of keys and values" * (stack.kv_heads != stack.num_heads) for stack in sized]
     length = model.position.max_length
     rows = [
-        ("layers", " + ".join(str(stack.num_layers) for stack in model.stacks.values())),
-        ("width", " + ".join(str(stack.d_model) for stack in sized)),
-        ("feed-forward", " + ".join(str(stack.d_ff) for stack in sized)),
+        ("layers", model.shown("num_layers")),
+        ("width", model.shown("d_model")),
+        ("feed-forward", model.shown("d_ff")),
         ("heads", " + ".join(f"{stack.num_heads}{own}" for stack, own in zip(sized, keys, strict=True))),
         ("positions", _code(model.position)),
         ("vocabulary", f"{model.vocab_size:,} ids, `{type(card.experiment.tokenizer).__name__}`"),

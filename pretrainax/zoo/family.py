@@ -352,17 +352,14 @@ def _differ(a: ModelConfig, b: ModelConfig, name: str) -> bool:
         return a.kv_heads != b.kv_heads
     if name == "head_dim":
         return a.dim_per_head != b.dim_per_head
-    if (
-        name in ("head", "experts", "sparse_attention")
-        and getattr(a, name) is not None
-        and getattr(b, name) is not None
-    ):
-        return _computed(getattr(a, name)) != _computed(getattr(b, name))
+    of_a, of_b = getattr(a, name), getattr(b, name)
+    if name in ("head", "experts", "sparse_attention") and of_a is not None and of_b is not None:
+        return _computed(of_a) != _computed(of_b)
     if name == "num_decoder_layers":
         return "encoder_decoder" in (a.family, b.family) and a.last_stack.num_layers != b.last_stack.num_layers
-    if name == "decoder" and a.decoder != b.decoder:
+    if name == "decoder" and of_a != of_b:
         return any(_differ(a.last_stack, b.last_stack, size) for size in DecoderSizes.__dataclass_fields__)
-    return name not in _TRAINING and getattr(a, name) != getattr(b, name)
+    return name not in _TRAINING and of_a != of_b
 
 
 def _computed(part: _Part) -> _Part:
