@@ -217,6 +217,7 @@ def stubs(tmp_path):
     (tmp_path / "pretrainax" / "__init__.py").touch()
     (tmp_path / "pretrainax" / "main.py").write_text(STUB)
     (tmp_path / "ends").mkdir()
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup would have children ignore it
     started = []
 
     def start(shell: str, *arguments: str) -> subprocess.Popen:
@@ -232,6 +233,7 @@ def stubs(tmp_path):
     for process in started:
         process.kill()
         process.communicate()
+    signal.signal(signal.SIGHUP, before)
 
 
 def ends(folder: pathlib.Path) -> list[str]:

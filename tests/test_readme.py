@@ -8,6 +8,8 @@ import shlex
 import subprocess
 import sys
 
+import pytest
+
 from pretrainax.config import Choice
 from tests.support.runs import FAST
 
@@ -51,6 +53,7 @@ def test_make_quickstart_says_what_it_installs_and_how_long_it_takes():
     )
 
 
+@pytest.mark.slow
 def test_own_text_is_trained_on_evaluated_and_prepared(tmp_path, text, cache):
     (tmp_path / "my").mkdir()
     (tmp_path / "my" / "folder").symlink_to(text)

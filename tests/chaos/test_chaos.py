@@ -46,6 +46,7 @@ def test_a_bit_of_any_file_of_a_cache_that_is_another_one_is_named_or_harmless(f
     assert found["tokens"] == "named"  # all others are of what can be made anew, or is not asked
 
 
+@pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(undisturbed):
     args = ["--only=full_everywhere", f"--whole={undisturbed.folder}"]
     done = runs.run([sys.executable, "-m", "tests.chaos.disk", *args])
@@ -72,6 +73,7 @@ def test_clocks_network_home_and_user_have_no_effect(undisturbed, tmp_path):
         pytest.skip(str(e))
 
 
+@pytest.mark.slow
 def test_another_text_under_a_run_that_resumes_is_refused(undisturbed, tmp_path):
     """The tokenizer is given, so that nothing but the fingerprint of the text can tell."""
     text, workdir = runs.write_text(tmp_path / "text"), tmp_path / "run"

@@ -66,6 +66,7 @@ def test_import_and_export_keep_every_bit(name, tmp_path):
     assert_same(params_of(tmp_path / "again", imported), weights(CASES[name].config))
 
 
+@pytest.mark.slow
 def test_parameters_go_through_in_blocks(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "pretrainax.checkpoints.params._BLOCK_BYTES", 300

@@ -301,6 +301,7 @@ def on_one_device(sharing, certain=False):
     return one_step(sharing, dict(data=1), certain)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mesh", "sharing"), few(ON_EIGHT, ON_EIGHT[-1:]), ids=str)
 def test_eight_devices_draw_and_learn_what_one_does(sharing, mesh):
     found = one_step(sharing, mesh)

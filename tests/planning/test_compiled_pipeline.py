@@ -23,6 +23,7 @@ SLICES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule, topology", few(itertools.product(["gpipe", "1f1b"], SLICES), [("1f1b", "v5e:16x16")])
 )

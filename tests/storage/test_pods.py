@@ -59,6 +59,7 @@ def kill_and_resume(pod, killed, wiped, run, whole):
     assert lines(run) == lines(whole)
 
 
+@pytest.mark.slow
 def test_a_run_whose_processes_are_killed_goes_on_and_ends_as_one_that_is_not(pod):
     pod.start(whole := pod.run("whole"), run := pod.run("a"))  # one after the other
     kill_and_resume(pod, (0, 1), 1, run, whole)

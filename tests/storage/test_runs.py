@@ -113,6 +113,7 @@ def test_a_run_is_trained_read_exported_and_started_from_in_a_bucket(bucket, tmp
     assert "prepared in" not in more.stderr  # the corpus came from the bucket
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_other_machine", few([False, True], [True]), ids=["same_machine", "other_machine"])
 def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_is_not(bucket, is_other_machine, tmp_path, monkeypatch):
     on_disk = train(tmp_path / "disk", tmp_path / "text", tmp_path / "cache", "--config.train.steps=40")
@@ -139,6 +140,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_is_not(bucket, is_oth
     assert of_url(RUN) == lines(tmp_path / "disk")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_which_a_byte_has_flipped_in_the_bucket_is_not_used(bucket, tmp_path, monkeypatch):
     assert train(RUN, TEXT, CACHE).returncode == 0
     newest = [name for name in Store(RUN).objects("checkpoints/12/params") if "/d/" in name][0]

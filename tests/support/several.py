@@ -1,6 +1,6 @@
-"""Runs of tests/support/tiny.py, one after the other, in this process or in each process of a group.
+"""A run of tests/support/tiny.py in this process, or in each process of a group.
 
-`python -m tests.support.several '[{"family": "gpt", "workdir": DIR, "text": DIR, "cache": DIR, "fsdp": 2}, …]'` is one
+`python -m tests.support.several '{"family": "gpt", "workdir": DIR, "text": DIR, "cache": DIR, "fsdp": 2}'` is one
 process of a group that the environment names, as `pretrainax.main` is. Beside what a run leaves, each process leaves
 the rows it has read: batches-<process>.npz.
 """
@@ -81,8 +81,8 @@ def start(count: int, *arguments: str, log: pathlib.Path) -> list[subprocess.Pop
 
 
 if __name__ == "__main__":
-    jobs = json.loads(sys.argv[1])
+    job = json.loads(sys.argv[1])
     experiment = tiny.get_config()
-    experiment.data.cache_dir = jobs[0]["cache"]
+    experiment.data.cache_dir = job["cache"]
     host.start_jax(experiment)
-    sys.exit(max(run(**job) for job in jobs))
+    sys.exit(run(**job))

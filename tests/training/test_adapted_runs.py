@@ -33,6 +33,7 @@ def decoder(tmp_path_factory, text, cache):
     return workdir
 
 
+@pytest.mark.slow
 def test_an_encoder_goes_on_from_a_decoder_and_resumes(decoder, text, cache, tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
     flags = (

@@ -123,6 +123,7 @@ def test_neither_the_teacher_nor_the_maps_are_in_what_is_loaded_or_exported(stud
         np.testing.assert_array_equal(exported[path], x)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_short_ends_the_same_though_its_teacher_went_on(student, teacher, folder, text, cache):
     part, moved = folder / "part", folder / "moved"
     shutil.copytree(student, part)

@@ -261,6 +261,7 @@ def test_a_spike_that_began_before_the_only_checkpoint_costs_no_more_than_needed
     assert [line["step"] for line in lines(tmp_path, "train")] == list(range(1, 21))
 
 
+@pytest.mark.slow
 def test_a_rollback_deletes_no_checkpoint_that_is_damaged(experiment, tmp_path, monkeypatch, planted):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(loss_spikes, "observe_step", killing(at=13))

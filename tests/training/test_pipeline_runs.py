@@ -35,6 +35,7 @@ def train(experiment, mesh, workdir):
     assert loop.train(dataclasses.replace(experiment, mesh=mesh), str(workdir)) == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_on_stages_where_a_run_without_has_left_it_and_the_other_way(experiment, quick, tmp_path, capsys):
     plain, staged = MeshConfig(data=8), MeshConfig(data=2, pipeline=2, fsdp=2)
     train(experiment, plain, tmp_path / "plain")

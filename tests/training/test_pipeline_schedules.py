@@ -81,7 +81,7 @@ def on_one_device(name):
     return made(name, dict(data=1), **LOSS)
 
 
-@pytest.mark.parametrize("name", few(MODELS, ["tied", "narrow"]))
+@pytest.mark.parametrize("name", few(MODELS, ["tied"]))
 def test_each_gradient_and_each_sum_is_that_of_one_device(name):
     expected = on_one_device(name)
     assert {"loss", "accuracy", "text_loss", "bits_per_byte", "z_loss"} <= set(expected[1][1])
@@ -106,6 +106,7 @@ def test_gradients_are_the_same_for_any_number_of_parts(parts):
     chex.assert_trees_all_close(got, on_one_device("tied"), rtol=2e-5, atol=2e-6)  # as above
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_bit_for_bit_when_they_are_made_again():
     step, given = compiled("tied", MESH, pipeline_schedule=SCHEDULE, changes={"dropout_rate": 0.1})
     chex.assert_trees_all_equal(*(jax.device_get(step(*given)) for _ in range(2)))

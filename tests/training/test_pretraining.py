@@ -140,7 +140,7 @@ def test_encoder_decoders(name, text, cache, tmp_path):
     run(experiment, tmp_path, cache)
 
 
-@pytest.mark.parametrize("name", few(CAUSAL, ["causal", "prefix"]))
+@pytest.mark.parametrize("name", few(CAUSAL, ["causal"]))
 def test_decoders(name, text, cache, tmp_path):
     experiment = config("gpt", CAUSAL[name], text)
     if isinstance(CAUSAL[name], FillInTheMiddle | DecoderOnly):

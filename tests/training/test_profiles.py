@@ -122,6 +122,7 @@ def test_a_resumed_run_writes_what_is_left_and_says_what_is_not(tmp_path, text, 
     assert "no profile of steps 3 to 5: this start makes steps 8 to 9" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_signal_has_the_next_steps_in_a_profile(tmp_path, text, cache, capsys):
     request = ProfileRequest()
     request.requested = True  # as before the first step

@@ -62,6 +62,7 @@ def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment,
         np.testing.assert_array_equal(trained[path], drawn[path] if is_head else x, err_msg=path)
 
 
+@pytest.mark.slow
 def test_the_checkpoint_of_a_run_may_lack_heads_too(experiment, tmp_path):
     """A tied decoder has no output matrix of its own; a run that is to have one draws it."""
     tied = CASES["gpt2"].config

@@ -102,6 +102,7 @@ def test_a_crf_has_no_class_in_transformers(source, cache):
         directories.describe_export(experiment, Vocabulary(40, pad=0, cls=1, sep=2))
 
 
+@pytest.mark.slow
 def test_one_device_answers_what_eight_do_that_split_the_length_too(source, cache):
     experiment = tagging(source, cache, "t5", Tag(kind="crf"), subword="mean")
     prepared, found = prepare(experiment, report=lambda line: None), []

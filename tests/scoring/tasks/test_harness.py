@@ -139,6 +139,7 @@ def test_texts_go_on_as_in_the_harness(both):
     assert all(said != "" for (said,) in responses(both[0], "written"))
 
 
+@pytest.mark.slow
 def test_the_page_says_how(tasks, capsys):
     (block,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "use.md").read_text(), re.DOTALL)
     exec(compile(block.replace("my/tasks", str(tasks)), "docs/use.md", "exec"), {"model": loaded_case("gpt2")})
