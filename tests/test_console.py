@@ -59,6 +59,7 @@ def test_a_command_does_what_its_module_does(command, module, flags, code):
     assert (by_name.stdout, by_name.stderr) == (by_module.stdout, by_module.stderr)
 
 
+@pytest.mark.slow
 def test_a_run_with_loader_workers_starts_by_its_name(tmp_path, text, cache):
     flags = [f"--config.data.source.path={text}", f"--config.data.cache_dir={cache}", "--config.data.workers=1"]
     done = run(

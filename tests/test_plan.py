@@ -50,6 +50,7 @@ def test_the_best_meshes_are_listed():
     assert "--config.mesh.data=1 --config.mesh.fsdp=4" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_comes_with_what_would():
     done = run(*TINY, "--config.train.global_batch_size=16777216", "--topology=v5e:2x2", "--nocompile")
     assert "DOES NOT FIT by the estimate" in done.stdout

@@ -18,7 +18,7 @@ NAMES = sorted({shlex.split(command)[1] for command in COMMANDS})
 # Reads each command line in a process of its own, a copy of one that has imported all of it.
 PARSER = """
 import json, os, sys
-import pretrainax.data.objectives, pretrainax.optim, pretrainax.zoo
+import pretrainax.data.objectives, pretrainax.interop.start, pretrainax.optim, pretrainax.trackers, pretrainax.zoo
 from pretrainax import cli
 
 def main():

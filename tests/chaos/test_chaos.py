@@ -103,6 +103,7 @@ def test_a_text_that_changes_while_it_is_tokenized_is_refused_and_prepared_anew(
     assert again.train[0].num_bytes + again.valid[0].num_bytes == sum(p.stat().st_size for p in text.iterdir())
 
 
+@pytest.mark.slow
 def test_a_second_start_while_the_first_lives_is_refused_and_changes_nothing(undisturbed, tmp_path):
     Workdirs(undisturbed, tmp_path, runs.Report()).second_start("at a save")(tmp_path / "run")
 

@@ -213,7 +213,7 @@ def test_names_of_a_bare_and_old_file_are_understood(source, tmp_path):
 # --- a start for training --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("through", ["directory", "workdir"])
+@pytest.mark.parametrize("through", few(["directory", "workdir"], ["directory"]))
 def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", "gpt2")
     directories.import_directory(str(source), str(tmp_path / "run"))
@@ -229,6 +229,7 @@ def test_training_goes_on_from_a_directory(through, tmp_path, text, cache):
     assert all(x.tobytes() == stored(tmp_path / "out")[key].tobytes() for key, x in stored(source).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["bert", "t5_1_1", "gemma2"], ["t5_1_1"]))
 def test_an_imported_workdir_evaluates(name, tmp_path, text, cache):
     source = write_directory(tmp_path / "source", name)

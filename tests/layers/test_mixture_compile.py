@@ -63,6 +63,7 @@ LARGE = (("v5e:16x16", {"fsdp": 16, "expert": 16}), ("v5p:8x8x4", {"fsdp": 32, "
 ROOM, DROPLESS = (1.25, "all-to-all"), (None, "ragged-all-to-all")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "topology, mesh, capacity, kind",
     few(

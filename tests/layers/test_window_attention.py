@@ -144,6 +144,7 @@ def output(model, params, arrays, **options):
     return found[1]["intermediates"]["encoder"]["output"][0]
 
 
+@pytest.mark.slow
 def test_a_token_knows_of_one_far_away_by_the_first():
     arrays = batch([[1] * 40])
     changed = arrays | {"tokens": arrays["tokens"].at[0, 39].set(1)}

@@ -177,6 +177,7 @@ def deberta():
     return joint("gradient_disentangled", position=position, **sizes, **heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [*map(joint, SHARING), deberta()], ids=[*SHARING, "deberta"])
 def test_fresh_parameters_are_those_of_a_plain_encoder_and_a_generator_beside_it(config):
     _, batch = masked_batch()

@@ -160,6 +160,7 @@ def test_every_large_buffer_and_collective_is_named_by_its_module(name):
     assert all(one.where for one in found.collectives if one.bytes > 1000)
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 def test_a_tpu_needs_what_its_compiler_counts_at_the_worst_moment():
     memory = compiled("gpt", "v5e:2x2", fsdp=4).memory

@@ -164,6 +164,7 @@ def quick_compiler():
     jax.config.update(name, before)
 
 
+@pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize("policy", few(["none", "block"], ["block"]))

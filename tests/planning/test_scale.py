@@ -8,9 +8,8 @@ from pretrainax.config import MeshConfig, UserError
 from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
 from tests.support import tiny
-from tests.support.tiers import few
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.slow]  # half a minute for each of the four programs
 
 LAYERS, WIDTH, LENGTH, ROWS = 2, 4096, 256, 64
 MESHES = {
@@ -46,16 +45,16 @@ def found(family, mesh, axis, kind, where=""):
 
 # --- fsdp -----------------------------------------------------------------------------------------------------------
 
-# Half a minute each: every family, and every axis with one side and with two
+# Every family, and every axis with one side and with two
 COMPILED = (("bert", "tensor"), ("gpt", "sequence"), ("t5", "tensor"), ("t5", "sequence"))
 
 
-@pytest.mark.parametrize(("family", "mesh"), few(COMPILED, COMPILED[:1]))
+@pytest.mark.parametrize(("family", "mesh"), COMPILED)
 def test_parameters_are_gathered_and_their_gradients_scattered_as_they_are_summed(family, mesh):
     assert found(family, mesh, "fsdp", "all-gather", "blocks/mlp") and found(family, mesh, "fsdp", "reduce-scatter")
 
 
-@pytest.mark.parametrize(("family", "mesh"), few(COMPILED, COMPILED[:1]))
+@pytest.mark.parametrize(("family", "mesh"), COMPILED)
 def test_no_matrix_is_summed_whole_on_each_device(family, mesh):
     smallest = 4 * WIDTH * WIDTH // MESHES[mesh][1].tensor  # bytes of a projection of attention
     # What is copied, and so summed whole, are norms and biases: some 20 vectors a layer.
@@ -72,7 +71,6 @@ def test_a_block_has_a_pair_of_sums_over_tensor_each_way():
     assert sum(x.total for x in sums if x.bytes > 100) == 2 * 2 * LAYERS * sent  # but for scalars: squares of gradients
 
 
-@pytest.mark.slow
 def test_a_decoder_that_reads_another_text_has_three_sums_each_way_and_one_for_what_it_reads():
     lengths = [tiny.get_config("t5").objective.lengths(LENGTH)]
     of = lambda length: 2 * (2 * WIDTH * length * ROWS // 64) * 3 // 4  # noqa: E731
@@ -85,7 +83,6 @@ def test_a_decoder_that_reads_another_text_has_three_sums_each_way_and_one_for_w
 # --- sequence -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ("gpt", "t5"))
 def test_in_a_layer_keys_and_values_alone_move_along_the_length(family):
     moved = [

@@ -161,6 +161,7 @@ def test_the_age_of_a_process_counts_its_imports():
     assert 0.5 <= age <= time.perf_counter() - before + 0.01  # the system counts in hundredths of a second
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_real_run_add_up_to_its_wall_time(tmp_path, text, cache, capsys):
     experiment = tiny.get_config("gpt")
     experiment.data.source, experiment.data.cache_dir = TextFiles(path=str(text)), str(cache)

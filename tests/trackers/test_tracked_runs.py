@@ -161,6 +161,7 @@ def test_wandb_without_a_key_is_a_line(tmp_path):
     assert "UserError: there is no key: `wandb login`, or set WANDB_API_KEY" in online(tmp_path)
 
 
+@pytest.mark.slow
 def test_wandb_without_a_network_is_a_line(tmp_path):
     nowhere = {"WANDB_BASE_URL": "http://127.0.0.1:9", "WANDB_INIT_TIMEOUT": "3", "WANDB_API_KEY": SECRET}
     said = online(tmp_path, **nowhere)

@@ -70,6 +70,7 @@ def test_an_encoder_goes_on_from_a_decoder_and_resumes(decoder, text, cache, tmp
     assert all(np.isfinite(x).all() for x in trained.values())
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_with_experts_begins_as_a_decoder_of_a_hugging_face_directory(text, tmp_path):
     """Its parameters do not move, so what is saved is what it began with."""
     source, start, pieces = CASES["llama3"].config, tmp_path / "llama", tmp_path / "pieces"

@@ -111,6 +111,7 @@ def test_a_resume_between_two_lines_changes_nothing(experiment, finished, tmp_pa
     assert untimed(tmp_path / "run") == untimed(finished)
 
 
+@pytest.mark.slow
 def test_experts_that_die_are_said_once(monkeypatch, capsys, experiment, tmp_path):
     monkeypatch.setattr(loop, "finish", lambda *_: None)
     figures = expert_balance.figures

@@ -119,6 +119,7 @@ def test_each_record_is_asked_once_with_all_of_its_choices_on_any_mesh(chooser):
     assert line["accuracy"] == pytest.approx(experiment.objective.metrics(one, notes)["accuracy"])
 
 
+@pytest.mark.slow
 def test_micro_batches_part_no_record(chooser, cache, choices, tmp_path):
     experiment = tuning("choice", choices, cache, MultipleChoice(choices=3))
     assert loop.train(experiment, str(tmp_path)) == 0
@@ -226,6 +227,7 @@ def test_a_finder_says_the_same_of_records_without_answers(finder, passages):
     assert {name: line[name] for name in found} == pytest.approx(found)
 
 
+@pytest.mark.slow
 def test_a_finder_learns_which_words_are_answers(cache, tmp_path):
     rng, made = np.random.RandomState(3), []
     others = [word for word in WORDS if word not in ("fox", "dog")]

@@ -60,6 +60,7 @@ def test_patience_ends_a_run_and_the_best_checkpoint_stays(experiment, tmp_path,
     assert steps(tmp_path) == [2, 6]  # the best, and the newest
 
 
+@pytest.mark.slow
 def test_a_run_out_of_patience_trains_no_further_when_started_again(experiment, tmp_path, monkeypatch):
     validating(monkeypatch, [3.0, 4.0, 5.0, 6.0])
     experiment.evaluate.patience, experiment.checkpoint.every = 1, 2
@@ -346,6 +347,7 @@ def test_steps_evaluations_and_a_resumption_compile_once(experiment, tmp_path, f
     assert [compiled(run) for run in finished] == [(1, 1), (1, 1)]
 
 
+@pytest.mark.slow
 def test_a_last_batch_of_a_shorter_bucket_compiles_once_more(experiment, tmp_path, finished, monkeypatch):
     texts = [f"{i} words {'more ' * (20 if i % 2 else 0)}" for i in range(400)]
     (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

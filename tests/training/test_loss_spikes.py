@@ -312,6 +312,7 @@ def killing(at, time=1):
     return observe_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment", few(["during the rollback", "before the next save", "after the next save"], ["during the rollback"])
 )
@@ -353,6 +354,7 @@ def test_a_signal_during_a_rollback_saves_after_it(whole, experiment, tmp_path, 
     assert_same_run(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_is_rolled_back_too(experiment, tmp_path, monkeypatch, capsys):
     plant(monkeypatch, (4,), overflow)
     assert loop.train(experiment, str(tmp_path)) == 0

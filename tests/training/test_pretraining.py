@@ -178,6 +178,7 @@ def test_sequence_to_sequence(translations, cache, tmp_path):
     assert 0 <= valid["sequence_accuracy"] <= valid["accuracy"] and "sequence_accuracy" not in train
 
 
+@pytest.mark.slow
 def test_supervised_tasks_beside_span_corruption(translations, text, cache, tmp_path):
     experiment = config("t5", TextToText(target_length=32), text)
     experiment.data.source = SourceMixture(
@@ -190,6 +191,7 @@ def test_supervised_tasks_beside_span_corruption(translations, text, cache, tmp_
     assert "sequence_accuracy" not in run(experiment, tmp_path, cache)[-1]  # of spans it would say nothing
 
 
+@pytest.mark.slow
 def test_corpora_whose_weights_change(translations, text, cache, tmp_path):
     experiment = config("gpt", CausalLM(), text)
     sources = TextFiles(path=str(text)), JsonLines(path=translations, valid_fraction=0.2)

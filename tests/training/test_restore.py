@@ -50,6 +50,7 @@ def by_path(tree):
     return dict(zip(parameter_names(tree), jax.tree.leaves(tree), strict=True))
 
 
+@pytest.mark.slow
 def test_a_bare_encoder_starts_a_run_with_fresh_heads_that_are_named(experiment, tmp_path, capfd):
     experiment.checkpoint.fresh_heads = True
     assert loop.train(experiment, str(tmp_path / "run")) == 0

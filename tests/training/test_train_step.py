@@ -277,6 +277,7 @@ def test_devices_change_neither_losses_nor_parameters_of_experts(family, mesh):
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-7)  # as above; gradients of few tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", few(PIPELINES, ["2 pipeline 2 fsdp 2 tensor"]))
 def test_a_pipeline_changes_neither_losses_nor_parameters(mesh):
     losses, params = five_steps("staged", "1 device", 1)
@@ -285,6 +286,7 @@ def test_a_pipeline_changes_neither_losses_nor_parameters(mesh):
     chex.assert_trees_all_close(other_params, params, rtol=2e-5, atol=2e-8)  # as above
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", few(list(PIPELINES)[:3], ["4 pipeline 2 data"]))
 def test_parts_that_go_back_one_by_one_change_neither_losses_nor_parameters(mesh):
     losses, params = five_steps("staged", "1 device", 1)

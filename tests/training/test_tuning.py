@@ -178,6 +178,7 @@ def test_a_plan_counts_what_is_frozen_once_and_what_is_trained_with_its_moments(
     assert "frozen" in dict(tuned.parts()) and "frozen" not in dict(whole.parts())
 
 
+@pytest.mark.slow
 def test_a_run_with_a_prompt_is_scored_and_writes_no_embeddings(base, text, cache, tmp_path):
     experiment = experiment_of(text, cache, 2, PromptTuning(3), base)
     experiment.data.packing = OneEach()

@@ -29,6 +29,7 @@ TABLES = {  # theirs -> ours
 }
 
 
+@pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("form", ["gathered", "everywhere"])
 @pytest.mark.parametrize("sharing", few(electra.SHARED, ["gradient_disentangled"]))

@@ -95,6 +95,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, lines):
     assert not list((tmp_path / "cache").rglob("whole"))
 
 
+@pytest.mark.slow
 def test_near_duplicates_and_bad_text_are_dropped_by_any_number_of_shares(tmp_path, lines):
     pytest.importorskip("datatrove", reason="datatrove is not installed: pip install 'pretrainax[filters]'")
     pytest.importorskip("spacy", reason="spacy is not installed: pip install 'pretrainax[filters]'")
