@@ -69,10 +69,9 @@ def test_three_updates_land_where_torch_does(name):
     assert max(jax.tree.leaves(moved)) > STEPS * LEARNING_RATE / 2
 
 
-# Of each kind that no brick of tests/training/test_train_step.py has: sinks and biases of experts, a norm over all
-# heads, groups of experts, scores that are capped, factors by a text's length, one head of keys.
-ON_EIGHT = dict.fromkeys("gpt_oss olmoe deepseek_v2 grok phi3_5".split(), dict(data=2, fsdp=2, tensor=2))
-ON_EIGHT |= {"palm": dict(data=2, fsdp=4)}
+# One head of keys, or three, and an odd number of filters are split over fewer axes.
+ON_EIGHT = dict.fromkeys(ALL, dict(data=2, fsdp=2, tensor=2)) | {"elmo": dict(data=4, tensor=2)}
+ON_EIGHT |= dict.fromkeys(["palm", "gemma1", "gemma3_1b", "t5gemma_9b_2b"], dict(data=2, fsdp=4))
 
 
 @pytest.mark.parametrize("name", few(ON_EIGHT, ["palm"]))
