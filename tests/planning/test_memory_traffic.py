@@ -302,6 +302,54 @@ def test_a_computation_in_the_background_is_counted_as_what_it_is():
     assert moved(found) == {"b": ({"a": 4 * 32 * 4}, [4 * 32 * 4])}
 
 
+def test_a_collective_in_the_fusions_of_other_work_moves_where_it_starts_and_ends():
+    """As libtpu writes an all-gather that it sends beside a product: all three have its operand and result."""
+    gather = "%g = f32[64,32]{1,0} all-gather(%shard), channel_id=1, dimensions={1}, backend_config={"
+    gather += '"async_collective_fusion_config":{}}'
+    state = "(f32[64,8]{1,0}, f32[64,32]{1,0})"
+    found = program(
+        f"""  %s = f32[64,8]{{1,0}} parameter(0)
+  %x = f32[64,32]{{1,0}} parameter(1)
+  %w = f32[32,32]{{1,0}} parameter(2)
+  %start = {state} fusion(%s), kind=kCustom, output_to_operand_aliasing={{{{0}}: (0, {{}})}}, calls=%started
+  %s1 = f32[64,8]{{1,0}} get-tuple-element(%start), index=0
+  %g1 = f32[64,32]{{1,0}} get-tuple-element(%start), index=1
+  %both = (f32[64,32]{{1,0}}, f32[64,8]{{1,0}}, f32[64,32]{{1,0}}) fusion(%s1, %g1, %x, %w), kind=kOutput, \
+output_to_operand_aliasing={{{{1}}: (0, {{}}), {{2}}: (1, {{}})}}, calls=%beside
+  %y = f32[64,32]{{1,0}} get-tuple-element(%both), index=0
+  %s2 = f32[64,8]{{1,0}} get-tuple-element(%both), index=1
+  %g2 = f32[64,32]{{1,0}} get-tuple-element(%both), index=2
+  %done = f32[64,32]{{1,0}} fusion(%s2, %g2), kind=kCustom, output_to_operand_aliasing={{{{}}: (1, {{}})}}, calls=%ended
+  ROOT %z = (f32[64,32]{{1,0}}, f32[64,32]{{1,0}}) tuple(%y, %done)""",
+        f"""%started (shard: f32[64,8]) -> (f32[64,8], f32[64,32]) {{
+  %shard = f32[64,8]{{1,0}} parameter(0)
+  {gather}
+  ROOT %c = {state} custom-call(%shard, %g), custom_call_target="AsyncCollectiveStart"
+}}""",
+        f"""%beside (shard: f32[64,8], p: f32[64,32], q: f32[64,32], r: f32[32,32]) -> (f32[64,32], f32[64,8], f32[64,32]) {{
+  %shard = f32[64,8]{{1,0}} parameter(0)
+  %p = f32[64,32]{{1,0}} parameter(1)
+  %q = f32[64,32]{{1,0}} parameter(2)
+  %r = f32[32,32]{{1,0}} parameter(3)
+  {gather}
+  %d = f32[64,32]{{1,0}} dot(%q, %r), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  ROOT %t = (f32[64,32]{{1,0}}, f32[64,8]{{1,0}}, f32[64,32]{{1,0}}) tuple(%d, %shard, %g)
+}}""",
+        f"""%ended (shard: f32[64,8], p: f32[64,32]) -> f32[64,32] {{
+  %shard = f32[64,8]{{1,0}} parameter(0)
+  %p = f32[64,32]{{1,0}} parameter(1)
+  {gather}
+  ROOT %e = f32[64,32]{{1,0}} custom-call(%shard, %p, %g), custom_call_target="AsyncCollectiveDone"
+}}""",
+    )
+    assert moved(found) == {
+        "start": ({}, [0, LAYER]),
+        "both": ({"x": LAYER, "w": LAYER // 2}, [LAYER, 0, 0]),
+        "done": ({"s2": LAYER // 4}, [0]),
+    }
+    assert memory_traffic_of(found).by("kind") == {"products": 2.5 * LAYER, "collectives": 1.25 * LAYER}
+
+
 def test_what_only_names_memory_for_a_tpu_moves_nothing():
     found = program("""  %a = f32[64,32]{1,0} custom-call(), custom_call_target="AllocateBuffer"
   ROOT %b = f32[128,32]{1,0} custom-call(%a, %a), custom_call_target="ConcatBitcast\"""")

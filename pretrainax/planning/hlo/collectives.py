@@ -12,13 +12,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 from pretrainax.planning.hlo.instructions import VIEWS, Instruction
-from pretrainax.planning.hlo.kernels import multiplies, parts_of
+from pretrainax.planning.hlo.kernels import IN_FUSIONS, multiplies, parts_of
 from pretrainax.planning.hlo.modules import Modules, module_of
 from pretrainax.planning.hlo.program import Program
 from pretrainax.planning.traffic import Collective
 
-# One that a TPU overlaps with other work has this, and stands in the fusions of all of it.
-_IN_FUSIONS = "async_collective_fusion_config"
 AnyMesh = Union[Mesh, AbstractMesh]
 KINDS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "collective-permute")
 
@@ -34,7 +32,7 @@ def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
         for instruction in program.computations[name].values():
             if instruction.opcode.removesuffix("-start") in KINDS:
                 key = f"{name}/{instruction.name}"
-                if _IN_FUSIONS in instruction.attributes:
+                if IN_FUSIONS in instruction.attributes:
                     key = f"{instruction.attribute('channel_id')} {instruction.op_name}"
                 if key not in found or times < found[key][0]:
                     found[key] = times, instruction, name
@@ -55,8 +53,8 @@ def collectives_of(program: Program, mesh: AnyMesh) -> list[Collective]:
 
 def _is_beside_products(program: Program, computation: str, made: Instruction) -> bool:
     """Tells whether a product runs between where a collective begins and where it ends; instructions are in order."""
-    if _IN_FUSIONS in made.attributes or not made.opcode.endswith("-start"):
-        return _IN_FUSIONS in made.attributes
+    if IN_FUSIONS in made.attributes or not made.opcode.endswith("-start"):
+        return IN_FUSIONS in made.attributes
     later = itertools.dropwhile(lambda x: x is not made, program.computations[computation].values())
     ends = lambda x: x.opcode.endswith("-done") and made.name in x.operands  # noqa: E731
     between = itertools.takewhile(lambda x: not ends(x), itertools.islice(later, 1, None))

@@ -7,6 +7,8 @@ Counted are bytes of main memory, once each way: what a kernel reads twice comes
 - An array that is updated in place, by a slice or a scatter, counts as what is written into it; a scatter reads that
   first, to add to it.
 - What copies in the background (`copy-start`, `copy-done`) is one kernel, which stands where it ends.
+- A collective that goes on within the fusions of other work, as a TPU's do, writes where it starts and reads where it
+  ends; what those in between hand on is not moved there.
 - Of a library's call the workspace is not counted, which it may use or not; nor are arrays in a TPU's VMEM, and calls
   that only name memory.
 """
@@ -29,6 +31,9 @@ _PRODUCTS = frozenset(("dot", "convolution"))
 ATTENTION = re.compile("splash|fmha")  # the kernels of a TPU, by their name, and of cuDNN
 _LIBRARY = re.compile(f"{ATTENTION.pattern}|gemm|matmul")
 UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # -> the operand that is written into the first
+# A collective that a TPU overlaps with other work has this, and stands in the fusions of all of it.
+IN_FUSIONS = "async_collective_fusion_config"
+_ALIAS = re.compile(r"\{(\d*)\}: \((\d+), \{\}\)")  # of output_to_operand_aliasing: a result, an operand
 
 
 class Kernel(NamedTuple):
@@ -92,8 +97,9 @@ def reads(program: Program, kernel: Kernel) -> dict[str, int]:
     whole, values = kernel.whole, program.computations[kernel.computation]
     found: dict[str, int] = {}
     taken = _taken(program, values, whole, whole.elements, is_in_place=True)  # or the compiler has made a copy of it
-    for name, elements in zip(whole.operands, taken, strict=True):
-        if elements:
+    handed_on = set(_handed_on(program, whole).values())
+    for i, (name, elements) in enumerate(zip(whole.operands, taken, strict=True)):
+        if elements and i not in handed_on:
             size = values[name].allocated * min(elements / values[name].elements, 1.0)
             found[name] = max(found.get(name, 0), round(size))
     return found
@@ -113,7 +119,17 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
     for i, (shape, part) in enumerate(zip(whole.shapes, parts, strict=True)):
         if part is not None:
             sizes[i] = round(sizes[i] * min(part / max(shape.elements, 1), 1.0))
+    for i in _handed_on(program, whole):
+        sizes[i] = 0
     return sizes
+
+
+def _handed_on(program: Program, made: Instruction) -> dict[int, int]:
+    """Finds the results of a fusion that are its operands, of a collective that goes on behind it: {result: operand}."""
+    if made.opcode != "fusion" or not any(IN_FUSIONS in one.attributes for one in inside(program, made)):
+        return {}
+    aliases = made.attributes.partition("output_to_operand_aliasing=")[2].partition("calls=")[0]
+    return {int(result or 0): int(operand) for result, operand in _ALIAS.findall(aliases)}
 
 
 def updates(program: Program, computation: str) -> list[Optional[Update]]:

@@ -114,7 +114,7 @@ def _moved(program: Program, modules: Modules, stacks: Stacks, kernel: Kernel) -
 def _kind(program: Program, kernel: Kernel, module: str, parts: set[str], is_product: bool) -> str:
     made, values = kernel.whole, program.computations[kernel.computation]
     scope = module.split("/")[0]
-    if any(opcode.removesuffix("-start") in COLLECTIVES for opcode in parts):
+    if any(opcode.removesuffix("-start") in COLLECTIVES for opcode in parts) and not is_product:
         return "collectives"
     if scope in ("loss", "optimizer"):
         return scope
