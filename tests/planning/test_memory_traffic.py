@@ -326,7 +326,7 @@ output_to_operand_aliasing={{{{1}}: (0, {{}}), {{2}}: (1, {{}})}}, calls=%beside
   {gather}
   ROOT %c = {state} custom-call(%shard, %g), custom_call_target="AsyncCollectiveStart"
 }}""",
-        f"""%beside (shard: f32[64,8], p: f32[64,32], q: f32[64,32], r: f32[32,32]) -> (f32[64,32], f32[64,8], f32[64,32]) {{
+        f"""%beside (shard: f32[64,8], p: f32[64,32], q: f32[64,32], r: f32[32,32]) -> (f32[64,32], f32[64,8]) {{
   %shard = f32[64,8]{{1,0}} parameter(0)
   %p = f32[64,32]{{1,0}} parameter(1)
   %q = f32[64,32]{{1,0}} parameter(2)

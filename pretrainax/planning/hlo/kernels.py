@@ -125,7 +125,7 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
 
 
 def _handed_on(program: Program, made: Instruction) -> dict[int, int]:
-    """Finds the results of a fusion that are its operands, of a collective that goes on behind it: {result: operand}."""
+    """Finds results of a fusion that are its operands, of a collective that goes on behind it: {result: operand}."""
     if made.opcode != "fusion" or not any(IN_FUSIONS in one.attributes for one in inside(program, made)):
         return {}
     aliases = made.attributes.partition("output_to_operand_aliasing=")[2].partition("calls=")[0]
