@@ -1,6 +1,7 @@
 """Says how a model runs, as apart from what it computes: nothing here changes the parameters or the mathematics."""
 
 import dataclasses
+from typing import Optional
 
 from pretrainax.config import TrainConfig
 from pretrainax.sharding.mesh import GPUS, platform
@@ -44,10 +45,11 @@ def compute_for(train: TrainConfig) -> Compute:
     return Compute(**{f.name: getattr(train, f.name) for f in dataclasses.fields(Compute)})
 
 
-def blocks_in_a_turn(compute: Compute, num_layers: int) -> int:
-    """Returns how many blocks each turn of the scan over layers has."""
+def blocks_in_a_turn(compute: Compute, num_layers: int, on: Optional[str] = None) -> int:
+    """Returns how many blocks each turn of the scan over layers has; on: a platform, None: that of `jax.set_mesh`."""
+    on = on or platform()
     if compute.scan_unroll:
         return min(compute.scan_unroll, num_layers)
-    if platform() == "cpu":
+    if on == "cpu":
         return min(_CPU_UNROLLED, num_layers)
-    return num_layers if platform() in GPUS and num_layers <= _MOST_UNROLLED else 1
+    return num_layers if on in GPUS and num_layers <= _MOST_UNROLLED else 1

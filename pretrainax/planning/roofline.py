@@ -30,6 +30,7 @@ from pretrainax.data.batch import lengths_of
 from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention_spec import PRODUCTS
 from pretrainax.layers.attention_work import all_pairs
+from pretrainax.layers.compute import blocks_in_a_turn, compute_for
 from pretrainax.models.flops import (
     Attention,
     WorkOf,
@@ -66,6 +67,9 @@ class Passes(NamedTuple):
 # Fitted to compiled steps of this repository's configs, for one H100 (17 with 4 layers, 4 others) and one v5e (9 with
 # 4 layers), as counted by benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is.
 PASSES = {"gpu": Passes(12.0, 0.0, 11.2, 0.0, 3.9, 3.2), "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6)}
+# A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes. (The
+# TPU's steps above have such loops.)
+_STACKED = {"gpu": 4.0, "tpu": 0.0}
 _VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
 
@@ -177,16 +181,28 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
         for x in saved_residuals(plain, mesh_sizes, platform)
         if x.module != "loss" and (x.dtype != "float32" or width == 4)  # logits of attention, sums of a token
     )
+    stacked = _STACKED[platform] * _in_stacks(experiment, mesh_sizes, platform)
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     # A forward once more, beside a backward of twice as much; but logits of attention that are made again are not kept.
-    forward = 4 / 3 if train.remat == "block" else 1.0
-    layers = forward * (kept + passes.turned * turned) + passes.pairs * pairs
+    # In a loop of a GPU that adds nothing that shows.
+    forward = 4 / 3 if train.remat == "block" and not stacked else 1.0
+    layers = forward * (kept + passes.turned * turned) + passes.pairs * pairs + stacked
     each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
     state = memory.parameters + memory.optimizer + memory.ema + memory.gradients
     return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
+
+
+def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+    """Counts the bytes that layers keep for the backward in the stacks of loops; 0 where all blocks are unrolled."""
+    compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
+    looped = [
+        f"{name}/blocks" for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, platform) < one.num_layers
+    ]
+    kept = saved_residuals(experiment, mesh_sizes, platform)
+    return sum(x.bytes for x in kept if any(name in x.module for name in looped))
 
 
 def _of_attention(

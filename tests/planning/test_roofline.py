@@ -15,6 +15,7 @@ from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
 from pretrainax.optim import Sophia
 from pretrainax.planning import roofline
+from pretrainax.planning.activations import saved_residuals
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.hlo.memory_traffic import Moved
 from pretrainax.planning.memory import estimate
@@ -195,6 +196,19 @@ def test_logits_that_are_made_again_are_not_kept(only):
     experiment.train.attention = "xla"
     assert only(_block(experiment), "pairs") == only(experiment, "pairs") > 0
     assert only(_block(experiment), "kept") == pytest.approx(4 / 3 * only(experiment, "kept"))
+
+
+@pytest.mark.parametrize("family", ["gpt", "t5"])
+def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(family):
+    experiment = tiny.get_config(family)
+    memory = estimate(experiment, ONE, CHIPS["h100"])
+    flat = {on: roofline.between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
+    kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
+    experiment.train.scan_unroll = 1
+    # written into the stack and taken out of it, and each of the two reads and writes
+    got = roofline.between_products(experiment, ONE, "gpu", memory)
+    assert got == pytest.approx(flat["gpu"] + 4 * kept) and kept > 0
+    assert roofline.between_products(experiment, ONE, "tpu", memory) == flat["tpu"]  # which has loops by itself
 
 
 def test_a_published_run_is_a_little_slower_than_the_expectation():
