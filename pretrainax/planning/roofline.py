@@ -69,7 +69,7 @@ class Passes(NamedTuple):
 PASSES = {"gpu": Passes(12.0, 0.0, 11.2, 0.0, 3.9, 3.2), "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6)}
 # A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes. (The
 # TPU's steps above have such loops.)
-_STACKED = {"gpu": 4.0, "tpu": 0.0}
+_STACKED = 4.0
 _VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
 
@@ -181,7 +181,7 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
         for x in saved_residuals(plain, mesh_sizes, platform)
         if x.module != "loss" and (x.dtype != "float32" or width == 4)  # logits of attention, sums of a token
     )
-    stacked = _STACKED[platform] * _in_stacks(experiment, mesh_sizes, platform)
+    stacked = _STACKED * _in_stacks(experiment, mesh_sizes) if platform == "gpu" else 0.0
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
@@ -195,13 +195,13 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
 
 
-def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
-    """Counts the bytes that layers keep for the backward in the stacks of loops; 0 where all blocks are unrolled."""
+def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
+    """Counts the bytes that a GPU's loops over layers keep for the backward; 0 where all blocks are unrolled."""
     compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
     looped = [
-        f"{name}/blocks" for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, platform) < one.num_layers
+        f"{name}/blocks" for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, "gpu") < one.num_layers
     ]
-    kept = saved_residuals(experiment, mesh_sizes, platform)
+    kept = saved_residuals(experiment, mesh_sizes, "gpu") if looped else ()
     return sum(x.bytes for x in kept if any(name in x.module for name in looped))
 
 
