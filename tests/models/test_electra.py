@@ -303,7 +303,7 @@ def on_one_device(sharing, certain=False):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mesh", "sharing"), few(ON_EIGHT, ON_EIGHT[-1:]), ids=str)
+@pytest.mark.parametrize(("mesh", "sharing"), ON_EIGHT, ids=str)
 def test_eight_devices_draw_and_learn_what_one_does(sharing, mesh):
     found = one_step(sharing, mesh)
     check_same(found, on_one_device(sharing))

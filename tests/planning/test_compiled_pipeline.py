@@ -9,7 +9,6 @@ from pretrainax.planning.compiled import compile_step
 from pretrainax.planning.topologies import Topology
 from pretrainax.sharding.stages import stages_of
 from tests.support import tiny
-from tests.support.tiers import few
 
 pytestmark = pytest.mark.aot
 
@@ -24,9 +23,7 @@ SLICES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule, topology", few(itertools.product(["gpipe", "1f1b"], SLICES), [("1f1b", "v5e:16x16")])
-)
+@pytest.mark.parametrize("schedule, topology", list(itertools.product(["gpipe", "1f1b"], SLICES)))
 def test_a_tick_permutes_the_stream_of_a_part_and_no_stage_has_layers_of_another(schedule, topology):
     absent, mesh = Topology.parse(topology), SLICES[topology]
     try:

@@ -167,7 +167,7 @@ def quick_compiler():
 @pytest.mark.slow
 @pytest.mark.aot
 @pytest.mark.usefixtures("quick_compiler")
-@pytest.mark.parametrize("policy", few(["none", "block"], ["block"]))
+@pytest.mark.parametrize("policy", ["none", "block"])
 def test_the_estimate_is_near_the_peak_of_a_tpu(policy):
     experiment = runpy.run_path(str(ROOT / "configs" / "gpt2.py"))["get_config"]()
     experiment.model.num_layers, experiment.train.global_batch_size, experiment.train.remat = 4, 32, policy

@@ -20,7 +20,6 @@ from pretrainax.training.loop_state import Rollback
 from pretrainax.training.loss_spikes import Skipping, Spike, find_spike, observe_step, plan_rollback, skipped
 from tests.support import tiny
 from tests.support.runs import assert_same_run, lines, steps
-from tests.support.tiers import few
 from tests.support.traces import limit_traces
 
 # --- what a spike is -----------------------------------------------------------------------------------------------
@@ -313,9 +312,7 @@ def killing(at, time=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "moment", few(["during the rollback", "before the next save", "after the next save"], ["during the rollback"])
-)
+@pytest.mark.parametrize("moment", ["during the rollback", "before the next save", "after the next save"])
 def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp_path, planted, monkeypatch):
     with monkeypatch.context() as patch:
         if moment == "during the rollback":

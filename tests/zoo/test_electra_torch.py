@@ -19,7 +19,6 @@ from pretrainax.zoo.electra import electra as preset
 from tests.golden import make
 from tests.golden.case import Case, needs_transformers, weights
 from tests.golden.electra import everywhere, joint, masked_batch
-from tests.support.tiers import few
 
 # --- the joint loss ------------------------------------------------------------------------------------------------
 
@@ -32,7 +31,7 @@ TABLES = {  # theirs -> ours
 @pytest.mark.slow
 @needs_transformers
 @pytest.mark.parametrize("form", ["gathered", "everywhere"])
-@pytest.mark.parametrize("sharing", few(electra.SHARED, ["gradient_disentangled"]))
+@pytest.mark.parametrize("sharing", electra.SHARED)
 def test_the_joint_loss_and_its_gradients_are_torchs(sharing, form):
     config, (_, gathered) = joint(sharing), masked_batch()
     cases = [Case(part(config), FAMILY) for part in (electra.discriminator_config, electra.generator_config)]

@@ -126,10 +126,10 @@ def writes(program: Program, kernel: Kernel) -> list[int]:
 
 def _handed_on(program: Program, made: Instruction) -> dict[int, int]:
     """Finds results of a fusion that are its operands, of a collective that goes on behind it: {result: operand}."""
-    if made.opcode != "fusion" or not any(IN_FUSIONS in one.attributes for one in inside(program, made)):
+    aliases = _ALIAS.findall(made.attributes.partition("output_to_operand_aliasing=")[2].partition("calls=")[0])
+    if not (aliases and any(IN_FUSIONS in one.attributes for one in inside(program, made))):
         return {}
-    aliases = made.attributes.partition("output_to_operand_aliasing=")[2].partition("calls=")[0]
-    return {int(result or 0): int(operand) for result, operand in _ALIAS.findall(aliases)}
+    return {int(result or 0): int(operand) for result, operand in aliases}
 
 
 def updates(program: Program, computation: str) -> list[Optional[Update]]:
