@@ -140,6 +140,42 @@ def test_a_counter_that_goes_up_by_two_halves_the_turns():
     assert program.trip_count("main", program.computations["main"]["loop"]) == 4
 
 
+STATE = "(s32[], s32[], s32[5]{0}, s32[5,8]{1,0}, bf16[40,4]{1,0})"
+BLOCKS = f"""
+%body (s: (s32[])) -> (s32[]) {{
+  %s = {STATE} parameter(0)
+  %i = s32[] get-tuple-element(%s), index=0
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %t = {STATE} tuple(%next, %i, %i, %i, %i)
+}}
+
+%condition (s.1: (s32[])) -> pred[] {{
+  %s.1 = {STATE} parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %count = s32[] get-tuple-element(%s.1), index=1
+  ROOT %less = pred[] compare(%i.1, %count), direction=LT
+}}
+
+ENTRY %main (init: (s32[])) -> s32[] {{
+  %init = {STATE} parameter(0)
+  %loop = {STATE} while(%init), condition=%condition, body=%body
+  ROOT %result = s32[] get-tuple-element(%loop), index=0
+}}
+"""
+
+
+def test_a_loop_that_ends_where_the_step_finds_so_takes_all_that_it_has_a_list_of():
+    """Blocks of rows of experts: [J] says of which expert each is, [J, rows] which rows."""
+    program = Program(BLOCKS)
+    assert program.trip_count("main", program.computations["main"]["loop"]) == 5
+    fused = BLOCKS.replace("compare(%i.1, %count), direction=LT", "fusion(%i.1, %count), kind=kLoop, calls=%less")
+    program = Program(fused)
+    assert program.trip_count("main", program.computations["main"]["loop"]) == 5
+    program = Program(BLOCKS.replace("s32[5]{0}, s32[5,8]{1,0}, ", ""))  # no list: what can be said is one
+    assert program.trip_count("main", program.computations["main"]["loop"]) == 1
+
+
 def test_a_loop_of_permutes_counts_as_the_gather_it_was_made_of():
     (found,) = [c for c in collectives_of(Program(LOOP), MESH) if "blocks" in c.where]
     assert found == Collective("tensor", "all-gather", 4 * 8 * 4, 4, "decoder/blocks/mlp/up")

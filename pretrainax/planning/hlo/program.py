@@ -51,16 +51,18 @@ class Program:
         return dict(runs)
 
     def trip_count(self, computation: str, loop: Instruction) -> int:
-        """Counts the turns of a `while`: as the compiler says, or by a counter that goes up to a constant; else 1."""
+        """Counts the turns of a `while`: as the compiler says, or by a counter that goes up to a constant. Of one that
+        ends where the step itself finds so, at most: those in which it comes to the end of its longest list of
+        numbers, a line a turn (blocks of rows, each of an expert); 1 where it has none."""
         if known := re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes):
             return int(known[1])
         condition, body = loop.attribute("condition"), loop.attribute("body")
         compare = self.root(condition)
         if compare.opcode != "compare" or compare.attribute("direction") != "LT":
-            return 1
+            return _lines(loop)
         counter, limit = (self.computations[condition][name] for name in compare.operands)
         if counter.opcode != "get-tuple-element" or limit.opcode != "constant":
-            return 1
+            return _lines(loop)
         index = int(counter.attribute("index"))
         start = self._constant(computation, loop.operands[0], index)
         step = self._added(body, self.root(body).operands[index])
@@ -103,6 +105,11 @@ class Program:
             for made in instructions.values()
             if made.opcode == "fusion"
         }
+
+
+def _lines(loop: Instruction) -> int:
+    """Counts the lines of the longest list of numbers that a loop carries; 1 where there is none."""
+    return max((x.dims[0] for x in loop.shapes if x.dims and re.match(r"[su]\d", x.dtype)), default=1)
 
 
 def _value(constant: Instruction) -> int:
