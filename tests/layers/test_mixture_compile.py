@@ -1,4 +1,4 @@
-"""Mixtures of experts compiled for slices of TPUs that are not there: what goes between devices."""
+"""Mixtures of experts compiled for TPUs and GPUs that are not there: what goes between devices, and which kernels."""
 
 import math
 import re
@@ -74,3 +74,16 @@ def test_tokens_go_there_and_back_by_two_all_to_alls_each_way_and_experts_stay(t
     assert count(program, "all-to-all") + count(program, "ragged-all-to-all") == 4
     of_all = rf"\[{EXPERTS},({WIDTH},{INSIDE}|{INSIDE},{WIDTH})\]"
     assert not re.search(of_all, program), "the matrices of all experts are on one device"
+
+
+@pytest.mark.parametrize(
+    "topology, mesh", [("h100:1", {}), ("h100:8", {"fsdp": 2, "tensor": 2, "expert": 2})], ids=["one", "eight"]
+)
+def test_a_gpu_multiplies_by_all_experts_in_one_kernel(topology, mesh):
+    """The forward's three products and their gradients for rows and for matrices; blocks of rows would be loops."""
+    program = compiled(topology, mesh, capacity=None)
+    kernels = re.findall(r'custom-call\(.*custom_call_target="__gpu\$xla.gpu.triton".*op_name="([^"]*)"', program)
+    names = [re.search(r"(grouped_matmul\w*)", name)[1] for name in kernels]
+    assert sorted(names) == ["grouped_matmul"] * 6 + ["grouped_matmul_of_rows"] * 3
+    loops = re.findall(r" while\(.*", program)
+    assert all('known_trip_count' in loop for loop in loops), "a loop over blocks of rows"

@@ -119,7 +119,8 @@ def announced(config: ModelConfig) -> str:
     assert config.experts is not None
     if (capacity := config.experts.capacity) is not None:
         return f"each has room for {capacity:g} times an even share, what is more is dropped"
-    return f"no token is dropped, products by {'ragged_dot' if platform() == 'tpu' else 'blocks of rows'}"
+    by = {"tpu": "ragged_dot", "gpu": "a kernel in Triton"}.get(platform(), "blocks of rows")
+    return f"no token is dropped, products by {by}"
 
 
 def _width(config: ModelConfig) -> int:

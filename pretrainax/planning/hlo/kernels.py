@@ -89,7 +89,8 @@ def parts_of(program: Program, made: Instruction) -> set[str]:
 
 def multiplies(made: Instruction, parts: set[str]) -> bool:
     """Tells whether a kernel makes products of matrices; parts: of `parts_of`."""
-    return bool(parts & _PRODUCTS or _LIBRARY.search(f"{made.target} {made.name}"))
+    names = f"{made.target} {made.name} {made.op_name if made.opcode == 'custom-call' else ''}"
+    return bool(parts & _PRODUCTS or _LIBRARY.search(names))
 
 
 def reads(program: Program, kernel: Kernel) -> dict[str, int]:

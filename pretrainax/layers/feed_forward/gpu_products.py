@@ -1,0 +1,109 @@
+"""The product of rows that lie expert by expert with the matrix of each, on a GPU: one kernel, in Pallas for Triton (as
+MegaBlocks: Gale et al. 2022, arXiv 2211.15841, section 5).
+
+A program of the kernel makes a tile of the result. Rows of one expert are cut into blocks, the last of which may be
+partly empty: a program reads where its block begins and ends, and of which expert it is.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+_OUTER = 128  # rows and columns of a tile
+_INNER_BYTES = 128  # of what is summed over at a time: 64 numbers of bfloat16, 32 of float32
+
+
+class Blocks(NamedTuple):
+    """Says which rows each program makes, and of which expert they are: [J] each."""
+
+    first: jax.Array
+    last: jax.Array  # behind the last row; as `first` where there is nothing to do
+    expert: jax.Array  # the number of experts for rows of none
+
+
+def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
+    """Cuts so many rows, of experts with `sizes` [E] rows each and then of none, into blocks of one expert each."""
+    ends = jnp.append(jnp.cumsum(sizes), rows)
+    starts = jnp.append(0, ends[:-1])
+    blocks_end = jnp.cumsum(-(-(ends - starts) // _OUTER))
+    block = jnp.arange(rows // _OUTER + len(ends))  # as many as there may be
+    expert = jnp.searchsorted(blocks_end, block, side="right").clip(max=len(sizes))
+    before = jnp.append(0, blocks_end)[expert]  # blocks of the experts before
+    first = (starts[expert] + (block - before) * _OUTER).clip(max=rows)
+    return Blocks(first, jnp.maximum(jnp.minimum(first + _OUTER, ends[expert]), first), expert)
+
+
+def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
+    """Returns [S, F]: each row of x [S, D] times the matrix of its expert, of kernel [E, D, F] or, transposed, [E, F, D],
+    in x's dtype. Rows behind those of `sizes` [E] give 0."""
+    (rows, inner), columns = x.shape, kernel.shape[1 if transposed else 2]
+    blocks = blocks_of(sizes, rows)
+    multiply = functools.partial(_multiply, transposed)
+    grid = (len(blocks.first), pl.cdiv(columns, _OUTER))
+    return _call(multiply, "grouped_matmul", grid, (rows, columns), x.dtype)(*blocks, x, kernel)
+
+
+def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax.Array:
+    """Returns the gradient of the kernel, [E, D, F] float32: of each expert the sum of the outer products of its rows,
+    of x [S, D] and gradient [S, F]."""
+    ends = jnp.cumsum(sizes)
+    shape = (len(sizes), x.shape[1], gradient.shape[1])
+    grid = (pl.cdiv(shape[1], _OUTER), pl.cdiv(shape[2], _OUTER), shape[0])
+    return _call(_sum, "grouped_matmul_of_rows", grid, shape, jnp.float32)(ends - sizes, ends, x, gradient)
+
+
+def _call(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype: jnp.dtype):
+    settings = triton.CompilerParams(num_warps=8, num_stages=3)
+    result = jax.ShapeDtypeStruct(shape, dtype)
+    return pl.pallas_call(
+        kernel, grid=grid, out_shape=result, name=name, compiler_params=settings
+    )
+
+
+def _multiply(transposed, first, last, expert, x, kernel, y):
+    """Makes a tile of y [S, F]: the rows of one block, and some columns."""
+    block, tile = pl.program_id(0), pl.program_id(1)
+    start, end, owner = first[block], last[block], expert[block]
+    step = _INNER_BYTES // x.dtype.itemsize
+    rows, columns = pl.ds(start, _OUTER), pl.ds(tile * _OUTER, _OUTER)
+    is_row = start + jnp.arange(_OUTER) < end
+    is_column = tile * _OUTER + jnp.arange(_OUTER) < y.shape[1]
+
+    def add(k, total):
+        inner, is_inner = pl.ds(k * step, step), k * step + jnp.arange(step) < x.shape[1]
+        a = _load(x.at[rows, inner], is_row, is_inner)
+        if transposed:
+            return total + triton.dot(a, _load(kernel.at[owner, columns, inner], is_column, is_inner), trans_b=True)
+        return total + triton.dot(a, _load(kernel.at[owner, inner, columns], is_inner, is_column))
+
+    is_some = (owner < kernel.shape[0]) & (start < end)
+    steps = jnp.where(is_some, jnp.int32(pl.cdiv(x.shape[1], step)), 0)
+    total = jax.lax.fori_loop(0, steps, add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
+    triton.store(y.at[rows, columns], total.astype(y.dtype), mask=is_row[:, None] & is_column[None])
+
+
+def _sum(starts, ends, x, gradient, total):
+    """Makes a tile of one expert's matrix in total [E, D, F]."""
+    outer, tile, expert = (pl.program_id(i) for i in range(3))
+    start, end = starts[expert], ends[expert]
+    step = _INNER_BYTES // x.dtype.itemsize
+    lines, columns = pl.ds(outer * _OUTER, _OUTER), pl.ds(tile * _OUTER, _OUTER)
+    is_line = outer * _OUTER + jnp.arange(_OUTER) < x.shape[1]
+    is_column = tile * _OUTER + jnp.arange(_OUTER) < gradient.shape[1]
+
+    def add(k, total):
+        rows, is_row = pl.ds(start + k * step, step), start + k * step + jnp.arange(step) < end
+        a, b = _load(x.at[rows, lines], is_row, is_line), _load(gradient.at[rows, columns], is_row, is_column)
+        return total + triton.dot(a, b, trans_a=True)
+
+    made = jax.lax.fori_loop(0, pl.cdiv(end - start, step), add, jnp.zeros((_OUTER, _OUTER), jnp.float32))
+    triton.store(total.at[expert, lines, columns], made, mask=is_line[:, None] & is_column[None])
+
+
+def _load(ref, is_line, is_column):
+    """Reads a tile, with 0 where the array has ended."""
+    return triton.load(ref, mask=is_line[:, None] & is_column[None], other=0.0)
