@@ -25,6 +25,8 @@ import dataclasses
 import math
 from typing import NamedTuple, Optional
 
+import jax
+
 from pretrainax.config import Experiment, ModelConfig, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.interop.teacher import teacher_of
@@ -42,12 +44,20 @@ from pretrainax.models.flops import (
     other_flops,
     work_of,
 )
-from pretrainax.planning.activations import attention_specs, micro_rows, saved_residuals, shapes_of, width_on
+from pretrainax.planning.activations import (
+    abstract_state,
+    attention_specs,
+    micro_rows,
+    saved_residuals,
+    shapes_of,
+    width_on,
+)
 from pretrainax.planning.hlo import MemoryTraffic
-from pretrainax.planning.memory import Memory
+from pretrainax.planning.memory import Memory, part_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
+from pretrainax.sharding.param_paths import is_stacked, parameter_names
 from pretrainax.sharding.stages import stages_of
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
@@ -62,14 +72,22 @@ class Passes(NamedTuple):
     turned: float  # queries and keys in float32, where positions turn them
     logits: float  # of the loss, in the dtype of the run
     state: float  # parameters, moments, averages and gradients
+    factored: float  # parameters, by an optimizer that keeps sums of rows and columns: it reads gradients once for each
+    layers: float  # parameters of layers: cut out of their stacks, and their gradients put into these
+    experts: float  # of these the experts': a copy in the dtype of the products, which other matrices do not need
 
 
-# Fitted to compiled steps of this repository's configs, for one H100 (17 with 4 layers, 4 others) and one v5e (9 with
-# 4 layers), as counted by benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is.
-PASSES = {"gpu": Passes(12.0, 0.0, 11.2, 0.0, 3.9, 3.2), "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6)}
+# Fitted to compiled steps of this repository's configs, for one H100 and one v5e (9 with 4 layers), as counted by
+# benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is. Of a GPU two were not fitted: AdamW
+# reads parameters, gradients and moments, writes all but gradients, and their norm reads these once more, 8 passes over
+# 4 arrays; and in all configs what only copies parameters of layers adds up to 5 passes.
+PASSES = {
+    "gpu": Passes(8.3, 4.5, 10.7, 0.0, 4.1, 2.0, 3.7, 5.0, 2.5),
+    "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6, 0.0, 0.0, 0.0),
+}
 # A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes. (The
 # TPU's steps above have such loops.)
-_STACKED = 4.0
+_STACKED = 5.5
 _VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
 
@@ -187,12 +205,16 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
     logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
     # A forward once more, beside a backward of twice as much; but logits of attention that are made again are not kept.
-    # In a loop of a GPU that adds nothing that shows.
-    forward = 4 / 3 if train.remat == "block" and not stacked else 1.0
+    # On a GPU, which makes most of it again anyway, that adds nothing that shows.
+    forward = 4 / 3 if train.remat == "block" and platform == "tpu" else 1.0
     layers = forward * (kept + passes.turned * turned) + passes.pairs * pairs + stacked
     each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
-    state = memory.parameters + memory.optimizer + memory.ema + memory.gradients
-    return passes.state * state + train.accumulate * experiment.optimizer.gradients_per_update * each
+    of_layers, of_experts = _of_layers(experiment, mesh_sizes)
+    each += passes.layers * of_layers + passes.experts * of_experts
+    state = passes.state * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
+    if memory.optimizer < memory.parameters / 10:
+        state += passes.factored * memory.parameters
+    return state + train.accumulate * experiment.optimizer.gradients_per_update * each
 
 
 def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
@@ -203,6 +225,14 @@ def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
     ]
     kept = saved_residuals(experiment, mesh_sizes, "gpu") if looped else ()
     return sum(x.bytes for x in kept if any(name in x.module for name in looped))
+
+
+def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int]) -> tuple[int, int]:
+    """Counts bytes of a device's parameters: those of layers, and of these the experts'."""
+    params = abstract_state(experiment, mesh_sizes).params
+    named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
+    layers = {name: part_bytes(x, x.sharding) for name, x in named if is_stacked(name)}
+    return sum(layers.values()), sum(size for name, size in layers.items() if "/experts_" in name)
 
 
 def _of_attention(

@@ -86,4 +86,4 @@ def test_a_gpu_multiplies_by_all_experts_in_one_kernel(topology, mesh):
     names = [re.search(r"(grouped_matmul\w*)", name)[1] for name in kernels]
     assert sorted(names) == ["grouped_matmul"] * 6 + ["grouped_matmul_of_rows"] * 3
     loops = re.findall(r" while\(.*", program)
-    assert all('known_trip_count' in loop for loop in loops), "a loop over blocks of rows"
+    assert all("known_trip_count" in loop for loop in loops), "a loop over blocks of rows"

@@ -1,6 +1,7 @@
 """Time and price, by hand."""
 
 import dataclasses
+import math
 import pathlib
 import runpy
 
@@ -9,13 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from pretrainax import models
-from pretrainax.config import LearnedPositions, MeshConfig, RotaryPositions
+from pretrainax.config import LearnedPositions, MeshConfig, MixtureOfExperts, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
-from pretrainax.optim import Sophia
+from pretrainax.optim import Adafactor, AdamW, Sophia
 from pretrainax.planning import roofline
-from pretrainax.planning.activations import saved_residuals
+from pretrainax.planning.activations import abstract_state, saved_residuals
 from pretrainax.planning.hlo import MemoryTraffic
 from pretrainax.planning.hlo.memory_traffic import Moved
 from pretrainax.planning.memory import estimate
@@ -26,6 +27,7 @@ from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.runtime.chips import CHIPS, chip_of, peak_flops
 from pretrainax.sharding.mesh import AXES
+from pretrainax.sharding.param_paths import parameter_names
 from tests.support import tiny
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -172,13 +174,14 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
 
 @pytest.fixture
 def only(monkeypatch):
-    """Returns the bytes of a GPU that one kind of passes is charged for."""
+    """Returns the bytes of a chip that one kind of passes is charged for."""
 
-    def count(experiment, kind):
+    def count(experiment, kind, chip="h100"):
+        platform = CHIPS[chip].platform
         passes = roofline.Passes(**(dict.fromkeys(roofline.Passes._fields, 0.0) | {kind: 1.0}))
-        monkeypatch.setitem(roofline.PASSES, "gpu", passes)
-        memory = estimate(experiment, ONE, CHIPS["h100"])
-        return roofline.between_products(experiment, ONE, "gpu", memory)
+        monkeypatch.setitem(roofline.PASSES, platform, passes)
+        memory = estimate(experiment, ONE, CHIPS[chip])
+        return roofline.between_products(experiment, ONE, platform, memory)
 
     return count
 
@@ -195,7 +198,27 @@ def test_logits_that_are_made_again_are_not_kept(only):
     experiment = tiny.get_config("gpt")
     experiment.train.attention = "xla"
     assert only(_block(experiment), "pairs") == only(experiment, "pairs") > 0
-    assert only(_block(experiment), "kept") == pytest.approx(4 / 3 * only(experiment, "kept"))
+    assert only(_block(experiment), "kept") == only(experiment, "kept")
+    assert only(_block(experiment), "kept", "v5e") == pytest.approx(4 / 3 * only(experiment, "kept", "v5e"))
+
+
+def test_parameters_of_layers_and_of_experts_are_passed_over_more_often_than_others(only):
+    experiment = tiny.get_config("gpt")
+    experiment.model.experts = MixtureOfExperts()
+    names = parameter_names(params := abstract_state(experiment, ONE).params)
+    sizes = {name: 4 * math.prod(x.shape) for name, x in zip(names, jax.tree.leaves(params), strict=True)}
+    assert only(experiment, "layers") == sum(size for name, size in sizes.items() if "/blocks/" in name)
+    assert only(experiment, "experts") == sum(size for name, size in sizes.items() if "/experts_" in name) > 0
+
+
+def test_an_optimizer_that_keeps_rows_and_columns_reads_gradients_more_often(only):
+    experiment = tiny.get_config("gpt")
+    experiment.model.d_model = experiment.model.d_ff = 512  # smaller matrices keep their moments whole
+    experiment.optimizer = AdamW()
+    assert only(experiment, "factored") == 0
+    experiment.optimizer = Adafactor()
+    params = abstract_state(experiment, ONE).params
+    assert only(experiment, "factored") == sum(4 * math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 @pytest.mark.parametrize("family", ["gpt", "t5"])
@@ -205,9 +228,8 @@ def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(famil
     flat = {on: roofline.between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
     kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
     experiment.train.scan_unroll = 1
-    # written into the stack and taken out of it, and each of the two reads and writes
     got = roofline.between_products(experiment, ONE, "gpu", memory)
-    assert got == pytest.approx(flat["gpu"] + 4 * kept) and kept > 0
+    assert got == pytest.approx(flat["gpu"] + roofline._STACKED * kept) and kept > 0
     assert roofline.between_products(experiment, ONE, "tpu", memory) == flat["tpu"]  # which has loops by itself
 
 

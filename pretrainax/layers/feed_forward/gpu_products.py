@@ -38,9 +38,9 @@ def blocks_of(sizes: jax.Array, rows: int) -> Blocks:
 
 
 def product(x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
-    """Returns [S, F]: each row of x [S, D] times the matrix of its expert, of kernel [E, D, F] or, transposed, [E, F, D],
-    in x's dtype. Rows behind those of `sizes` [E] give 0."""
-    (rows, inner), columns = x.shape, kernel.shape[1 if transposed else 2]
+    """Returns [S, F] in x's dtype: each row of x [S, D] times the matrix of its expert, of kernel [E, D, F] or,
+    transposed, [E, F, D]. Rows behind those of `sizes` [E] give 0."""
+    rows, columns = len(x), kernel.shape[1 if transposed else 2]
     blocks = blocks_of(sizes, rows)
     multiply = functools.partial(_multiply, transposed)
     grid = (len(blocks.first), pl.cdiv(columns, _OUTER))
@@ -59,9 +59,7 @@ def summed_over_rows(x: jax.Array, gradient: jax.Array, sizes: jax.Array) -> jax
 def _call(kernel, name: str, grid: tuple[int, ...], shape: tuple[int, ...], dtype: jnp.dtype):
     settings = triton.CompilerParams(num_warps=8, num_stages=3)
     result = jax.ShapeDtypeStruct(shape, dtype)
-    return pl.pallas_call(
-        kernel, grid=grid, out_shape=result, name=name, compiler_params=settings
-    )
+    return pl.pallas_call(kernel, grid=grid, out_shape=result, name=name, compiler_params=settings)
 
 
 def _multiply(transposed, first, last, expert, x, kernel, y):

@@ -66,9 +66,7 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
     return jax.lax.all_gather(kernel, FSDP_AXIS, axis=layout.split, tiled=True)
 
 
-def _product(
-    layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False
-) -> jax.Array:
+def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns [S, F] of x [S, D] and a kernel [E, D, F], or [S, D] of x [S, F] and, transposed, that kernel."""
     if layout.room is None and platform() == "gpu":
         return gpu_products.product(x, kernel, sizes, transposed)
