@@ -82,12 +82,12 @@ class Passes(NamedTuple):
 # reads parameters, gradients and moments, writes all but gradients, and their norm reads these once more, 8 passes over
 # 4 arrays; and in all configs what only copies parameters of layers adds up to 5 passes.
 PASSES = {
-    "gpu": Passes(8.3, 4.5, 10.7, 0.0, 4.1, 2.0, 3.7, 5.0, 2.5),
+    "gpu": Passes(9.9, 3.6, 11.8, 0.0, 3.0, 2.0, 3.4, 5.0, 2.9),
     "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6, 0.0, 0.0, 0.0),
 }
 # A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes. (The
 # TPU's steps above have such loops.)
-_STACKED = 5.5
+_STACKED = 4.7
 _VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
 
