@@ -13,7 +13,6 @@ from typing import NamedTuple, Optional
 import jax
 import jax.numpy as jnp
 
-from pretrainax.layers.feed_forward import gpu_products
 from pretrainax.sharding.axes import FSDP_AXIS
 from pretrainax.sharding.mesh import axis_size, platform
 
@@ -69,6 +68,8 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns [S, F] of x [S, D] and a kernel [E, D, F], or [S, D] of x [S, F] and, transposed, that kernel."""
     if layout.room is None and platform() == "gpu":
+        from pretrainax.layers.feed_forward import gpu_products  # with Pallas, which nothing else needs
+
         return gpu_products.product(x, kernel, sizes, transposed)
     kernel = kernel.swapaxes(1, 2) if transposed else kernel
     if layout.room is not None:
@@ -92,6 +93,8 @@ def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: 
     if platform() == "tpu":
         return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32)
     if platform() == "gpu":
+        from pretrainax.layers.feed_forward import gpu_products
+
         return gpu_products.summed_over_rows(x, gradient, sizes)
     source, _, expert, count = _blocks(sizes, len(x))
 
