@@ -67,12 +67,12 @@ class Passes(NamedTuple):
     """Says how often kernels that multiply nothing read or write bytes of each kind, in steps that were compiled."""
 
     kept: float  # what a block keeps for its backward, but for the next
-    attended: float  # queries, keys, values and results of attention; on a GPU kernels that multiply make and read them
+    attended: float  # queries, keys, values and results of attention
     pairs: float  # float32 logits of an attention that no kernel computes; on a TPU of one with a bias too
     turned: float  # queries and keys in float32, where positions turn them
     logits: float  # of the loss, in the dtype of the run
     state: float  # parameters, moments, averages and gradients
-    factored: float  # parameters, by an optimizer that keeps sums of rows and columns: it reads gradients once for each
+    factored: float  # parameters, by an optimizer that keeps sums of rows and columns, which it reads gradients for
     layers: float  # parameters of layers: cut out of their stacks, and their gradients put into these
     experts: float  # of these the experts': a copy in the dtype of the products, which other matrices do not need
 
@@ -85,8 +85,8 @@ PASSES = {
     "gpu": Passes(9.9, 3.6, 11.8, 0.0, 3.0, 2.0, 3.4, 5.0, 2.9),
     "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6, 0.0, 0.0, 0.0),
 }
-# A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes. (The
-# TPU's steps above have such loops.)
+# A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes: four
+# passes, and 4.7 by the fit. (The TPU's steps above have such loops.)
 _STACKED = 4.7
 _VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
 
