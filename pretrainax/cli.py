@@ -49,7 +49,7 @@ WORKDIR = define_path("workdir", None, "Run directory; of a new run where not gi
 # What a disk has, and no program.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
 _FILES = (errno.EMFILE, errno.ENFILE)
-# Imports and tracing make many objects and few circles: to look for these as often as Python does takes an eighth of
+# Imports and tracing make many objects and few circles: to look for these as often as Python does takes a twelfth of
 # the time until the first step.
 _SELDOM = (50_000, 20, 50)  # of gc.set_threshold
 _LINE = 4000  # characters of an error
