@@ -119,7 +119,7 @@ def announced(config: ModelConfig) -> str:
     assert config.experts is not None
     if (capacity := config.experts.capacity) is not None:
         return f"each has room for {capacity:g} times an even share, what is more is dropped"
-    by = {"tpu": "ragged_dot", "gpu": "a kernel in Triton"}.get(platform(), "blocks of rows")
+    by = {"tpu": "ragged_dot", "cpu": "blocks of rows"}.get(platform(), "a kernel in Triton")
     return f"no token is dropped, products by {by}"
 
 

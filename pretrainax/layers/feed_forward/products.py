@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.sharding.axes import FSDP_AXIS
-from pretrainax.sharding.mesh import axis_size, platform
+from pretrainax.sharding.mesh import GPUS, axis_size, platform
 
 _BLOCK = 64  # rows; smaller ones are slower products, larger ones more padding
 _SUM_OVER_ROWS = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
@@ -67,7 +67,7 @@ def _whole(layout: Layout, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
 
 def _product(layout: Layout, x: jax.Array, kernel: jax.Array, sizes: jax.Array, transposed: bool = False) -> jax.Array:
     """Returns [S, F] of x [S, D] and a kernel [E, D, F], or [S, D] of x [S, F] and, transposed, that kernel."""
-    if layout.room is None and platform() == "gpu":
+    if layout.room is None and platform() in GPUS:
         from pretrainax.layers.feed_forward import gpu_products  # with Pallas, which nothing else needs
 
         return gpu_products.product(x, kernel, sizes, transposed)
@@ -92,7 +92,7 @@ def _summed_over_rows(layout: Layout, x: jax.Array, gradient: jax.Array, sizes: 
         return jnp.einsum("ECD,ECF->EDF", *of_experts, preferred_element_type=jnp.float32)
     if platform() == "tpu":
         return jax.lax.ragged_dot_general(x, gradient, sizes, _SUM_OVER_ROWS, preferred_element_type=jnp.float32)
-    if platform() == "gpu":
+    if platform() in GPUS:
         from pretrainax.layers.feed_forward import gpu_products
 
         return gpu_products.summed_over_rows(x, gradient, sizes)
@@ -116,13 +116,13 @@ def _blocks(sizes: jax.Array, rows: int) -> tuple[jax.Array, ...]:
     Returns the row that is at each place of the blocks [J, block] (`rows` where there is none), the place of each row
     [rows], the expert of each block [J], and how many of them there are.
     """
-    experts, count, block = len(sizes), rows // _BLOCK + len(sizes), _BLOCK  # blocks, whatever the sizes
-    ends, blocks = jnp.cumsum(sizes), -(-sizes // block)
+    experts, count = len(sizes), rows // _BLOCK + len(sizes)  # blocks, whatever the sizes
+    ends, blocks = jnp.cumsum(sizes), -(-sizes // _BLOCK)
     starts, block_starts = ends - sizes, jnp.cumsum(blocks) - blocks
     expert = jnp.searchsorted(jnp.cumsum(blocks), jnp.arange(count), side="right").clip(max=experts - 1)
-    within = (jnp.arange(count) - block_starts[expert])[:, None] * block + jnp.arange(block)[None]  # its group
+    within = (jnp.arange(count) - block_starts[expert])[:, None] * _BLOCK + jnp.arange(_BLOCK)[None]  # its group
     source = jnp.where(within < sizes[expert][:, None], starts[expert][:, None] + within, rows)
     row = jnp.arange(rows)
     owner = jnp.searchsorted(ends, row, side="right").clip(max=experts - 1)
-    place = jnp.where(row < ends[-1], block_starts[owner] * block + row - starts[owner], count * block)
+    place = jnp.where(row < ends[-1], block_starts[owner] * _BLOCK + row - starts[owner], count * _BLOCK)
     return source, place, expert, blocks.sum()
