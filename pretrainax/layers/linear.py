@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.nn.initializers import Initializer
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.made_again import converted
 from pretrainax.sharding.axes import LENGTH_AXIS
 from pretrainax.sharding.mesh import axis_size
 
@@ -67,7 +68,7 @@ def _product(x: jax.Array, kernel: jax.Array, summed: int) -> jax.Array:
     """Makes one 2-D product over all tokens, [B · T, in] · [in, out]: a CPU runs it some 5 % faster than a batched one.
 
     The backward is written out to make the kernel's gradient one 2-D product too, summed over tokens in float32; and
-    to keep the kernel as it is for it, where autodiff in a scan over layers would keep a cast and reshaped copy.
+    to say what it keeps of the kernel, where autodiff in a scan over layers would keep a cast and reshaped copy.
     """
     return (_rows(x, summed) @ _matrix(kernel, summed, x.dtype)).reshape(*x.shape[:-summed], *kernel.shape[summed:])
 
@@ -85,6 +86,7 @@ def _matrix(kernel: jax.Array, summed: int, dtype: jnp.dtype) -> jax.Array:
 
 
 def _project_forward(x, kernel, summed):
+    kernel = converted(kernel, x.dtype)
     return _product(x, kernel, summed), (x, kernel)  # not project, in which remat's policy "dots" would see no product
 
 

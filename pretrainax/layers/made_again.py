@@ -9,12 +9,13 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 
 from pretrainax.sharding.mesh import platform
 
-_NAME = "kept"
+_KEPT, _CONVERTED = "kept", "converted"
 # Primitives: products; attention's kernels, of whose normalisers a column of 128 is taken (squeeze); loops, as of a
 # ring; what goes between devices.
 _PRODUCTS = {"dot_general", "ragged_dot_general", "conv_general_dilated"}
@@ -25,12 +26,30 @@ _SAVED = _PRODUCTS | _KERNELS | _OTHERS
 
 def kept(x: jax.Array) -> jax.Array:
     """Returns x, which the backward need not make again."""
-    return checkpoint_name(x, _NAME)
+    return checkpoint_name(x, _KEPT)
+
+
+def converted(kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Returns a kernel as the backward has it: in the dtype of its product, which `converted_saveable` lets it keep.
+
+    Where layers are no loop that saves a copy: the float32 kernel of a layer would be cut out of the stack once more,
+    to be set apart for what is made again. In a loop what is kept is a stack beside the parameters; so a CPU, where
+    blocks are not rematerialised, keeps the kernel as it is.
+    """
+    return kernel if platform() == "cpu" else checkpoint_name(kernel.astype(dtype), _CONVERTED)
 
 
 def products_saveable(primitive: Primitive, *_: object, **params: object) -> bool:
     """Tells jax.checkpoint what it may save of a block."""
-    return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _NAME)
+    return primitive.name in _SAVED or (primitive.name == "name" and params["name"] == _KEPT)
+
+
+def is_converted(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation is what `converted` returns."""
+    return eqn.primitive.name == "name" and eqn.params["name"] == _CONVERTED
+
+
+converted_saveable = jax.checkpoint_policies.save_only_these_names(_CONVERTED)
 
 
 def made_again(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -21,7 +21,7 @@ from pretrainax.layers.cache import Memory
 from pretrainax.layers.compute import Compute, blocks_in_a_turn
 from pretrainax.layers.convolution import Branch, InputConvolution
 from pretrainax.layers.feed_forward import kinds_of_layers
-from pretrainax.layers.made_again import products_saveable
+from pretrainax.layers.made_again import converted_saveable, products_saveable
 from pretrainax.layers.mask_decoder import MaskDecoderBlock, decode_again
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.one_forward_one_backward import Ending, one_forward_one_backward
@@ -63,7 +63,7 @@ class Blocks(nn.Module):
     config: ModelConfig
     compute: Compute
     num_layers: int
-    unroll: int  # blocks of the stack in a turn of its loop
+    unroll: Optional[int]  # blocks of the stack in a turn of its loop; None: there is no loop
     block: type[Block] = Block
 
     @nn.compact
@@ -170,7 +170,7 @@ class Stack(nn.Module):
         """Returns the stream after the last block, and what is beside it, of parameters stacked [L, …]."""
         config, compute, name = self.config, self.compute, str(self.name)
         first, own = kinds_of_layers(config, self.num_layers)
-        unroll = blocks_in_a_turn(compute, self.num_layers)
+        unroll = self._unroll()
         layers, early = layers_of(config, self.num_layers), None
         if first.numbers:
             (before, early_state), (layers, state) = _divided((layers, state), len(first.numbers))
@@ -201,17 +201,24 @@ class Stack(nn.Module):
         Parameters of each kind are stacked as everywhere, [l, …]; a turn takes l / n of them.
         """
         compute, (others, own) = self.compute, kinds_of_layers(self.config, self.num_layers)
-        turns, unroll = len(own.numbers), blocks_in_a_turn(compute, self.num_layers)
+        turns, unroll = len(own.numbers), self._unroll()
         before = Blocks(others.config, compute, len(others.numbers) // turns, unroll, self.block, name=others.part)
         last = scanned(self.block, own.config, compute, 1, unroll)(own.config, compute, name="blocks")
         # [l, …] -> [n, l / n, …], and back
         cut = functools.partial(jax.tree.map, lambda a: a.reshape(turns, -1, *a.shape[1:]))
         join = functools.partial(jax.tree.map, lambda a: a.reshape(-1, *a.shape[2:]))
-        run = nn.scan(Turn, **_OWN, in_axes=_IN_AXES, length=turns, unroll=max(1, unroll * turns // self.num_layers))
+        of_turns = turns if unroll is None else max(1, unroll * turns // self.num_layers)
+        run = nn.scan(Turn, **_OWN, in_axes=_IN_AXES, length=turns, unroll=of_turns)
         run = nn.map_variables(run, "params", cut, join, init=self.is_initializing())
         layers = layers_of(self.config, self.num_layers)
         x, side = run(before, last, name="turns")(x, cut(layers), context, cut(state), branch)
         return x, SideOutputs(join(side.state), over_layers(join(side.sums), str(self.name), own.numbers))
+
+    @nn.nowrap
+    def _unroll(self) -> Optional[int]:
+        """Returns how many blocks a turn of the loop over layers has; None: there is no loop."""
+        unroll = blocks_in_a_turn(self.compute, self.num_layers)
+        return unroll if unroll < self.num_layers else None
 
     @nn.nowrap
     def _lies_on_stages(self, rows: int) -> bool:
@@ -294,17 +301,20 @@ def _cross_mask(segment_ids: jax.Array, one_text: bool, encoded: Encoded) -> Mas
 
 
 def scanned(
-    block: type[Block], config: ModelConfig, compute: Compute, length: int, unroll: int, *own_axes: object
+    block: type[Block], config: ModelConfig, compute: Compute, length: int, unroll: Optional[int], *own_axes: object
 ) -> type[nn.Module]:
     """Returns the class of so many blocks, called with (carry, layers, context, state, branch) and arguments of a
-    block's own, which lie along `own_axes`.
+    block's own, which lie along `own_axes`; unroll: blocks in a turn of the loop, None: neither here nor around is one.
 
     Layers that are shared (Lan et al. 2019, section 3.1) are a stack of one, applied again and again.
     """
     if compute.remat != "none" or platform() != "cpu":  # arithmetic is what bounds a CPU
+        policy = _SAVEABLE[compute.remat]
+        if unroll is None:
+            policy = jax.checkpoint_policies.save_from_both_policies(policy, converted_saveable)
         # Two loops cannot share work by accident; unrolled code can, which would undo the saving.
-        block = nn.remat(block, policy=_SAVEABLE[compute.remat], prevent_cse=unroll > 1)
-    of_all = {"in_axes": (*_IN_AXES, *own_axes), "length": length, "unroll": min(unroll, length)}
+        block = nn.remat(block, policy=policy, prevent_cse=unroll != 1)
+    of_all = {"in_axes": (*_IN_AXES, *own_axes), "length": length, "unroll": min(unroll or length, length)}
     if not config.share_layers:
         return nn.scan(block, **_OWN, **of_all)
     return nn.scan(

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, Optional, cast
 
 import jax
-from jax.extend.core import Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from pretrainax import config as config_lib
 from pretrainax import models
@@ -26,6 +26,7 @@ from pretrainax.interop.teacher import teacher_of
 from pretrainax.layers.attention import choose_implementation
 from pretrainax.layers.attention_spec import AttentionSpec, collect_attention_specs
 from pretrainax.layers.compute import for_this_machine
+from pretrainax.layers.made_again import is_converted
 from pretrainax.planning.shapes import batch_shapes
 from pretrainax.sharding.arrays import check_mesh
 from pretrainax.sharding.axes import AXES, BATCH_AXES, LENGTH_AXIS, mesh_axes
@@ -224,7 +225,10 @@ def _carried(
     for var in jaxpr.outvars:
         if not isinstance(var, Literal) and _viewed(jaxpr, var) not in seen:
             seen.add(_viewed(jaxpr, var))
-            words = [word for word in _stack(jaxpr, var) if word in modules]
+            made = _made(jaxpr, var)
+            if any(is_converted(eqn) for eqn in made):
+                continue  # copies of parameters, which the estimate of memory counts as such
+            words = [word for eqn in made for word in _scopes(eqn) if word in modules]
             yield SavedResidual("/".join(words) or "loss", var.aval.shape, str(var.aval.dtype), _bytes(var))
 
 
@@ -239,16 +243,21 @@ def _bytes(var: Var) -> int:
     return var.aval.size * getattr(var.aval.dtype, "itemsize", 8)  # a key of random numbers has 8 bytes
 
 
-def _stack(jaxpr: Jaxpr, var: Var) -> list[str]:
-    """Finds where a variable is computed: the scopes around it, through the bodies of loops."""
+def _made(jaxpr: Jaxpr, var: Var) -> list[JaxprEqn]:
+    """Finds the equations that a variable is computed by, through the bodies of loops: the outermost first."""
     eqn = next((eqn for eqn in jaxpr.eqns if var in eqn.outvars), None)
     if eqn is None:
         return []
-    # jvp(Decoder)/decoder/transpose(jvp(blocks)): what JAX writes around a module's name is not of it
-    outer = re.findall(r"\w+", str(eqn.source_info.name_stack))
     inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
     inner = getattr(inner, "jaxpr", inner)
     if inner is not None and len(inner.outvars) == len(eqn.outvars):
         found = inner.outvars[eqn.outvars.index(var)]
-        return outer + ([] if isinstance(found, Literal) else _stack(inner, found))
-    return outer
+        return [eqn] if isinstance(found, Literal) else [eqn, *_made(inner, found)]
+    if eqn.primitive.name == "reduce_precision" and isinstance(eqn.invars[0], Var):  # which JAX writes of what is kept
+        return _made(jaxpr, eqn.invars[0]) or [eqn]
+    return [eqn]
+
+
+def _scopes(eqn: JaxprEqn) -> list[str]:
+    # jvp(Decoder)/decoder/transpose(jvp(blocks)): what JAX writes around a module's name is not of it
+    return re.findall(r"\w+", str(eqn.source_info.name_stack))

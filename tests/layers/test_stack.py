@@ -13,6 +13,9 @@ from pretrainax.layers.block import Block
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.feed_forward import FEED_FORWARDS, Dense, FeedForward
 from pretrainax.layers.stack import Stack
+from pretrainax.sharding.axes import AXES
+from pretrainax.sharding.mesh import abstract_mesh
+from pretrainax.sharding.param_paths import parameter_names
 from tests.support.tiers import few
 
 CONFIG = ModelConfig(num_layers=3, d_model=16, d_ff=32, num_heads=4, position=RotaryPositions(), dropout_rate=0.2)
@@ -129,6 +132,20 @@ def test_no_copy_of_the_kernels_is_kept_for_the_backward():
     kernels = 4 * 12 * (4 * 64 * 64 + 2 * 64 * 512)  # bytes
     # a bfloat16 copy of them all would be half of that, and come on top of what one layer needs
     assert temporary_bytes(batch=1, dtype=jnp.bfloat16, d_model=64) < 0.5 * kernels
+
+
+@pytest.mark.parametrize("remat", ["none", "block", "dots"])
+@pytest.mark.parametrize("unroll", [1, 3])
+def test_where_layers_are_no_loop_an_accelerator_keeps_kernels_as_products_take_them(unroll, remat):
+    def kept(params):
+        outputs = functools.partial(run, x=X.astype(jnp.bfloat16), scan_unroll=unroll, remat=remat)
+        return jax.tree.leaves(jax.vjp(lambda params: outputs(params), params)[1])
+
+    with jax.sharding.use_abstract_mesh(abstract_mesh(dict.fromkeys(AXES, 1), "gpu")):
+        shapes = [x.shape for x in jax.eval_shape(kept, PARAMS) if x.dtype == jnp.bfloat16]
+    named = zip(parameter_names(PARAMS), jax.tree.leaves(PARAMS), strict=True)
+    kernels = [p.shape for name, p in named if name.endswith("kernel")]
+    assert all((shape in shapes) == (unroll == 3) for shape in kernels)
 
 
 def test_dropout_is_drawn_anew_in_each_layer():
