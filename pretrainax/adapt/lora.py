@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pretrainax.adapt.matrices import Matrix, chosen, matrices_of, problem_of
 from pretrainax.adapt.tuning import Flat, Tuning, abstract_params, beside, flat
 from pretrainax.config import Experiment
+from pretrainax.layers.dropout import dropped
 from pretrainax.layers.linear import Linear, project
 
 
@@ -61,8 +62,7 @@ class LoRA(Tuning):
         a, b = (linear.get_variable("params", name) for name in ("lora_a", "lora_b"))
         inputs = len(linear.axes) - len(linear.features)
         if training and self.dropout:
-            keep = jax.random.bernoulli(linear.make_rng("dropout"), 1.0 - self.dropout, x.shape)
-            x = jnp.where(keep, x / (1.0 - self.dropout), jnp.zeros_like(x))
+            x = dropped(self.dropout, x, linear.make_rng("dropout"))
         update = self.scale * project(project(x, a, inputs), b, 1)
         if not self.dora:
             return y + update

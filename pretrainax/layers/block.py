@@ -16,6 +16,7 @@ from pretrainax.layers.attention import Mask
 from pretrainax.layers.cache import BlockMemory
 from pretrainax.layers.compute import Compute
 from pretrainax.layers.convolution import Branch
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import feed_forwards_of
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import MultiHeadAttention
@@ -134,7 +135,7 @@ class Block(nn.Module):
         """Returns the stream with what `function` adds, and what it gives beside that."""
         config = self.config
         norm = Norm(config, name=f"{name}_norm")
-        dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
+        dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         if config.norm_at in ("post", "after"):
             y, beside = function(x)
             return norm(kept(x + dropout(y))) if config.norm_at == "post" else kept(x + dropout(norm(y))), beside

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pretrainax.config import ModelConfig
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import normal_init
 from pretrainax.layers.norm import Norm
@@ -45,7 +46,7 @@ class InputConvolution(nn.Module):
             offset = i - width // 2
             same = (_shifted(segment_ids, offset) == segment_ids)[..., None]
             y += jnp.where(same, _shifted(x, offset), 0) @ kernel[i].astype(x.dtype)
-        y = ACTIVATIONS[config.activation](nn.Dropout(config.dropout_rate, deterministic=deterministic)(y))
+        y = ACTIVATIONS[config.activation](Dropout(config.dropout_rate, deterministic=deterministic)(y))
         norm = Norm(config, name="norm")
         if self.is_initializing():
             norm(y)

@@ -13,6 +13,7 @@ from pretrainax.layers.attention import Mask, Weights, attention, attention_of_w
 from pretrainax.layers.attention_spec import report_attention, spec_of
 from pretrainax.layers.cache import KeysAndValues
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.norm import Norm
@@ -69,7 +70,7 @@ class Attention(nn.Module):
         # The warning is for the run's header, which chooses by the same spec.
         implementation, _ = choose_implementation(self.compute.attention if fused else "xla", platform(), spec)
         if spec.dropout_rate or spec.has_sinks:
-            drop = nn.Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
+            drop = Dropout(spec.dropout_rate, deterministic=False) if spec.dropout_rate else None
             return attention_of_weights(q, k, v, weights=Weights(drop, sinks), scale=scale, **logits)
         return attention(q, k, v, scale=scale, implementation=implementation, **logits)
 

@@ -13,6 +13,7 @@ from pretrainax.layers.attention import Mask
 from pretrainax.layers.block import Block, Context, Layer, SideOutputs
 from pretrainax.layers.compute import Compute, blocks_in_a_turn
 from pretrainax.layers.convolution import Branch
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.layers.stack import layers_of, scanned
@@ -115,7 +116,7 @@ class RecurrentBlock(Block):
         source: Optional[jax.Array] = None,
     ) -> tuple[jax.Array, SideOutputs]:
         """Returns the stream, which is the state of the layer too: a task mixes those of all layers."""
-        dropout = nn.Dropout(self.config.dropout_rate, deterministic=context.deterministic)
+        dropout = Dropout(self.config.dropout_rate, deterministic=context.deterministic)
         x = dropout(constrain(x))
         said = [
             Direction(self.config, backward=name == "backward", name=name)(half, context.mask.query_segment_ids)

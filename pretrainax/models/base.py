@@ -12,6 +12,7 @@ from pretrainax.config import ModelConfig
 from pretrainax.data.batch import Batch
 from pretrainax.layers.block import SideOutputs
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.embedding import Embedding
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
@@ -72,7 +73,7 @@ class Model(nn.Module):
         for name, module in heads.items():
             setattr(self, name, module)
         self.names_of_heads = tuple(heads)
-        self.dropout = nn.Dropout(config.dropout_rate)
+        self.dropout = Dropout(config.dropout_rate)
 
     @property
     def written_embedding(self) -> Embedding:

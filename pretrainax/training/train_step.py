@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from pretrainax.checkpoints.params import Params
 from pretrainax.config import LayersConfig, TrainConfig
 from pretrainax.data.batch import Batch, HostBatch, padding
+from pretrainax.layers.hashed_keys import hashed_key
 from pretrainax.models import AnyModel
 from pretrainax.models.decoder import Decoder
 from pretrainax.models.heads import HEADS
@@ -213,6 +214,7 @@ def make_train_step(
 
     def step(state, batch, frozen, seeds):
         keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
+        keys["dropout"] = hashed_key(keys["dropout"])
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
         gradients = only_trained(layers, gradients)

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +16,7 @@ from pretrainax.config import MeshConfig, ModelConfig
 from pretrainax.layers import multi_head
 from pretrainax.layers.attention import Mask, Weights, attention, attention_of_weights
 from pretrainax.layers.compute import Compute
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.sharding.mesh import make_mesh
@@ -71,7 +71,7 @@ def test_weights_are_dropped_after_the_softmax_and_the_others_grow():
     # The values are the identity: what comes out are the weights themselves.
     q, k = (jax.random.normal(jax.random.key(i), (8, 64, 2, 64)) for i in range(2))
     v = jnp.broadcast_to(jnp.eye(64)[:, None], (8, 64, 2, 64))
-    drop = lambda w: nn.Dropout(RATE, deterministic=False).apply({}, w, rngs={"dropout": jax.random.key(2)})  # noqa: E731
+    drop = lambda w: Dropout(RATE, deterministic=False).apply({}, w, rngs={"dropout": jax.random.key(2)})  # noqa: E731
     terms = {"mask": Mask(causal=True), "scale": 0.1}
     weights, left = attention(q, k, v, **terms), attention_of_weights(q, k, v, weights=Weights(drop), **terms)
     seen = np.asarray(weights) > 0

@@ -10,6 +10,7 @@ import pytest
 from pretrainax import models
 from pretrainax.config import MeshConfig, ModelConfig, TrainConfig, UserError
 from pretrainax.layers.compute import for_this_machine
+from pretrainax.layers.hashed_keys import hashed_key
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.optim import AdamW, ScheduleFreeAdamW, Sophia
 from pretrainax.sharding.mesh import make_mesh
@@ -215,14 +216,16 @@ class Telling(Toy):
         self.told = set()
 
     def apply(self, variables, batch, deterministic, rngs):
-        self.told.add((deterministic, *sorted(rngs)))
+        self.told.add((deterministic, *((use, jax.random.key_impl(key)) for use, key in sorted(rngs.items()))))
         return super().apply(variables, batch, deterministic, rngs)
 
 
 def test_training_has_dropout_and_keys_for_each_use(monkeypatch):
     toy = Telling()
     _, metrics = toy_steps(toy, [ONES] * 2, monkeypatch)
-    assert toy.told == {(False, "dropout", "sample")}
+    of_jax = jax.random.key(0)
+    dropout, sample = ("dropout", hashed_key(of_jax)), ("sample", of_jax)
+    assert toy.told == {(False, *((use, jax.random.key_impl(key)) for use, key in (dropout, sample)))}
     assert [int(m["bad_parameter"]) for m in metrics] == [-1, -1]
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from pretrainax.config import DisentangledPositions, ModelConfig
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import normal_init
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.positions.base import TABLE_RULE, Places, Positions, PositionTerms, behaviour_of, position_table
@@ -41,7 +42,7 @@ class DisentangledTerms(PositionTerms):
     def in_block(
         self, config: ModelConfig, is_local: jax.Array, number: jax.Array, deterministic: bool
     ) -> "DisentangledTerms":
-        dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
+        dropout = Dropout(config.dropout_rate, deterministic=deterministic)
         return self.replace(relative=dropout(self.relative))
 
     def bias(

@@ -1,7 +1,6 @@
 """The base of attention by blocks: queries, keys and values of each head, and what is known of it before it runs."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Optional
 
 import chex
@@ -12,13 +11,12 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, choose_implementation
 from pretrainax.layers.attention_spec import KeyBlocks, report_attention, spec_of
 from pretrainax.layers.cache import KeysAndValues
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.made_again import kept
 from pretrainax.layers.multi_head import Attention, MultiHeadAttention, scale_of
 from pretrainax.layers.positions import PositionTerms
 from pretrainax.sharding.mesh import platform
-
-Dropout = Optional[Callable[[jax.Array], jax.Array]]  # of weights of attention; None: none are dropped
 
 
 class AttentionByBlocks(Attention):
@@ -85,7 +83,7 @@ class AttentionByBlocks(Attention):
         return kept(q), kept(k), kept(v)
 
     @nn.nowrap
-    def dropout(self) -> Dropout:
-        """Returns what drops weights of attention in training."""
+    def dropout(self) -> Optional[Dropout]:
+        """Returns what drops weights of attention in training; None: none are dropped."""
         rate = self.config.attention_dropout_rate
-        return nn.Dropout(rate, deterministic=False) if rate and not self.deterministic else None
+        return Dropout(rate, deterministic=False) if rate and not self.deterministic else None

@@ -26,8 +26,9 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Mask, Weights, attention_of_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, pad
 from pretrainax.layers.attention_spec import KeyBlocks
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.sparse_attention.base import AttentionByBlocks, Dropout
+from pretrainax.layers.sparse_attention.base import AttentionByBlocks
 
 _OLD_LENGTHS, _OLD_REACH = (1024, 3072, 4096), 1024  # whose draws are those of the paper, of the first 1,024 tokens
 
@@ -64,7 +65,7 @@ class BlockAttention(AttentionByBlocks):
 
 
 def of_blocks(
-    q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, table: jax.Array, scale: float, drop: Dropout
+    q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, table: jax.Array, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
     """Returns what the queries of all blocks but the first and the last read, [B, (N - 2) b, H, K].
 

@@ -24,9 +24,10 @@ from pretrainax.config import ModelConfig
 from pretrainax.layers.attention import Weights, attention_of_weights
 from pretrainax.layers.attention_mask import FORBIDDEN, PADDING, Mask, heads_last, masked_logits, pad, weighted_sum
 from pretrainax.layers.attention_spec import KeyBlocks
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.multi_head import MultiHeadAttention
 from pretrainax.layers.positions import PositionTerms
-from pretrainax.layers.sparse_attention.base import AttentionByBlocks, Dropout
+from pretrainax.layers.sparse_attention.base import AttentionByBlocks
 from pretrainax.sharding.rules import add_partition_rules
 
 add_partition_rules(
@@ -117,7 +118,7 @@ def of_question(q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int
 
 
 def near(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, far: Optional[Far], scale: float, drop: Dropout
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, far: Optional[Far], scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
     """Returns what queries read of their window, and of the global tokens of their segment, [B, T, H, K].
 
@@ -161,7 +162,9 @@ def near(
     return (y / in_rows(total[..., None])).astype(q.dtype)
 
 
-def seen_by_first(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, scale: float, drop: Dropout) -> jax.Array:
+def seen_by_first(
+    q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, scale: float, drop: Optional[Dropout]
+) -> jax.Array:
     """Returns what the first token of each segment reads of all of it, [B, T, H, K]; zeros where others stand.
 
     Each token is asked by one query, that of its segment; sums over segments are laid where these begin.
@@ -182,7 +185,7 @@ def seen_by_first(q: jax.Array, k: jax.Array, v: jax.Array, first: jax.Array, sc
 
 
 def seen_by_question(
-    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float, drop: Dropout
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, count: int, scale: float, drop: Optional[Dropout]
 ) -> jax.Array:
     """Returns what each of the first `count` tokens reads of all of its segment, [B, G, H, K]."""
     ids = mask.query_segment_ids

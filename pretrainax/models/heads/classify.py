@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import Classify, Extract, ModelConfig, Tag, UserError
 from pretrainax.data.batch import has_labels
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import ACTIVATIONS
 from pretrainax.layers.linear import Linear, normal_init
 from pretrainax.layers.norm import Norm
@@ -120,7 +121,7 @@ def label_logits(config: ModelConfig, x: jax.Array, deterministic: bool, labels:
     head, init = config.head, normal_init(config, config.stream_width)
     assert isinstance(head, (Classify, Tag, Extract))
     rate = config.dropout_rate if head.dropout_rate is None else head.dropout_rate
-    dropout = nn.Dropout(rate, deterministic=deterministic)
+    dropout = Dropout(rate, deterministic=deterministic)
     if head.hidden != "none":
         name = config.activation if head.hidden == "model" else head.hidden
         activation = jnp.tanh if name == "tanh" else ACTIVATIONS[name]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pretrainax.config import Extract, ModelConfig, UserError
 from pretrainax.data.batch import has_span
+from pretrainax.layers.dropout import Dropout
 from pretrainax.layers.feed_forward import Dense
 from pretrainax.layers.norm import Norm
 from pretrainax.layers.sums import Sums
@@ -95,7 +96,7 @@ class ExtractorHead(nn.Module):
         config = self.config
         assert isinstance(config.head, Extract)
         if config.head.feed_forward:
-            dropout = nn.Dropout(config.dropout_rate, deterministic=deterministic)
+            dropout = Dropout(config.dropout_rate, deterministic=deterministic)
             y, _ = Dense(config, name="mlp")(dropout(x))
             x = Norm(config, name="mlp_norm")(x + dropout(y))
         logits = label_logits(config, x, deterministic)
