@@ -73,17 +73,18 @@ class Passes(NamedTuple):
     logits: float  # of the loss, in the dtype of the run
     state: float  # parameters, moments, averages and gradients
     factored: float  # parameters, by an optimizer that keeps sums of rows and columns, which it reads gradients for
-    layers: float  # parameters of layers: cut out of their stacks, and their gradients put into these
-    experts: float  # of these the experts': a copy in the dtype of the products, which other matrices do not need
+    layers: float  # parameters of layers: cut out of their stacks, in the dtype of the products
+    looped: float  # those of layers in a loop: cut out twice, and their gradients put into stacks
+    experts: float  # of these the experts', with which rows are dealt out and put back
 
 
 # Fitted to compiled steps of this repository's configs, for one H100 and one v5e (9 with 4 layers), as counted by
-# benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is. Of a GPU two were not fitted: AdamW
+# benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is. Of a GPU three were not fitted: AdamW
 # reads parameters, gradients and moments, writes all but gradients, and their norm reads these once more, 8 passes over
-# 4 arrays; and in all configs what only copies parameters of layers adds up to 5 passes.
+# 4 arrays; parameters of layers are read in float32 and written in half of that; and copies of loops add up to 5.
 PASSES = {
-    "gpu": Passes(9.9, 3.6, 11.8, 0.0, 3.0, 2.0, 3.4, 5.0, 2.9),
-    "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6, 0.0, 0.0, 0.0),
+    "gpu": Passes(9.6, 3.6, 11.3, 0.0, 3.2, 2.0, 3.0, 1.5, 5.0, 4.2),
+    "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6, 0.0, 0.0, 0.0, 0.0),
 }
 # A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes: four
 # passes, and 4.7 by the fit. (The TPU's steps above have such loops.)
@@ -209,8 +210,8 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     forward = 4 / 3 if train.remat == "block" and platform == "tpu" else 1.0
     layers = forward * (kept + passes.turned * turned) + passes.pairs * pairs + stacked
     each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
-    of_layers, of_experts = _of_layers(experiment, mesh_sizes)
-    each += passes.layers * of_layers + passes.experts * of_experts
+    parts = _of_layers(experiment, mesh_sizes)
+    each += passes.layers * parts.unrolled + passes.looped * parts.looped + passes.experts * parts.experts
     state = passes.state * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     if memory.optimizer < memory.parameters / 10:
         state += passes.factored * memory.parameters
@@ -219,20 +220,32 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
 
 def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
     """Counts the bytes that a GPU's loops over layers keep for the backward; 0 where all blocks are unrolled."""
-    compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
-    looped = [
-        f"{name}/blocks" for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, "gpu") < one.num_layers
-    ]
+    looped = _loops(experiment)
     kept = saved_residuals(experiment, mesh_sizes, "gpu") if looped else ()
-    return sum(x.bytes for x in kept if any(name in x.module for name in looped))
+    return sum(x.bytes for x in kept if any(f"{name}/blocks" in x.module for name in looped))
 
 
-def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int]) -> tuple[int, int]:
-    """Counts bytes of a device's parameters: those of layers, and of these the experts'."""
-    params = abstract_state(experiment, mesh_sizes).params
+def _loops(experiment: Experiment) -> list[str]:
+    """Returns the stacks whose layers a GPU runs in a loop."""
+    compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
+    return [name for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, "gpu") < one.num_layers]
+
+
+class _Layers(NamedTuple):
+    """Counts bytes of a device's parameters of layers."""
+
+    unrolled: int
+    looped: int  # by a GPU
+    experts: int  # of all these
+
+
+def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int]) -> _Layers:
+    params, loops = abstract_state(experiment, mesh_sizes).params, _loops(experiment)
     named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
     layers = {name: part_bytes(x, x.sharding) for name, x in named if is_stacked(name)}
-    return sum(layers.values()), sum(size for name, size in layers.items() if "/experts_" in name)
+    looped = sum(size for name, size in layers.items() if any(f"{loop}/" in name for loop in loops))
+    experts = sum(size for name, size in layers.items() if "/experts_" in name)
+    return _Layers(sum(layers.values()) - looped, looped, experts)
 
 
 def _of_attention(

@@ -180,6 +180,7 @@ def only(monkeypatch):
         platform = CHIPS[chip].platform
         passes = roofline.Passes(**(dict.fromkeys(roofline.Passes._fields, 0.0) | {kind: 1.0}))
         monkeypatch.setitem(roofline.PASSES, platform, passes)
+        monkeypatch.setattr(roofline, "_STACKED", 0.0)
         memory = estimate(experiment, ONE, CHIPS[chip])
         return roofline.between_products(experiment, ONE, platform, memory)
 
@@ -207,7 +208,10 @@ def test_parameters_of_layers_and_of_experts_are_passed_over_more_often_than_oth
     experiment.model.experts = MixtureOfExperts()
     names = parameter_names(params := abstract_state(experiment, ONE).params)
     sizes = {name: 4 * math.prod(x.shape) for name, x in zip(names, jax.tree.leaves(params), strict=True)}
-    assert only(experiment, "layers") == sum(size for name, size in sizes.items() if "/blocks/" in name)
+    layers = sum(size for name, size in sizes.items() if "/blocks/" in name)
+    assert (only(experiment, "layers"), only(experiment, "looped")) == (layers, 0)
+    looped = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, scan_unroll=1))
+    assert (only(looped, "layers"), only(looped, "looped")) == (0, layers)
     assert only(experiment, "experts") == sum(size for name, size in sizes.items() if "/experts_" in name) > 0
 
 
@@ -227,9 +231,11 @@ def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(famil
     memory = estimate(experiment, ONE, CHIPS["h100"])
     flat = {on: roofline.between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
     kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
+    passes, layers = roofline.PASSES["gpu"], roofline._of_layers(experiment, ONE).unrolled
     experiment.train.scan_unroll = 1
     got = roofline.between_products(experiment, ONE, "gpu", memory)
-    assert got == pytest.approx(flat["gpu"] + roofline._STACKED * kept) and kept > 0
+    more = roofline._STACKED * kept + (passes.looped - passes.layers) * layers
+    assert got == pytest.approx(flat["gpu"] + more) and kept > 0
     assert roofline.between_products(experiment, ONE, "tpu", memory) == flat["tpu"]  # which has loops by itself
 
 
