@@ -45,6 +45,7 @@ from pretrainax.models.flops import (
     work_of,
 )
 from pretrainax.planning.activations import (
+    SavedResidual,
     abstract_state,
     attention_specs,
     micro_rows,
@@ -57,7 +58,7 @@ from pretrainax.planning.memory import Memory, part_bytes
 from pretrainax.planning.topologies import Topology
 from pretrainax.planning.traffic import Collective
 from pretrainax.sharding.axes import AXES, DATA_AXIS, FSDP_AXIS, LENGTH_AXIS, TENSOR_AXIS
-from pretrainax.sharding.param_paths import is_stacked, parameter_names
+from pretrainax.sharding.param_paths import is_stacked, parameter_names, stack_of
 from pretrainax.sharding.stages import stages_of
 
 ATTAINABLE = 0.8  # 8,192³ in bfloat16 on an H100: 790 of 990 TFLOP/s, measured by others
@@ -69,27 +70,28 @@ class Passes(NamedTuple):
     kept: float  # what a block keeps for its backward, but for the next
     attended: float  # queries, keys, values and results of attention
     pairs: float  # float32 logits of an attention that no kernel computes; on a TPU of one with a bias too
+    by_row: float  # those again to which positions add something else for each row
     turned: float  # queries and keys in float32, where positions turn them
     logits: float  # of the loss, in the dtype of the run
     state: float  # parameters, moments, averages and gradients
+    stacked: float  # what loops over layers keep for the backward: put into stacks, and taken out of them
     factored: float  # parameters, by an optimizer that keeps sums of rows and columns, which it reads gradients for
     layers: float  # parameters of layers: cut out of their stacks, in the dtype of the products
     looped: float  # those of layers in a loop: cut out twice, and their gradients put into stacks
     experts: float  # of these the experts', with which rows are dealt out and put back
 
 
-# Fitted to compiled steps of this repository's configs, for one H100 and one v5e (9 with 4 layers), as counted by
+# Fitted to compiled steps of this repository's configs, for one H100 and one v5e (loops of 4 layers), as counted by
 # benchmarks/traffic.py; benchmarks/README.md says how, and how far off each is. Of a GPU three were not fitted: AdamW
 # reads parameters, gradients and moments, writes all but gradients, and their norm reads these once more, 8 passes over
-# 4 arrays; parameters of layers are read in float32 and written in half of that; and copies of loops add up to 5.
+# 4 arrays; parameters of layers are read in float32 and written in half of that; and copies of loops add up to 5. Of a
+# TPU the optimizer's and its norm's was not, and DeBERTa's is the only step that has biases by row.
 PASSES = {
-    "gpu": Passes(9.6, 3.6, 11.3, 0.0, 3.2, 2.0, 3.0, 1.5, 5.0, 4.2),
-    "tpu": Passes(5.3, 5.3, 10.0, 10.0, 6.0, 1.6, 0.0, 0.0, 0.0, 0.0),
+    "gpu": Passes(9.6, 3.6, 11.3, 11.3, 0.0, 3.2, 2.0, 4.7, 3.0, 1.5, 5.0, 4.2),
+    "tpu": Passes(4.5, 4.5, 7.7, 44.9, 12.4, 5.9, 1.6, 1.8, 0.0, 0.0, 0.0, 0.0),
 }
-# A GPU's loop over layers copies what each keeps into a stack and out of it again, and each copy reads and writes: four
-# passes, and 4.7 by the fit. (The TPU's steps above have such loops.)
-_STACKED = 4.7
-_VMEM = 2**27  # a TPU core's own memory, in which the logits of a layer are never written out where they have room
+_VMEM = 2**27  # a TPU core's own memory: logits of a layer that have room there are never written out
+_OF_A_LAYER = _VMEM // 2  # what a layer keeps, with room in it beside what else is there, is written into stacks alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,22 +197,21 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     train, passes = experiment.train, PASSES[platform]
     plain = dataclasses.replace(experiment, train=dataclasses.replace(train, remat="none"))
     width = width_on(experiment, platform)
-    kept = sum(
-        x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept)
+    arrays = [
+        x
         for x in saved_residuals(plain, mesh_sizes, platform)
         if x.module != "loss" and (x.dtype != "float32" or width == 4)  # logits of attention, sums of a token
-    )
-    stacked = _STACKED * _in_stacks(experiment, mesh_sizes) if platform == "gpu" else 0.0
+    ]
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
-    pairs, turned = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
+    layers = passes.stacked * _in_stacks(experiment, mesh_sizes, platform)
+    if platform == "gpu" or train.remat == "block" or _of_a_layer(arrays) > _OF_A_LAYER:
+        layers += sum(x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept) for x in arrays)
+        attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
+        layers += sum(getattr(passes, name) * count for name, count in attention._asdict().items())
     logits = rows * lengths.targets * experiment.model.vocab_size / mesh_sizes[TENSOR_AXIS]
-    # A forward once more, beside a backward of twice as much; but logits of attention that are made again are not kept.
-    # On a GPU, which makes most of it again anyway, that adds nothing that shows.
-    forward = 4 / 3 if train.remat == "block" and platform == "tpu" else 1.0
-    layers = forward * (kept + passes.turned * turned) + passes.pairs * pairs + stacked
     each = stages_of(experiment, mesh_sizes).stretch * layers + passes.logits * width * logits
-    parts = _of_layers(experiment, mesh_sizes)
+    parts = _of_layers(experiment, mesh_sizes, platform)
     each += passes.layers * parts.unrolled + passes.looped * parts.looped + passes.experts * parts.experts
     state = passes.state * (memory.parameters + memory.optimizer + memory.ema + memory.gradients)
     if memory.optimizer < memory.parameters / 10:
@@ -218,29 +219,38 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     return state + train.accumulate * experiment.optimizer.gradients_per_update * each
 
 
-def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int]) -> float:
-    """Counts the bytes that a GPU's loops over layers keep for the backward; 0 where all blocks are unrolled."""
-    looped = _loops(experiment)
-    kept = saved_residuals(experiment, mesh_sizes, "gpu") if looped else ()
+def _of_a_layer(arrays: list[SavedResidual]) -> float:
+    """Counts the bytes that a layer of a model's largest stack keeps."""
+    stacks: dict[str, float] = {}
+    for x in arrays:
+        if (stack := stack_of(x.module)) is not None and x.shape:
+            stacks[stack] = stacks.get(stack, 0.0) + x.bytes / x.shape[0]  # [L, …]
+    return max(stacks.values(), default=0.0)
+
+
+def _in_stacks(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> float:
+    """Counts the bytes that loops over layers keep for the backward; 0 where all blocks are unrolled."""
+    looped = _loops(experiment, platform)
+    kept = saved_residuals(experiment, mesh_sizes, platform) if looped else ()
     return sum(x.bytes for x in kept if any(f"{name}/blocks" in x.module for name in looped))
 
 
-def _loops(experiment: Experiment) -> list[str]:
-    """Returns the stacks whose layers a GPU runs in a loop."""
+def _loops(experiment: Experiment, platform: str) -> list[str]:
+    """Returns the stacks whose layers are a loop."""
     compute, stacks = compute_for(experiment.train), experiment.model.stacks.items()
-    return [name for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, "gpu") < one.num_layers]
+    return [name for name, one in stacks if blocks_in_a_turn(compute, one.num_layers, platform) < one.num_layers]
 
 
 class _Layers(NamedTuple):
     """Counts bytes of a device's parameters of layers."""
 
     unrolled: int
-    looped: int  # by a GPU
-    experts: int  # of all these
+    looped: int
+    experts: int  # of both
 
 
-def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int]) -> _Layers:
-    params, loops = abstract_state(experiment, mesh_sizes).params, _loops(experiment)
+def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int], platform: str) -> _Layers:
+    params, loops = abstract_state(experiment, mesh_sizes).params, _loops(experiment, platform)
     named = zip(parameter_names(params), jax.tree.leaves(params), strict=True)
     layers = {name: part_bytes(x, x.sharding) for name, x in named if is_stacked(name)}
     looped = sum(size for name, size in layers.items() if any(f"{loop}/" in name for loop in loops))
@@ -248,23 +258,29 @@ def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int]) -> _Layers:
     return _Layers(sum(layers.values()) - looped, looped, experts)
 
 
-def _of_attention(
-    experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float
-) -> tuple[float, float]:
-    """Counts float32 bytes of all attentions of so many rows: logits that are written out, those whose positions add
-    something else to each row's twice; and queries and keys that positions turn."""
+class _Attention(NamedTuple):
+    """Counts float32 bytes of all attentions, by the kinds of `Passes`."""
+
+    pairs: float = 0.0
+    by_row: float = 0.0
+    turned: float = 0.0
+
+
+def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float) -> _Attention:
+    """Counts those of so many rows: logits that are written out, and queries and keys that positions turn."""
     specs, lengths = attention_specs(experiment, mesh_sizes, platform), lengths_of(shapes_of(experiment))
     implementation, is_tpu = implementation_of(specs, experiment.train.attention, platform), platform == "tpu"
-    model, logits, turned = experiment.model, 0.0, 0.0
+    model, pairs, by_row, turned = experiment.model, 0.0, 0.0, 0.0
     for one in attentions(model, lengths.inputs, lengths.targets):
         name, spec = implementation(one)
         layer = 4 * rows * one.heads * float(all_pairs(spec).sum())
         if name == "xla" and not (is_tpu and layer < _VMEM) or is_tpu and spec.bias != "none":
-            logits += (2 if spec.bias == "by_row" else 1) * one.layers * layer
+            pairs += one.layers * layer
+            by_row += (spec.bias == "by_row") * one.layers * layer
         if isinstance(model.position, RotaryPositions):
             width = (one.heads + one.kv_heads) * model.position.turned(one.head_dim)
             turned += 4 * rows * one.layers * width * one.queries
-    return logits, turned
+    return _Attention(pairs, by_row, turned)
 
 
 def rate(axis: str, mesh_sizes: dict[str, int], topology: Topology) -> float:

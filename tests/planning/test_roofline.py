@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from pretrainax import models
-from pretrainax.config import LearnedPositions, MeshConfig, MixtureOfExperts, RotaryPositions
+from pretrainax.config import DisentangledPositions, LearnedPositions, MeshConfig, MixtureOfExperts, RotaryPositions
 from pretrainax.data.batch import lengths_of
 from pretrainax.layers.compute import Compute
 from pretrainax.models.flops import flops_per_step
@@ -156,20 +156,20 @@ def test_attention_is_charged_for_what_is_written_out_and_turned():
     gpt, t5 = tiny.get_config("gpt"), tiny.get_config("t5")
     gpt.train.attention = "xla"
     m, length = gpt.model, lengths_of(batch_shapes(gpt)).inputs
-    logits, turned = roofline._of_attention(gpt, ONE, "gpu", 2)
-    assert (logits, turned) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0)
+    assert roofline._of_attention(gpt, ONE, "gpu", 2) == (4 * 2 * m.num_layers * m.num_heads * length**2, 0, 0)
     many = 2**27 // (4 * m.num_heads * length**2)  # rows whose logits a TPU core has just no room for
-    assert roofline._of_attention(gpt, ONE, "tpu", many - 1)[0] == 0 < roofline._of_attention(gpt, ONE, "tpu", many)[0]
-    assert roofline._of_attention(t5, ONE, "tpu", 2)[0] > 0  # the gradient of its bias is made of such an array
+    fewer, all_rows = (roofline._of_attention(gpt, ONE, "tpu", rows).pairs for rows in (many - 1, many))
+    assert fewer == 0 < all_rows
+    assert roofline._of_attention(t5, ONE, "tpu", 2).pairs > 0  # the gradient of its bias is made of such an array
     gpt.model.position = RotaryPositions()
     queries_and_keys = (m.num_heads + m.kv_heads) * m.dim_per_head
-    assert roofline._of_attention(gpt, ONE, "tpu", 2)[1] == 4 * 2 * m.num_layers * length * queries_and_keys
+    assert roofline._of_attention(gpt, ONE, "tpu", 2).turned == 4 * 2 * m.num_layers * length * queries_and_keys
     narrow = tiny.get_config("t5_narrow")
     narrow.model.position = RotaryPositions()
     lengths = lengths_of(batch_shapes(narrow))
     # two layers with 4 and 4 heads of 8, and three that attend twice with 8 and 4 of 4
     numbers = 2 * (4 + 4) * 8 * lengths.inputs + 3 * 2 * (8 + 4) * 4 * lengths.targets
-    assert roofline._of_attention(narrow, ONE, "tpu", 2)[1] == 4 * 2 * numbers
+    assert roofline._of_attention(narrow, ONE, "tpu", 2).turned == 4 * 2 * numbers
 
 
 @pytest.fixture
@@ -180,7 +180,6 @@ def only(monkeypatch):
         platform = CHIPS[chip].platform
         passes = roofline.Passes(**(dict.fromkeys(roofline.Passes._fields, 0.0) | {kind: 1.0}))
         monkeypatch.setitem(roofline.PASSES, platform, passes)
-        monkeypatch.setattr(roofline, "_STACKED", 0.0)
         memory = estimate(experiment, ONE, CHIPS[chip])
         return roofline.between_products(experiment, ONE, platform, memory)
 
@@ -200,7 +199,25 @@ def test_logits_that_are_made_again_are_not_kept(only):
     experiment.train.attention = "xla"
     assert only(_block(experiment), "pairs") == only(experiment, "pairs") > 0
     assert only(_block(experiment), "kept") == only(experiment, "kept")
-    assert only(_block(experiment), "kept", "v5e") == pytest.approx(4 / 3 * only(experiment, "kept", "v5e"))
+
+
+def test_what_a_layer_keeps_stays_in_the_memory_of_a_tpu_core_where_it_has_room(only):
+    experiment = tiny.get_config("gpt")
+    assert only(experiment, "kept", "v5e") == only(experiment, "turned", "v5e") == 0
+    assert only(_block(experiment), "kept", "v5e") == only(experiment, "kept") > 0  # made again of what is read back
+    a_layer = (only(experiment, "kept") + only(experiment, "attended")) / experiment.model.num_layers
+    experiment.train.global_batch_size *= int(2**26 // a_layer)
+    assert only(experiment, "kept", "v5e") == 0
+    experiment.train.global_batch_size *= 2
+    assert only(experiment, "kept", "v5e") == only(experiment, "kept") > 2**26
+
+
+def test_logits_with_a_bias_for_each_row_are_charged_for_once_more(only):
+    experiment = tiny.get_config("gpt")
+    experiment.train.attention = "xla"
+    assert only(experiment, "by_row") == 0 < only(experiment, "pairs")
+    experiment.model.position = DisentangledPositions()
+    assert only(experiment, "by_row") == only(experiment, "pairs") > 0
 
 
 def test_parameters_of_layers_and_of_experts_are_passed_over_more_often_than_others(only):
@@ -231,10 +248,10 @@ def test_a_loop_of_a_gpu_copies_what_layers_keep_into_stacks_and_out_again(famil
     memory = estimate(experiment, ONE, CHIPS["h100"])
     flat = {on: roofline.between_products(experiment, ONE, on, memory) for on in ("gpu", "tpu")}
     kept = sum(x.bytes for x in saved_residuals(experiment, ONE, "gpu") if "/blocks" in x.module)
-    passes, layers = roofline.PASSES["gpu"], roofline._of_layers(experiment, ONE).unrolled
+    passes, layers = roofline.PASSES["gpu"], roofline._of_layers(experiment, ONE, "gpu").unrolled
     experiment.train.scan_unroll = 1
     got = roofline.between_products(experiment, ONE, "gpu", memory)
-    more = roofline._STACKED * kept + (passes.looped - passes.layers) * layers
+    more = passes.stacked * kept + (passes.looped - passes.layers) * layers
     assert got == pytest.approx(flat["gpu"] + more) and kept > 0
     assert roofline.between_products(experiment, ONE, "tpu", memory) == flat["tpu"]  # which has loops by itself
 
