@@ -87,8 +87,34 @@ class Passes(NamedTuple):
 # 4 arrays; parameters of layers are read in float32 and written in half of that; and copies of loops add up to 5. Of a
 # TPU the optimizer's and its norm's was not, and DeBERTa's is the only step that has biases by row.
 PASSES = {
-    "gpu": Passes(9.6, 3.6, 11.3, 11.3, 0.0, 3.2, 2.0, 4.7, 3.0, 1.5, 5.0, 4.2),
-    "tpu": Passes(4.5, 4.5, 7.7, 44.9, 12.4, 5.9, 1.6, 1.8, 0.0, 0.0, 0.0, 0.0),
+    "gpu": Passes(
+        kept=9.6,
+        attended=3.6,
+        pairs=11.3,
+        by_row=11.3,
+        turned=0.0,
+        logits=3.2,
+        state=2.0,
+        stacked=4.7,
+        factored=3.0,
+        layers=1.5,
+        looped=5.0,
+        experts=4.2,
+    ),
+    "tpu": Passes(
+        kept=4.5,
+        attended=4.5,
+        pairs=7.7,
+        by_row=44.9,
+        turned=12.4,
+        logits=5.9,
+        state=1.6,
+        stacked=1.8,
+        factored=0.0,
+        layers=0.0,
+        looped=0.0,
+        experts=0.0,
+    ),
 }
 _VMEM = 2**27  # a TPU core's own memory: logits of a layer that have room there are never written out
 _OF_A_LAYER = _VMEM // 2  # what a layer keeps, with room in it beside what else is there, is written into stacks alone
@@ -261,9 +287,9 @@ def _of_layers(experiment: Experiment, mesh_sizes: dict[str, int], platform: str
 class _Attention(NamedTuple):
     """Counts float32 bytes of all attentions, by the kinds of `Passes`."""
 
-    pairs: float = 0.0
-    by_row: float = 0.0
-    turned: float = 0.0
+    pairs: float
+    by_row: float
+    turned: float
 
 
 def _of_attention(experiment: Experiment, mesh_sizes: dict[str, int], platform: str, rows: float) -> _Attention:

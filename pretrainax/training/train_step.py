@@ -213,8 +213,7 @@ def make_train_step(
     chosen, layers = chosen or Optimizer(), layers or LayersConfig()
 
     def step(state, batch, frozen, seeds):
-        keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, state.step)
-        keys["dropout"] = hashed_key(keys["dropout"])
+        keys = _keys(seeds, state.step)
         point = chosen.gradient_point(state.params, state.opt_state)
         gradients, (loss, sums) = compute_gradients(point, batch, keys, frozen)
         gradients = only_trained(layers, gradients)
@@ -332,6 +331,12 @@ def make_answer_step(model: AnyModel, train: TrainConfig, mesh: Mesh) -> jax.sta
 def loss_options(train: TrainConfig) -> LossOptions:
     """Returns the arguments of `losses.objective` that are fields of `config.train`."""
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
+
+
+def _keys(seeds: dict[str, jax.Array], step: jax.Array) -> Keys:
+    """Returns keys that no other step has. That of dropout hashes: it draws more than all others."""
+    keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, step)
+    return keys | {"dropout": hashed_key(keys["dropout"])}
 
 
 def _folded(keys: Keys, number: int | jax.Array) -> Keys:
