@@ -333,7 +333,7 @@ def loss_options(train: TrainConfig) -> LossOptions:
     return {"z_loss": train.z_loss, "label_smoothing": train.label_smoothing, "chunk": train.loss_chunk}
 
 
-def _keys(seeds: dict[str, jax.Array], step: jax.Array) -> Keys:
+def _keys(seeds: dict[str, np.uint32], step: jax.Array) -> Keys:
     """Returns keys that no other step has. That of dropout hashes: it draws more than all others."""
     keys = _folded({use: _key(seed, use) for use, seed in seeds.items()}, step)
     return keys | {"dropout": hashed_key(keys["dropout"])}
