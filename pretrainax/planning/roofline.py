@@ -117,7 +117,7 @@ PASSES = {
     ),
 }
 _VMEM = 2**27  # a TPU core's own memory: logits of a layer that have room there are never written out
-_OF_A_LAYER = _VMEM // 2  # what a layer keeps, with room in it beside what else is there, is written into stacks alone
+_ROOM_FOR_A_LAYER = _VMEM // 2  # beside what else is there: what a layer keeps within it is written into stacks alone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,7 @@ def between_products(experiment: Experiment, mesh_sizes: dict[str, int], platfor
     lengths = lengths_of(shapes_of(experiment))
     rows = micro_rows(experiment, mesh_sizes) / mesh_sizes[LENGTH_AXIS]
     layers = passes.stacked * _in_stacks(experiment, mesh_sizes, platform)
-    if platform == "gpu" or train.remat == "block" or _of_a_layer(arrays) > _OF_A_LAYER:
+    if platform == "gpu" or train.remat == "block" or _of_a_layer(arrays) > _ROOM_FOR_A_LAYER:
         layers += sum(x.bytes * (passes.attended if x.module.endswith("attention") else passes.kept) for x in arrays)
         attention = _of_attention(experiment, mesh_sizes, platform, rows / mesh_sizes[TENSOR_AXIS])
         layers += sum(getattr(passes, name) * count for name, count in attention._asdict().items())
