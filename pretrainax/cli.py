@@ -20,6 +20,7 @@ from absl import app, flags, logging
 
 from pretrainax.config import Experiment, RunFailed, UserError, ledger, nearest
 from pretrainax.config.config_file import find_config, read_config_file
+from pretrainax.config.errors import printable
 from pretrainax.config.overrides import fields_named, set_field
 from pretrainax.config.paths import define_path, is_path, is_url, is_utf8
 from pretrainax.config.reference import docstring_of
@@ -217,7 +218,7 @@ def check_overrides(count: Sequence[str], where: str) -> None:
 
 def one_line(error: Exception) -> str:
     """Returns the text of an error for a terminal: without line breaks and control characters, and not too long."""
-    line = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(places.named(str(error)).split()))
+    line = printable(places.named(str(error)))
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 

@@ -17,6 +17,7 @@ from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.errors import save_errors
 from pretrainax.checkpoints.paths import exact_path
 from pretrainax.checkpoints.run_json import RUN_JSON, read_run_json, signature_of, signatures, write_run_json
+from pretrainax.checkpoints.steps import of_parameters
 from pretrainax.config import UserError
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.storage.places import complete
@@ -32,7 +33,7 @@ CODEC = {"driver": "zarr3", "codecs": [{"name": "zstd", "configuration": {"level
 def load_steps(step_directories: Sequence[str], abstract_params: Params, folder: str = TRAINED) -> Params:
     """Returns the parameters of a checkpoint, or the mean of those of several; folder: TRAINED or EMA."""
     for step_directory in step_directories:
-        complete(step_directory)
+        complete(step_directory, of_parameters(folder))
     if len(step_directories) > 1:
         return average_params(step_directories, abstract_params, folder)
     return load_parts(step_directories[0], {folder: abstract_params})[folder]

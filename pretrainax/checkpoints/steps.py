@@ -10,9 +10,15 @@ from absl import logging
 from pretrainax.checkpoints import manifest
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.config import CheckpointConfig, UserError
-from pretrainax.storage.places import complete
+from pretrainax.storage.places import complete, refresh
+from pretrainax.storage.twin import Gone
 
 UNFINISHED = re.compile(r"(\d+)\.(saving|replaced|deleted)\b.*")  # folders on their way to or from `<step>`
+
+
+def of_parameters(*folders: str) -> Callable[[str], bool]:
+    """Returns what tells whether a file of a step is needed to read these folders of it, and no optimizer's state."""
+    return lambda name: "/" not in name or name.partition("/")[0] in folders
 
 
 def list_steps(directory: str) -> list[int]:
@@ -52,10 +58,16 @@ def misnamed(directory: str) -> list[str]:
 def faults(directory: str, step: int, needed: Callable[[str], bool] = lambda name: True) -> list[str]:
     """Lists what is wrong with the folder of a step: its files, or that it was made as another step.
 
-    needed: tells of a file, by its name in the folder, whether it is brought and looked at.
+    A run in an object store may delete the step while it is fetched; the folder then has the steps of now.
+
+    needed: tells of a file, by its name in the folder, whether it is fetched and verified.
     """
     path = os.path.join(directory, str(step))
-    complete(path, needed)
+    try:
+        complete(path, needed)
+    except Gone as e:
+        refresh(directory)
+        return [str(e)]
     if found := manifest.faults(path, needed):
         return found
     made = read_run_json(path).get("step")
@@ -66,22 +78,32 @@ def _is_step(name: str) -> bool:
     return name.isdecimal() and name == str(int(name))  # not 0038, and no digits of other scripts
 
 
-def newest_valid_step(directory: str, up_to: Optional[int] = None) -> tuple[Optional[int], dict[int, str]]:
+def newest_valid_step(
+    directory: str, up_to: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True
+) -> tuple[Optional[int], dict[int, str]]:
     """Returns the newest step that verifies, and what is wrong with each newer one; None where there is no step.
 
     With `up_to`, the newest up to that step, or the oldest after it.
 
+    needed: as `faults`.
+
     Raises:
       UserError: there are steps, and none of them verifies.
     """
-    damaged = {}
-    for step in in_order(directory, up_to):
-        found = faults(directory, step)
+    damaged: dict[int, str] = {}
+    while untried := [step for step in in_order(directory, up_to) if step not in damaged]:
+        found = faults(directory, untried[0], needed)
         if not found:
-            return step, damaged
-        damaged[step] = ", ".join(found)
-    check_none_is_left(directory, damaged)
+            return untried[0], _still_there(directory, damaged)
+        damaged[untried[0]] = ", ".join(found)
+    check_none_is_left(directory, _still_there(directory, damaged))
     return None, {}
+
+
+def _still_there(directory: str, damaged: dict[int, str]) -> dict[int, str]:
+    """Returns the steps that no run has deleted since."""
+    steps = set(list_steps(directory))
+    return {step: found for step, found in damaged.items() if step in steps}
 
 
 def in_order(directory: str, up_to: Optional[int] = None) -> list[int]:
@@ -104,11 +126,11 @@ def check_none_is_left(directory: str, damaged: dict[int, str]) -> None:
         )
 
 
-def _nearest_valid_step(directory: str, step: int) -> Optional[int]:
+def _nearest_valid_step(directory: str, step: int, needed: Callable[[str], bool]) -> Optional[int]:
     """Returns the step nearest to one that is not there, or is damaged, of those that verify; None where none does."""
     steps = list_steps(directory) if os.path.isdir(directory) else []
     others = sorted((other for other in steps if other != step), key=lambda other: abs(other - step))
-    return next((other for other in others if not faults(directory, other)), None)
+    return next((other for other in others if not faults(directory, other, needed)), None)
 
 
 def not_used(directory: str, damaged: dict[int, str]) -> list[str]:
@@ -119,20 +141,23 @@ def not_used(directory: str, damaged: dict[int, str]) -> list[str]:
     ]
 
 
-def find_checkpoint(workdir: str, step: Optional[int] = None) -> str:
-    """Returns the folder of the newest valid checkpoint of a run, or of `step`; UserError where there is none."""
+def find_checkpoint(workdir: str, step: Optional[int] = None, needed: Callable[[str], bool] = lambda name: True) -> str:
+    """Returns the folder of the newest valid checkpoint of a run, or of `step`; UserError where there is none.
+
+    needed: tells of a file of the checkpoint, by its name, whether it is fetched and verified.
+    """
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
     if step is not None:
         path = os.path.join(directory, str(step))
-        found = faults(directory, step) if os.path.isdir(path) else ["it is not there"]
+        found = faults(directory, step, needed) if os.path.isdir(path) else ["it is not there"]
         if found:
-            other = _nearest_valid_step(directory, step)
+            other = _nearest_valid_step(directory, step, needed)
             instead = "no other verifies"
             if other is not None:
                 instead = f"the nearest that verifies is {workdir}@{other}, of an export --step={other}"
             raise UserError(f"checkpoint {step} of {workdir} cannot be used: {', '.join(found)}; {instead}")
         return path
-    step, damaged = newest_valid_step(directory) if os.path.isdir(directory) else (None, {})
+    step, damaged = newest_valid_step(directory, needed=needed) if os.path.isdir(directory) else (None, {})
     if step is None:
         raise UserError(f"{workdir} holds no checkpoint; it must be the --workdir of a run that has saved one")
     for line in not_used(directory, damaged):

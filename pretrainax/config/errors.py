@@ -16,6 +16,11 @@ class RunFailed(UserError):
     exit_code = 1
 
 
+def printable(text: str) -> str:
+    """Returns a text on one line, without characters that control a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in " ".join(text.split()))
+
+
 def shortened(text: str) -> str:
     """Returns what an error line has of a text that a user gave: all of it, or the beginning of a very long one."""
     return text if len(text) <= 200 else f"{text[:100]}… ({len(text):,} characters)"

@@ -6,8 +6,11 @@ from typing import NamedTuple, Optional
 
 from absl import flags
 
+from pretrainax.config.object_names import name_problem
+
 _SCHEME = re.compile(r"([A-Za-z][\w+.-]*):/(?=/)")
 _URL = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)")
+_CREDENTIALS = re.compile(r":.*@")
 STORES = {"gs": "gcs", "s3": "s3", "az": "azure", "abfs": "azure", "memory": "test"}  # schemes, and the extra of each
 HUB = "hf:"  # before the name of a model of the Hugging Face Hub
 _HUB_NAME = re.compile(rf"{HUB}([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w.-]+(?:/[\w.-]+)*))?", re.ASCII)
@@ -55,11 +58,24 @@ def path_problem(path: str, takes_hub: bool = False) -> str:
             f"{scheme[0]}/ is none of the stores that are known ({', '.join(f'{name}://' for name in STORES)}): give "
             "one of these, a folder of this machine, or one that is mounted (NFS, gcsfuse, mount-s3)"
         )
-    if scheme and not path[scheme.end() + 1 :].strip("/"):
-        return "it names no bucket"
+    if scheme:
+        return _url_problem(path[scheme.end() + 1 :])
     if "\0" in path:
         return "it holds a zero byte, which no path can"
     return "" if is_utf8(path) else "it is not UTF-8: give that file or folder another name"
+
+
+def _url_problem(rest: str) -> str:
+    """Returns what is wrong with a URL of a store after its scheme; empty if nothing is."""
+    bucket, name = rest.partition("/")[0], rest.rstrip("/")
+    if not bucket:
+        return "it names no bucket"
+    if _CREDENTIALS.search(bucket):
+        return (
+            "it holds a key and its secret, which would be written into the run's files: leave out what is before @, "
+            "and set the environment variables or the configuration file of the store's own tools"
+        )
+    return f"it is no URL of an object or a folder: {problem}" if (problem := name_problem(name)) else ""
 
 
 def is_utf8(text: str) -> bool:

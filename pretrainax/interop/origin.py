@@ -19,6 +19,7 @@ A folder whose own name has an @ is taken by its whole name.
 import dataclasses
 import os
 import re
+from collections.abc import Callable
 from typing import Optional
 
 from absl import logging
@@ -26,7 +27,15 @@ from absl import logging
 from pretrainax.checkpoints.best import best_checkpoint
 from pretrainax.checkpoints.params import EMA, TRAINED
 from pretrainax.checkpoints.run_json import read_run_json
-from pretrainax.checkpoints.steps import faults, find_checkpoint, last_steps, list_steps, not_used, step_of
+from pretrainax.checkpoints.steps import (
+    faults,
+    find_checkpoint,
+    last_steps,
+    list_steps,
+    not_used,
+    of_parameters,
+    step_of,
+)
 from pretrainax.config import UserError, load
 from pretrainax.config.paths import is_hub, path_problem
 from pretrainax.interop.architectures import is_huggingface_directory, read_config_json
@@ -83,8 +92,9 @@ def _found(name: str) -> Origin:
     kind, number = match[1], int(match[2]) if match[2] else None
     if kind == AVERAGE:
         return _average(directory, number)
-    checkpoint = find_checkpoint(directory, number)
-    return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", kind)
+    parameters = kind or load(os.path.join(directory, "config.json")).evaluate.parameters
+    checkpoint = find_checkpoint(directory, number, _needed(parameters))
+    return _of_step(directory, checkpoint, f"{directory}, step {step_of(checkpoint):,}", parameters)
 
 
 def parted(name: str) -> tuple[str, str]:
@@ -123,22 +133,32 @@ def _check_run(directory: str) -> None:
 
 
 def _best(workdir: str) -> Origin:
-    experiment = load(os.path.join(workdir, "config.json"))
+    experiment, directory = load(os.path.join(workdir, "config.json")), os.path.join(workdir, "checkpoints")
+    parameters = experiment.evaluate.parameters
     for figure in (experiment.select_by, "loss"):  # before version 0.5 checkpoints had no other
-        if best := best_checkpoint(os.path.join(workdir, "checkpoints"), figure):
+        while best := best_checkpoint(directory, figure):
             step, value, _ = best
+            try:
+                checkpoint = find_checkpoint(workdir, step, _needed(parameters))
+            except UserError:
+                if best_checkpoint(directory, figure) == best:  # else its run has deleted it since
+                    raise
+                continue
             description = f"{workdir}, step {step:,}, the best by validation {figure}: {value:.4f}"
-            return _of_step(workdir, find_checkpoint(workdir, step), description, experiment.evaluate.parameters)
+            return _of_step(workdir, checkpoint, description, parameters)
     raise UserError(
         f"{workdir}@{BEST}: no checkpoint there has a validation loss, so none is the best: give {workdir} for the "
         "newest; config.evaluate.every says how often a run validates"
     )
 
 
-def _of_step(workdir: str, checkpoint: str, description: str, parameters: Optional[str] = None) -> Origin:
-    """parameters: AS_TRAINED or EMA; None: those that the run validates."""
-    if parameters is None:
-        parameters = load(os.path.join(workdir, "config.json")).evaluate.parameters
+def _needed(parameters: str) -> Callable[[str], bool]:
+    """Returns what tells whether a file of a checkpoint is read; parameters: AS_TRAINED or EMA."""
+    return of_parameters(EMA if parameters == EMA else TRAINED)
+
+
+def _of_step(workdir: str, checkpoint: str, description: str, parameters: str) -> Origin:
+    """parameters: AS_TRAINED or EMA."""
     if parameters == AS_TRAINED:
         return Origin(workdir, (checkpoint,), description)
     if not any(name.startswith(f"{EMA}/") for name in read_run_json(checkpoint)["arrays"]):
@@ -151,7 +171,7 @@ def _of_step(workdir: str, checkpoint: str, description: str, parameters: Option
 
 def _average(workdir: str, newest: Optional[int] = None) -> Origin:
     directory = os.path.abspath(os.path.join(workdir, "checkpoints"))
-    found = {step: faults(directory, step) for step in list_steps(directory)}
+    found = {step: faults(directory, step, _needed(AS_TRAINED)) for step in list_steps(directory)}
     valid = [step for step, problems in found.items() if not problems]
     if not valid:
         find_checkpoint(workdir)  # which says why there is none

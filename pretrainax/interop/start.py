@@ -20,7 +20,7 @@ from pretrainax.adapt.tuning import flat, nested
 from pretrainax.checkpoints.manifest import MANIFEST
 from pretrainax.checkpoints.params import TRAINED, Fresh, Params, load_steps
 from pretrainax.checkpoints.run_json import stored_shapes
-from pretrainax.checkpoints.steps import find_checkpoint, step_of
+from pretrainax.checkpoints.steps import find_checkpoint, of_parameters, step_of
 from pretrainax.config import Classify, Experiment, HeadConfig, ModelConfig, UserError, trained_as
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
@@ -34,7 +34,8 @@ from pretrainax.models import electra
 from pretrainax.models.heads.base import head_modules, heads_of
 from pretrainax.sharding.param_paths import PyTree, parameter_names
 from pretrainax.sharding.rules import divided_shardings, tree_shardings, with_shardings
-from pretrainax.storage.places import complete, here
+from pretrainax.storage.copies import url_of_old_copy
+from pretrainax.storage.places import complete, here, named
 from pretrainax.tokenization import PretrainedTokenizer
 from pretrainax.tokenization.choices import TokenizerConfig
 from pretrainax.zoo.family import Classifier, differences, without_heads
@@ -295,12 +296,12 @@ def zeros_of(abstract: PyTree) -> Fresh:
 def remember_start(workdir: str, start: Origin, name: str = START, adapted: Optional[dict] = None) -> None:
     """Writes what a run has started from, or its teacher, into its folder, with a digest of it.
 
-    Of a model of the hub that is its name with the commit.
+    Of a model of the hub that is its name with the commit, of a run in an object store its URL.
 
     adapted: what became of its parameters, where they are not those of the run.
     """
     start = dataclasses.replace(start, directory=os.path.abspath(start.directory))
-    where = {"directory": start.hub or start.directory, "steps": list(map(step_of, start.steps))}
+    where = {"directory": start.hub or named(start.directory), "steps": list(map(step_of, start.steps))}
     content = {**where, "folder": start.folder, "sha256": _digest(start)}
     content |= {} if adapted is None else {"adapted": adapted}
     write_atomically(os.path.join(workdir, name), json.dumps(content, indent=1) + "\n")
@@ -317,9 +318,9 @@ def find_known_start(workdir: str, name: str = START) -> Origin:
     description = f"step {' and '.join(map(str, steps))} of {directory}" if steps else directory
     needed = f"{workdir} {_NEEDED[name]} {description}"
     try:
-        found = tuple(find_checkpoint(directory, step) for step in steps)
-        hub = directory if is_hub(directory) else None
-        start = Origin(here(directory) if hub else directory, found, description, folder, hub)
+        local = here(url_of_old_copy(directory) or directory)
+        found = tuple(find_checkpoint(local, step, of_parameters(folder)) for step in steps)
+        start = Origin(local, found, description, folder, directory if is_hub(directory) else None)
         digest = _digest(start)
     except (UserError, OSError) as e:
         raise UserError(f"{needed}, which cannot be read: put it back ({e})") from e

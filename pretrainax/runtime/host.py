@@ -13,7 +13,7 @@ from pretrainax.config import Experiment, RunFailed, UserError
 from pretrainax.config.paths import is_url
 from pretrainax.runtime.cluster import OWN_NUMBERS, is_one_of_many
 from pretrainax.runtime.libtpu import overlap_gathers
-from pretrainax.storage.places import place_of
+from pretrainax.storage.copies import copy_of
 
 _FEW_FILES, _MANY_FILES = 128, 1 << 16  # what a small run needs; more than any does, though some systems allow no end
 # <malloc.h>: parameters of mallopt(3)
@@ -59,7 +59,7 @@ def keep_compiled(cache_dir: str) -> None:
     """Turns the persistent compilation cache on, JAX_COMPILATION_CACHE_DIR or a folder of `cache_dir`; before anything
     is compiled."""
     if jax.config.jax_compilation_cache_dir is None:
-        folder = place_of(cache_dir, "work") if is_url(cache_dir) else os.path.expanduser(cache_dir)
+        folder = copy_of(cache_dir, "work").root if is_url(cache_dir) else os.path.expanduser(cache_dir)
         jax.config.update("jax_compilation_cache_dir", os.path.join(folder, "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -98,8 +98,8 @@ class Lease:
                 with self._writing:
                     if not self._over.is_set():
                         self.store.write(self._name(self.number), self._record())
-            except UserError:
-                continue  # the store is away, which was said; others see this lease stand still as we see the store
+            except Exception:  # the sender's thread tells what is wrong
+                continue  # others see this lease stand still as we see the store
 
     def _record(self, free: bool = False) -> bytes:
         self._beat += 1

@@ -5,33 +5,24 @@ import fcntl
 import glob
 import os
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Literal, Optional
+from typing import Optional
 
 from pretrainax.config.errors import RunFailed, UserError
-from pretrainax.config.json_files import read_object
 from pretrainax.config.paths import is_hub, is_url
-from pretrainax.storage import hub
+from pretrainax.storage import copies, hub
+from pretrainax.storage.copies import Copy, copy_of
 from pretrainax.storage.lease import Lease
-from pretrainax.storage.store import Store, say
-from pretrainax.storage.twin import KEPT, Twin
+from pretrainax.storage.store import Store, local_errors, say
+from pretrainax.storage.twin import SENDING, Twin
 
 EVERY = 5.0  # seconds between two looks at what is to be sent
+REPEATED = 300.0  # seconds after which a message that nothing can be sent is repeated
 _CHECKPOINT = re.compile(r"@\w*")  # what may follow the name of a run
 _MAGIC = re.compile(r"[*?[]")
-
-
-def place_of(url: str, use: Literal["read", "work"], folder: Optional[str] = None) -> str:
-    """Returns the folder of this machine where what is below a URL is kept.
-
-    use: who reads a run gets other files than who trains it, perhaps at the same time.
-    folder: below which they are; None: the cache of this user.
-    """
-    scheme, _, path = url.partition("://")
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(folder or os.path.join(cache, "pretrainax", "stores"), use, scheme, path.strip("/"))
 
 
 def here(path: str) -> str:
@@ -54,12 +45,11 @@ def here(path: str) -> str:
         url, at, which = f"{folder}/{last[:cut]}", "@", last[cut + 1 :]
     if _MAGIC.search(path):
         return _matching(path)
-    store = Store(url)
-    if folder.count("/") > 1 and store.is_object():
-        twin = _twin(folder, place_of(folder, "read"))
+    if folder.count("/") > 1 and Store(url).is_object():
+        twin = _reader(folder)
         twin.bring([last])
         return os.path.join(twin.root, last)
-    twin = _twin(url, place_of(url, "read"))
+    twin = _reader(url)
     twin.pull(lazy=False)
     return f"{twin.root}{at}{which}"
 
@@ -67,9 +57,18 @@ def here(path: str) -> str:
 def _matching(pattern: str) -> str:
     """Brings what a pattern stands for, and returns the pattern of the files."""
     folder = pattern[: _MAGIC.search(pattern).start()].rpartition("/")[0]  # type: ignore[union-attr]
-    for name in Store(folder).matches(rest := pattern[len(folder) + 1 :]):
-        here(f"{folder}/{name}")
-    return os.path.join(glob.escape(place_of(folder, "read")), rest)
+    twin, rest = _reader(folder), pattern[len(folder) + 1 :]
+    twin.bring(names := twin.store.matches(rest))
+    local = os.path.join(glob.escape(twin.root), rest)
+    wanted = {os.path.join(twin.root, name) for name in names}
+    twin.move_aside([path for path in glob.glob(local, recursive=True) if os.path.isfile(path) and path not in wanted])
+    return local
+
+
+def refresh(path: str) -> None:
+    """Makes the twin that a path is in what the store has now, if this process only reads it."""
+    if (twin := twin_around(path)) is not None and not twin.is_at_work:
+        twin.pull(lazy=False)
 
 
 def complete(path: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -92,18 +91,20 @@ def sent(path: str) -> Iterator[str]:
         yield path
         return
     local = here(path)
-    os.makedirs(os.path.dirname(local), exist_ok=True)
-    twin, done, before = _twin(path, local), f"{local}.done", _of_that_name(local)
-    if os.path.exists(done):  # a command before was killed while it sent what it had made
-        _send_all(twin, done)
+    twin, complete, before = _reader(path), copy_of(path, "read").complete, _of_that_name(local)
+    if os.path.exists(complete):  # a command before was killed while it sent what it had made
+        _send_all(twin, complete)
     elif os.path.isdir(local):
         twin.follow()  # without what one that was killed earlier has left
     yield local
     if os.path.isdir(local):
-        open(done, "w").close()
-        _send_all(twin, done)
+        open(complete, "w").close()
+        _send_all(twin, complete)
     for name in dict(_of_that_name(local).items() - before.items()):
-        Store(path.rpartition("/")[0]).put(os.path.join(os.path.dirname(local), name), name)
+        file = os.path.join(os.path.dirname(local), name)
+        Store(path.rpartition("/")[0]).put(file, name)
+        if local == twin.root:  # else it is in the twin of the folder that it is in
+            os.remove(file)
 
 
 def _of_that_name(path: str) -> dict[str, tuple[int, int]]:
@@ -114,10 +115,10 @@ def _of_that_name(path: str) -> dict[str, tuple[int, int]]:
         return {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in files}
 
 
-def _send_all(twin: Twin, done: str) -> None:
-    """Sends what a command has made; done: a file that is there until all is sent."""
+def _send_all(twin: Twin, complete: str) -> None:
+    """Sends what a command has made; complete: a file that is there until all is sent."""
     twin.push(deletes=False)
-    os.remove(done)
+    os.remove(complete)
 
 
 @contextlib.contextmanager
@@ -126,7 +127,7 @@ def cached(path: str) -> Iterator[str]:
     if not is_url(path):
         yield path
         return
-    twin = _twin(path, place_of(path, "read"))
+    twin = _reader(path)
     twin.pull()
     yield twin.root
     twin.push(deletes=False)
@@ -151,17 +152,21 @@ def at_work(path: str, folder: Optional[str] = None, process: int = 0) -> Iterat
     if not is_url(path):
         yield path
         return
-    root = place_of(path, "work", folder) + (f".process-{process}" if process else "")
-    with _alone(root), contextlib.ExitStack() as held:
-        lease = None if process else held.enter_context(Lease(Store(path), root))
-        twin = _opened(path, root, lease) if lease else _twin(path, root)
+    copy = copy_of(path, "work", folder, process)
+    with _alone(copy), contextlib.ExitStack() as held:
+        for left in glob.glob(os.path.join(glob.escape(copy.folder), f"{SENDING}*")):  # links of a killed process
+            shutil.rmtree(left, ignore_errors=True)
+        lease = None if process else held.enter_context(Lease(Store(path), copy.root))
+        twin = _twin(path, copy, is_at_work=True)
         if lease:
-            say(f"{path} is kept in {root} too, and what is new there is sent every {EVERY:.0f} s")
+            _take_over(twin, lease)
+            say(f"{path} is kept in {copy.root} too, and what is new there is sent every {EVERY:.0f} s")
         else:
             twin.follow()
-        _senders[root] = held.enter_context(_Sender(twin, lease))
-        held.callback(_senders.pop, root)
-        yield root
+        os.makedirs(copy.root, exist_ok=True)
+        _senders[copy.root] = held.enter_context(_Sender(twin, lease))
+        held.callback(_senders.pop, copy.root)
+        yield copy.root
 
 
 def send_soon(path: str) -> None:
@@ -193,50 +198,62 @@ def share(path: str) -> None:
 
 
 def named(text: str) -> str:
-    """Returns a text for people in which what is in a twin is called as the user calls it, by its URL."""
-    for root, twin in sorted(_twins.items(), reverse=True):  # the inner ones first
-        text = re.sub(rf"{re.escape(root)}(?![\w-])", lambda _, url=twin.store.url: url, text)
+    """Returns a text for people in which what is in a twin, or next to it, is called by its URL."""
+    for root, twin in _twins.items():
+        url = twin.store.url
+        for folder, name in ((root, url), (os.path.dirname(root), url.rpartition("/")[0])):
+            text = re.sub(rf"{re.escape(folder)}(?![\w-])", lambda _, name=name: name, text)
     return text
 
 
-def _opened(url: str, root: str, lease: Lease) -> Twin:
-    """Returns the twin of a run whose lease was taken, with the newest files."""
-    twin = _twin(url, root)
-    if lease.previous != twin.lease or not lease.previous:
+def last_sent(path: str) -> Optional[int]:
+    """Returns the newest step whose whole checkpoint the store has, of the run that trains in the twin around a path.
+
+    None where there is none yet, and for a folder of this machine.
+    """
+    return twin.last_sent() if (twin := twin_around(path)) is not None and twin.root in _senders else None
+
+
+def _take_over(twin: Twin, lease: Lease) -> None:
+    """Has the twin of a run whose lease was taken hold the newest files, here and in the store."""
+    url = twin.store.url
+    if twin.lease and (lease.previous == twin.lease or not lease.previous and twin.is_ahead()):
+        twin.reconcile()
+    else:
         if twin.has_unsent():
-            os.rename(root, aside := f"{root}.overtaken-{time.strftime('%Y%m%d-%H%M%S')}")
+            aside = twin.start_over()
             say(f"{url} has gone on elsewhere since this machine last sent to it: what it had not sent is in {aside}")
-            os.rename(root + KEPT, aside + KEPT)
-            del _twins[root]
-            twin = _twin(url, root)
         twin.pull(lazy=False)
     twin.lease = lease.number
     twin.discard_unfinished()
     twin.push()
-    return twin
 
 
 @contextlib.contextmanager
-def _alone(root: str) -> Iterator[None]:
-    """Keeps other processes of this machine out of a twin."""
-    os.makedirs(os.path.dirname(root), exist_ok=True)
-    with open(f"{root}.lock", "w") as f:
+def _alone(copy: Copy) -> Iterator[None]:
+    """Keeps other processes of this machine out of a copy."""
+    with local_errors(copy.lock):
+        lock = open(copy.lock, "w")
+    with lock as f:
         try:
             fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as e:
-            raise RunFailed(f"{root} is in use by another process of this machine: wait for its end, or stop it") from e
+            raise RunFailed(
+                f"{copy.root} is in use by another process of this machine: wait for its end, or stop it"
+            ) from e
         yield
 
 
 class _Sender:
-    """Sends what a run writes, in a thread; a context manager. What goes wrong there is said once, and ends nothing."""
+    """Sends what a run writes, in a thread; a context manager. No failure ends the thread: the next try may succeed."""
 
     def __init__(self, twin: Twin, lease: Optional[Lease]):
         """lease: None in a process that follows another one, which holds it."""
         self._twin, self.lease = twin, lease
         self._over, self.wake = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="sender", daemon=True)
-        self._said: Optional[str] = None
+        self._sent = time.monotonic()  # when everything was sent
+        self._told: Optional[float] = None  # when a message said that it is not
 
     def __enter__(self) -> "_Sender":
         self._thread.start()
@@ -248,14 +265,17 @@ class _Sender:
         self._thread.join()
         try:
             self.push()
-        except UserError as e:
+        except Exception as e:
             say(f"what was not sent is in {self._twin.root}")
-            raise RunFailed(f"{e}; the same command on this machine goes on from what was not sent") from e
+            raise RunFailed(f"{_reason(e)}; the same command on this machine goes on from what was not sent") from e
 
     def push(self) -> None:
         if self.lease:
             self.lease.check()
         self._twin.push(deletes=self.lease is not None)
+        if self._told is not None:
+            say(f"{self._twin.store.url} has everything again, after {time.monotonic() - self._sent:,.0f} s")
+        self._sent, self._told = time.monotonic(), None
 
     def _live(self) -> None:
         while not self._over.is_set():
@@ -263,22 +283,43 @@ class _Sender:
             self.wake.clear()
             try:
                 self.push()
-                self._said = None
-            except UserError as e:
-                if self._said is None:
-                    say(f"{e}; the run goes on in {self._twin.root}, and sends it later")
-                self._said = str(e)
+            except Exception as e:  # whatever it is: a run that is not sent is lost with its machine
+                self._tell(_reason(e))
+
+    def _tell(self, reason: str) -> None:
+        """Says what is not sent, and for how long, at the first failure and every REPEATED seconds."""
+        now = time.monotonic()
+        if self._told is not None and now - self._told < REPEATED:
+            return
+        self._told, step = now, self._twin.last_sent()
+        newest = "no checkpoint was sent yet" if step is None else f"last sent: step {step:,}"
+        say(
+            f"{reason}; nothing was sent for {now - self._sent:,.0f} s ({newest}): the run goes on in "
+            f"{self._twin.root}, and tries again every {EVERY:.0f} s"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an error says, with its kind where it is none of ours."""
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
 
 
 _senders: dict[str, _Sender] = {}  # of this process, by the folder of their twin
 _twins: dict[str, Twin] = {}  # of this process, by their folder: two of one would not know what the other has brought
 
 
-def _twin(url: str, root: str) -> Twin:
-    twin = _twins.get(root)
+def _twin(url: str, copy: Copy, is_at_work: bool = False) -> Twin:
+    twin = _twins.get(copy.root)
     if twin is None or twin.store.url != url.rstrip("/"):
-        twin = _twins[root] = Twin(url, root)
+        twin = _twins[copy.root] = Twin(url, copy)
+    twin.is_at_work = twin.is_at_work or is_at_work
     return twin
+
+
+def _reader(url: str) -> Twin:
+    """Returns the twin that what is read from a URL comes to."""
+    Store(url)  # which refuses what is no URL, before that becomes a path
+    return _twin(url, copy_of(url, "read"))
 
 
 def twin_around(path: str) -> Optional[Twin]:
@@ -287,7 +328,6 @@ def twin_around(path: str) -> Optional[Twin]:
     while folder != (parent := os.path.dirname(folder)):
         if folder in _twins:
             return _twins[folder]
-        if os.path.exists(folder + KEPT):
-            return _twin(read_object(folder + KEPT)["url"], folder)
         folder = parent
-    return None
+    found = copies.copy_around(path)
+    return _twin(*found) if found else None

@@ -1,21 +1,27 @@
 """The objects below one URL, through fsspec: listed, read, written, made once, deleted; with patience where it helps.
 
 A store has no rename, no lock and no append. What it has is atomic: an object is there as a whole, or not.
+
+Whoever can write to a bucket chooses the names of its objects. Each becomes a path by `path_below` alone.
 """
 
 import bisect
+import contextlib
 import datetime
+import errno
 import functools
 import logging
 import os
 import random
 import re
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from pretrainax.config import RunFailed, UserError
+from pretrainax.config.errors import RunFailed, UserError, printable, shortened
+from pretrainax.config.object_names import name_problem
 from pretrainax.config.paths import STORES, path_problem
 
 PATIENCE = 120.0  # seconds for which a request is made again
@@ -27,6 +33,7 @@ _REFUSED = re.compile(
     r"forbidden|denied|unauthori[sz]ed|credential|invalid.?access|signature|permission|\b40[13]\b", re.I
 )
 _FULL = re.compile(r"quota|insufficient.?storage|\b507\b", re.I)
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of a local file that do not name it
 
 T = TypeVar("T")
 Range: TypeAlias = tuple[str, int, int]  # name, first byte, and the one behind the last
@@ -68,22 +75,39 @@ class Store:
         self._root = root.rstrip("/")
 
     def objects(self, folder: str = "") -> dict[str, Stamp]:
-        """Returns the objects below a folder of the URL, in their order; none where there is no such folder."""
+        """Returns the objects below a folder of the URL, in their order; none where there is no such folder.
+
+        Markers of folders, empty objects that consoles and gcsfuse make, are left out.
+
+        Raises:
+          UserError: no file can have the name of an object, or an object has the name of another one's folder.
+        """
         try:
             found = self._tried(lambda: self._fs.find(self._path(folder), detail=True))
         except FileNotFoundError:
             return {}
         start = len(self._root) + 1
-        return {path[start:]: _stamp(info) for path, info in sorted(found.items()) if len(path) > start}
+        stamps = {path[start:]: _stamp(info) for path, info in sorted(found.items()) if len(path) > start}
+        return self._without_markers(stamps)
 
     def is_object(self) -> bool:
-        """Tells whether the URL is itself that of an object, and no folder."""
-        return self._tried(lambda: self._fs.isfile(self._root))
+        """Tells whether the URL is itself that of an object, and no folder or the marker of one."""
+        if not self._tried(lambda: self._fs.isfile(self._root)):
+            return False
+        return self.stamp("").size > 0 or not self.objects()
 
     def matches(self, pattern: str) -> list[str]:
-        """Returns the names of the objects that a pattern stands for, as `*.txt`, in their order."""
-        found = self._tried(lambda: self._fs.glob(self._path(pattern)))
-        return sorted(str(path)[len(self._root) + 1 :] for path in found)
+        """Returns the names of the objects that a pattern stands for, as `*.txt`, in their order.
+
+        Of a folder that matches, they are the objects below it.
+        """
+        found = self._tried(lambda: self._fs.glob(self._path(pattern), detail=True))
+        start = len(self._root) + 1
+        names: set[str] = set()
+        for path, info in found.items():
+            is_file = info.get("type") == "file" and info.get("size") and not path.endswith("/")
+            names |= {path[start:]} if is_file else self.objects(path[start:].rstrip("/")).keys()
+        return sorted(self._without_markers({name: Stamp(1, "") for name in names}))
 
     def read(self, name: str) -> bytes:
         """Returns an object; FileNotFoundError where it is not there."""
@@ -118,15 +142,23 @@ class Store:
         return True
 
     def put(self, path: str, name: str) -> None:
-        """Writes an object from a file."""
-        self._written(lambda: self._fs.put_file(path, self._path(name)))
+        """Writes an object from a file; RunFailed where the file cannot be read."""
+        with local_errors(path):
+            self._written(lambda: self._fs.put_file(path, self._path(name)))
 
     def get(self, name: str, path: str) -> None:
-        """Writes a file from an object, under its name when it is whole."""
-        part = f"{path}.tmp-{os.getpid()}"
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        self._tried(lambda: self._fs.get_file(self._path(name), part))
-        os.replace(part, path)
+        """Writes a file from an object, under its name when it is whole; RunFailed where that cannot be written."""
+        # short and hidden: a name of 255 bytes has no room for an ending
+        part = os.path.join(os.path.dirname(path), f".tmp-{os.getpid()}-{threading.get_ident()}")
+        with local_errors(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            try:
+                self._tried(lambda: self._fs.get_file(self._path(name), part))
+                os.replace(part, path)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.remove(part)
+                raise
 
     def stamp(self, name: str) -> Stamp:
         """Returns what tells the content of an object; FileNotFoundError where it is not there."""
@@ -143,6 +175,25 @@ class Store:
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
 
+    def _without_markers(self, found: dict[str, Stamp]) -> dict[str, Stamp]:
+        """Returns objects without the markers of folders; raises UserError for names that no file can have."""
+        folders: set[str] = set()
+        for name in found:
+            while (name := name.rpartition("/")[0]) and name not in folders:
+                folders.add(name)
+        markers = {n for n, stamp in found.items() if not stamp.size and (n.endswith("/") or n in folders)}
+        for name in found.keys() - markers:
+            if problem := name_problem(name):
+                raise UserError(
+                    f"{self.url} has an object {shortened(name)!r}, and no file can have its name: {problem}"
+                )
+            if name in folders:
+                below = next(other for other in found if other.startswith(f"{name}/"))
+                raise UserError(
+                    f"{self.url} has the object {name!r} and, in a folder of the same name, {below!r}: rename one"
+                )
+        return {name: stamp for name, stamp in found.items() if name not in markers}
+
     def _written(self, call: Callable[[], object]) -> None:
         try:
             self._tried(call)
@@ -155,9 +206,9 @@ class Store:
         while True:
             try:
                 return call()
-            except (FileNotFoundError, FileExistsError, IsADirectoryError):
-                raise
             except Exception as e:  # the libraries of stores have no class of errors in common
+                if isinstance(e, FileNotFoundError | FileExistsError) or _is_local(e):
+                    raise
                 why = " ".join(f"{type(e).__name__}: {e}".split())[:300]
                 if _FULL.search(why):
                     raise RunFailed(
@@ -172,6 +223,29 @@ class Store:
                 said = True
                 time.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST)
+
+
+def _is_local(error: BaseException) -> bool:
+    """Tells whether an error is of a file of this machine, which another request does not mend.
+
+    Where libraries report an answer of a store as an OSError, it has a cause or does not name a local path.
+    """
+    if not isinstance(error, OSError) or error.__cause__ is not None:
+        return False
+    return error.errno in _WRITING or isinstance(error.filename, str) and os.path.isabs(error.filename)
+
+
+@contextlib.contextmanager
+def local_errors(path: str) -> Iterator[None]:
+    """Raises RunFailed, which names the path, for an error of a file of this machine; passes on all others."""
+    try:
+        yield
+    except OSError as e:
+        if not _is_local(e):
+            raise
+        raise RunFailed(
+            f"{path}: {os.strerror(e.errno or errno.EIO)} on this machine: when that is mended, run the same again"
+        ) from e
 
 
 def _is_no_echo(record: logging.LogRecord) -> bool:
@@ -208,4 +282,4 @@ def _stamp(info: dict[str, Any]) -> Stamp:
 
 def say(line: str) -> None:
     """Prints a line about a store, as every command prints its own."""
-    print(f"pretrainax: {line}", file=sys.stderr, flush=True)
+    print(f"pretrainax: {printable(line)}", file=sys.stderr, flush=True)

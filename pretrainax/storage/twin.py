@@ -1,9 +1,14 @@
-"""A folder in a store and its twin, a folder of this machine: what is there is brought here, what is new is sent.
+"""A folder in a store and its twin, a copy on this machine: what is there is fetched, what is new here is sent.
 
-All that reads and writes a run's files does so in the twin, as if there were no store. `NAME.store.json` beside it
-says of each object what it was when it was last brought or sent, and of its file whether it is here. What vouches for
-others goes last, and goes first where they are changed or deleted: the manifest of a checkpoint, the index of a corpus,
-config.json of an export. Who finds that in the store finds the others.
+All that reads and writes a run's files does so in the twin, as if there were no store. Its record (`copies.py`) holds,
+for each object, what it was when it was last fetched or sent, and whether its file is here. Files that vouch for others
+are sent last, and deleted first: the manifest of a checkpoint, the index of a corpus, config.json of an export. Whoever
+finds one of these in the store finds the others.
+
+Neither side deletes the last copy of a file because the other side has lost its own (an emptied bucket, a removed
+cache). A file that is gone on one side is deleted on the other only where something has replaced it: a newer whole
+checkpoint, another save of the same step, fewer parts of metrics.jsonl. Otherwise it is sent or fetched again, or moved
+to a folder that a message names.
 
 metrics.jsonl, which grows, is objects of PART bytes: `metrics.jsonl.00000` and so on. All but the last stay as they
 are.
@@ -11,6 +16,7 @@ are.
 
 import concurrent.futures
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -18,15 +24,16 @@ import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, Optional, TypeAlias
 
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.errors import RunFailed, UserError
 from pretrainax.config.json_files import read_object
-from pretrainax.storage.store import Stamp, Store
+from pretrainax.config.object_names import path_below
+from pretrainax.storage.copies import Copy
+from pretrainax.storage.store import Stamp, Store, local_errors, say
 
-KEPT = ".store.json"  # after the name of the folder
 PART = 1 << 20  # bytes of an object of a file that grows
 LEASES = "run.lease"  # folder of what `Lease` writes
 _GROWS = "metrics.jsonl"
@@ -34,10 +41,18 @@ _PART_NAME = re.compile(rf"((?:.*/)?{re.escape(_GROWS)})\.(\d{{5}})")
 _MANIFEST = "manifest.sha256"
 _LAST = {"index.json": 1, _MANIFEST: 1, "config.json": 2}  # what vouches for the files beside it and below
 _ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*")  # brought when a checkpoint is read
-_STEP = re.compile(r"checkpoints/\d+(?=/)")
+_STEP = re.compile(r"((?:.*/)?checkpoints)/(\d+)/.*")
 _REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # of one process of several, which vouches for its own files
 _ON_THE_WAY = re.compile(r".*\.(saving|replaced|deleted)\b.*|.*\.tmp-.*|run\.lock|\..*")  # no name of what is finished
+SENDING = ".sending"  # what the names of folders of links begin with
+# Replaced: by something newer. Lost: by no other file. Vouched: lost, and a manifest of the store names it.
+Fate: TypeAlias = Literal["replaced", "lost", "vouched"]
 _THREADS = 8
+_LISTINGS = 20  # of a store that changes while it is read: a run deletes a checkpoint no more often than it saves one
+
+
+class Gone(RunFailed):
+    """An object was deleted after it had been listed."""
 
 
 class Here(NamedTuple):
@@ -57,36 +72,141 @@ class Known(NamedTuple):
 class Twin:
     """Keeps a folder of this machine beside one in a store. Its methods may be called by several threads."""
 
-    def __init__(self, url: str, root: str):
-        self.store, self.root = Store(url), root
+    def __init__(self, url: str, copy: Copy, is_at_work: bool = False):
+        self.store, self.root, self._copy, self.is_at_work = Store(url), copy.root, copy, is_at_work
         self._lock = threading.RLock()
         self.lease = 0  # number of the last lease under which this folder was at work
         self._known: dict[str, Known] = {}
-        self._kept = ""  # what is written of it
-        with contextlib.suppress(UserError, KeyError, TypeError, ValueError):  # none, or damaged: all is brought anew
-            kept = read_object(root + KEPT)
-            if kept["url"] == self.store.url:
-                self._known = {name: _known(*of) for name, of in kept["objects"].items()}
-                self.lease = int(kept["lease"])
+        self._manifests: dict[str, dict[str, str]] = {}
+        self._recorded = ""  # the text of the record
+        with contextlib.suppress(UserError, KeyError, TypeError, ValueError):  # none, or damaged: all is fetched again
+            record = read_object(copy.record)
+            if record["url"] == self.store.url:
+                self._known = {name: _known(*of) for name, of in record["objects"].items()}
+                self.lease = int(record["lease"])
 
     def pull(self, lazy: bool = True) -> bool:
         """Makes the twin what the store has, and returns whether that is anything; arrays come when they are asked for.
 
         lazy: nothing comes until it is asked for.
+
+        Raises:
+          UserError: no file can have the name of an object.
+          RunFailed: this machine cannot write a file; objects are deleted faster than they are read.
         """
         with self._lock:
-            found = {name: stamp for name, stamp in self.store.objects().items() if not name.startswith(f"{LEASES}/")}
-            local = self._scan()
-            for name, known in list(self._known.items()):
-                if found.get(name) != known.there or known.here not in (None, local.get(name)):
-                    self._known.pop(name)
-                    self._remove(name)
-            for name, stamp in found.items():
-                self._known.setdefault(name, Known(stamp, None))
-            if not lazy:
-                self._bring(name for name in found if not _ARRAYS.fullmatch(name))
+            for left in reversed(range(_LISTINGS)):
+                found = self._listed()
+                try:
+                    self._follow(found, lazy)
+                    break
+                except Gone:
+                    if not left:
+                        raise
             self._keep()
             return bool(found)
+
+    def _listed(self) -> dict[str, Stamp]:
+        return {name: stamp for name, stamp in self.store.objects().items() if not name.startswith(f"{LEASES}/")}
+
+    def _follow(self, found: dict[str, Stamp], lazy: bool) -> None:
+        """Removes what the store has replaced, moves aside what it has lost, fetches what is new."""
+        local, newest = self._scan(), _newest_whole(found)
+        lost: list[str] = []
+        self._manifests = {}
+        for name, known in list(self._known.items()):
+            if found.get(name) == known.there and known.here in (None, local.get(name)):
+                continue
+            del self._known[name]
+            fate = "replaced" if name in found else self._fate(name, found, newest)
+            if fate == "lost" and name in local:
+                lost.append(name)
+            elif fate == "replaced":
+                self._remove(name)
+        self._move_aside(lost)
+        for name, stamp in found.items():
+            self._known.setdefault(name, Known(stamp, None))
+        if not lazy:
+            self._bring([name for name in found if not _ARRAYS.fullmatch(name)])
+
+    def _fate(self, name: str, found: Mapping[str, Stamp], newest: Mapping[str, int]) -> Fate:
+        """Returns why the store no longer has an object that was copied here.
+
+        Args:
+          found: the store's objects now.
+          newest: of each folder of checkpoints the newest whole step that the store has.
+        """
+        if part := _PART_NAME.fullmatch(name):
+            return "replaced" if any(_file_of(other) == part[1] for other in found) else "lost"
+        if (match := _STEP.fullmatch(name)) is None:
+            return "lost"
+        if (manifest := f"{match[1]}/{match[2]}/{_MANIFEST}") in found:
+            digest = self._digests(manifest).get(name.removeprefix(f"{match[1]}/{match[2]}/"))
+            return "vouched" if digest is not None and digest == self._digest(name) else "replaced"
+        return "replaced" if newest.get(match[1], -1) > int(match[2]) else "lost"
+
+    def _digests(self, manifest: str) -> dict[str, str]:
+        """Returns the SHA-256 of each file that a manifest in the store names; read once while the twin follows it."""
+        if manifest not in self._manifests:
+            lines = self._read(manifest).decode(errors="replace").splitlines()
+            self._manifests[manifest] = {line[66:]: line[:64] for line in lines}
+        return self._manifests[manifest]
+
+    def _digest(self, name: str) -> str:
+        try:
+            with open(path_below(self.root, name), "rb") as f:
+                return hashlib.file_digest(f, "sha256").hexdigest()
+        except OSError:
+            return ""
+
+    def reconcile(self) -> None:
+        """Makes good for what one side has lost, where no other machine has trained since this one.
+
+        What the store has lost, or has otherwise than it was sent, is sent with the next `push`. What is gone here, and
+        was not replaced by something newer, is fetched.
+        """
+        with self._lock:
+            found, local = self._listed(), self._scan()
+            newest, lost, gone = _newest_whole(local), [], []
+            for name, known in list(self._known.items()):
+                if name in local and known.here == local[name] and found.get(name) != known.there:
+                    lost.append(name)
+                    del self._known[name]
+                elif known.here is not None and name not in local and not _is_replaced(name, local, newest):
+                    gone.append(name)
+                    self._known[name] = Known(found.get(name, known.there), None)
+                if self._known.get(name, known).here is None and name not in found:
+                    self._known.pop(name, None)
+            if lost:
+                say(
+                    f"{self.store.url} has lost or changed {_count(lost)} that this machine has sent: sending from "
+                    f"{self.root} again. To begin a new run instead, delete that folder, or take another --workdir"
+                )
+            if gone := [name for name in gone if name in self._known]:
+                say(f"{self.root} has lost {_count(gone)} that {self.store.url} has: fetching again")
+                self._bring([name for name in gone if not _ARRAYS.fullmatch(name)])
+            self._keep()
+
+    def is_ahead(self) -> bool:
+        """Tells whether the store has nothing, or this machine has a newer whole checkpoint than the store."""
+        found = self._listed()
+        here, there = (max(_newest_whole(names).values(), default=-1) for names in (self._scan(), found))
+        return here > there or not found
+
+    def start_over(self) -> str:
+        """Moves the whole folder aside, and forgets what is known of it; returns where it is now."""
+        with self._lock:
+            os.makedirs(aside := self._copy.new_aside(), mode=0o700)
+            os.rename(self.root, moved := os.path.join(aside, self._copy.name))
+            self._known, self.lease = {}, 0
+            self._keep()
+            return moved
+
+    def last_sent(self) -> Optional[int]:
+        """Returns the newest step whose whole checkpoint is here and in the store; None where there is none."""
+        known = dict(self._known)  # at once: the sender may be changing it
+        steps = _newest_whole(name for name, known in known.items() if known.here is not None)
+        return max(steps.values(), default=None)
 
     def complete(self, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
         """Brings what the store has below a folder of the twin and is not here yet.
@@ -99,10 +219,14 @@ class Twin:
             self._keep()
 
     def follow(self) -> None:
-        """Makes the twin what the store has, without what was written here and never sent."""
+        """Makes the twin what the store has, without what was written here and never sent.
+
+        What was sent, and is lost there though its manifest is not, stays here and is sent again.
+        """
         with self._lock:
+            unsent = self._scan().keys() - self._known.keys()
             self.pull(lazy=False)
-            for name in self._scan().keys() - self._known.keys():
+            for name in unsent - self._known.keys():
                 self._remove(name)
 
     def read_sent(self, folder: str, names: Collection[str]) -> Optional[dict[str, bytes]]:
@@ -133,11 +257,12 @@ class Twin:
     def discard_unfinished(self) -> None:
         """Deletes what the store has of checkpoints that never were whole, of which nobody is to find a part."""
         with self._lock:
-            found = {name: match[0] for name in self.store.objects("checkpoints") if (match := _STEP.match(name))}
+            listed = self.store.objects("checkpoints")
+            found = {name: f"{match[1]}/{match[2]}" for name in listed if (match := _STEP.fullmatch(name))}
             whole = {os.path.dirname(n) for n in (*found, *self._scan()) if os.path.basename(n) == _MANIFEST}
             left = {name: folder for name, folder in found.items() if folder not in whole}
             for folder in set(left.values()):
-                shutil.rmtree(os.path.join(self.root, folder), ignore_errors=True)
+                shutil.rmtree(path_below(self.root, folder), ignore_errors=True)
             self._known |= {name: Known(self.store.stamp(name), None) for name in left}
             self._retract(left)
             self._keep()
@@ -151,14 +276,19 @@ class Twin:
         """Brings objects of these names as they are now."""
         with self._lock:
             for name in names:
-                stamp = self.store.stamp(name)
-                if (
-                    (known := self._known.get(name)) is None
-                    or known.there != stamp
-                    or known.here != self._scan_one(name)
-                ):
+                stamp = self._stamp(name)
+                known = self._known.get(name)
+                if known is None or known.there != stamp or known.here != self._scan_one(name):
                     self._known[name] = Known(stamp, None)
             self._bring(names)
+            self._keep()
+
+    def move_aside(self, paths: Collection[str]) -> None:
+        """Moves files that the store no longer has out of the twin, and says where they are."""
+        with self._lock:
+            self._move_aside(names := [os.path.relpath(path, self.root) for path in paths])
+            for name in names:
+                self._known.pop(name, None)
             self._keep()
 
     def push(self, deletes: bool = True) -> None:
@@ -167,7 +297,7 @@ class Twin:
         What is sent stays until it is sent, by links to it: a run deletes checkpoints faster than a slow store takes
         them, which would never have a whole one.
         """
-        with self._lock, tempfile.TemporaryDirectory(prefix=".sending", dir=self._beside()) as held:
+        with self._lock, tempfile.TemporaryDirectory(prefix=SENDING, dir=self._copy.folder) as held:
             local = self._scan()
             changed = self._hold(self._changed(local), held)
             self._retract(name for name in changed if _rank(name))
@@ -179,7 +309,11 @@ class Twin:
 
     def read_ranges(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes]:
         """Returns the bytes of each (path, start, stop), of objects whose files are here or not."""
-        return self.store.read_ranges([(os.path.relpath(path, self.root), start, stop) for path, start, stop in ranges])
+        named = [(os.path.relpath(path, self.root), start, stop) for path, start, stop in ranges]
+        try:
+            return self.store.read_ranges(named)
+        except FileNotFoundError as e:
+            raise Gone(f"one of {named[0][0]} to {named[-1][0]} is no longer in {self.store.url}") from e
 
     def forget(self, path: str) -> None:
         """Deletes a file here that the store has as it is; any other one stays."""
@@ -217,7 +351,7 @@ class Twin:
 
     def _marks(self, file: str) -> dict[str, Here]:
         """Returns the objects that a file is in the store, with what tells their contents."""
-        path = os.path.join(self.root, file)
+        path = path_below(self.root, file)
         if os.path.basename(file) != _GROWS:
             stat = os.stat(path)
             return {file: Here(stat.st_size, stat.st_mtime_ns)}
@@ -225,34 +359,75 @@ class Twin:
             parts = enumerate(iter(lambda: f.read(PART), b""))
             return {f"{file}.{i:05d}": Here(len(part), zlib.crc32(part)) for i, part in parts}
 
-    def _bring(self, names: Iterable[str]) -> None:
-        """Brings those of the objects that are not here."""
+    def _bring(self, names: Collection[str]) -> None:
+        """Brings those of the objects that are not here; raises Gone where one is deleted meanwhile."""
         wanted = [name for name in names if self._known[name].here is None]
-        whole = {
-            file: sorted(n for n in self._known if _file_of(n) == file) for n in wanted if (file := _file_of(n)) != n
-        }
+        self._check_room(sum(self._known[name].there.size for name in wanted))
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(self._bring_one, (name for name in wanted if _file_of(name) == name)))
-        for file, parts in whole.items():
-            os.makedirs(os.path.dirname(os.path.join(self.root, file)), exist_ok=True)
-            write_atomically(os.path.join(self.root, file), b"".join(map(self.store.read, parts)))
-            for name, here in self._marks(file).items():
-                self._known[name] = Known(self._known[name].there, here)
+        for file in sorted({_file_of(name) for name in wanted if _file_of(name) != name}):
+            self._bring_parts(file)
+
+    def _check_room(self, needed: int) -> None:
+        if needed > (free := shutil.disk_usage(self._copy.folder).free):
+            raise RunFailed(
+                f"{self.store.url}: {needed:,} bytes are to be fetched, and {self._copy.folder} has {free:,} free: "
+                "make room there, or set XDG_CACHE_HOME, of a run config.checkpoint.local_dir, to a larger disk"
+            )
 
     def _bring_one(self, name: str) -> None:
         """Brings an object; one that another process has written anew meanwhile, as curves are, once more."""
-        path, there = os.path.join(self.root, name), self._known[name].there
+        path, there = path_below(self.root, name), self._known[name].there
         while True:
-            self.store.get(name, path)
+            with self._present(name):
+                self.store.get(name, path)
             if (size := os.path.getsize(path)) == there.size:
                 break
-            before, there = there, self.store.stamp(name)
+            before, there = there, self._stamp(name)
             if there == before:
                 os.remove(path)
                 raise RunFailed(
                     f"{self.store.url}/{name} has {there.size:,} bytes, and {size:,} came: run the same again"
                 )
         self._known[name] = Known(there, self._marks(name)[name])
+
+    def _bring_parts(self, file: str) -> None:
+        """Writes a file that grows from its parts, up to the first one that is missing or too short."""
+        parts = sorted(name for name in self._known if _file_of(name) == file)
+        whole = [p for i, p in enumerate(parts) if p == f"{file}.{i:05d}" and (not i or self._is_full(parts[i - 1]))]
+        if after := parts[len(whole) :]:
+            told = (
+                f"{self.store.url} has {after[0]} and not all of {file} before it: those lines are lost. To train on "
+                f"with the lines before them, delete {after[0]} and the parts after it there"
+            )
+            if self.is_at_work:
+                raise RunFailed(told)
+            say(f"{told}; here they are left out")
+        path = path_below(self.root, file)
+        with local_errors(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            write_atomically(path, b"".join(map(self._read, whole)))
+        for name, here in self._marks(file).items():
+            self._known[name] = Known(self._known[name].there, here)
+
+    def _is_full(self, part: str) -> bool:
+        return self._known[part].there.size == PART
+
+    def _stamp(self, name: str) -> Stamp:
+        with self._present(name):
+            return self.store.stamp(name)
+
+    def _read(self, name: str) -> bytes:
+        with self._present(name):
+            return self.store.read(name)
+
+    @contextlib.contextmanager
+    def _present(self, name: str) -> Iterator[None]:
+        """Raises Gone where the store does not have an object any more."""
+        try:
+            yield
+        except FileNotFoundError as e:
+            raise Gone(f"{self.store.url}/{name} was deleted while it was fetched: run the same again") from e
 
     def _hold(self, names: list[str], held: str) -> list[str]:
         """Links files into a folder; returns their objects, without those of a folder of which one is gone by now."""
@@ -267,12 +442,6 @@ class Twin:
         vouched = [os.path.dirname(name) for name in names if _rank(name) and "/" in name]
         without = tuple(f"{folder}/" for folder in vouched if any(file.startswith(f"{folder}/") for file in gone))
         return [name for name in names if _file_of(name) not in gone and not (without and name.startswith(without))]
-
-    def _beside(self) -> str:
-        """Returns the folder that the twin is in; links are possible there, and nothing in it is sent."""
-        folder = os.path.dirname(self.root)
-        os.makedirs(folder, exist_ok=True)
-        return folder
 
     def _send(self, files: dict[str, Here], held: str) -> None:
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
@@ -289,8 +458,10 @@ class Twin:
         self._known[name] = Known(self.store.stamp(name), here)  # also where sending the others fails
 
     def _gone(self, local: dict[str, Here]) -> list[str]:
-        """Returns the objects whose files were here and are no more, and those that went with what vouched for them."""
-        gone = [name for name, known in self._known.items() if known.here and name not in local]
+        """Returns the objects whose files were replaced here, and those that went with what vouched for them."""
+        newest = _newest_whole(local)
+        deleted = (name for name, known in self._known.items() if known.here and name not in local)
+        gone = [name for name in deleted if _is_replaced(name, local, newest)]
         folders = tuple(f"{os.path.dirname(name)}/" for name in gone if _rank(name) and "/" in name)
         return gone + [
             n for n, known in self._known.items() if known.here is None and folders and n.startswith(folders)
@@ -304,24 +475,71 @@ class Twin:
             del self._known[name]
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            os.remove(os.path.join(self.root, file := _file_of(name)))
-            with contextlib.suppress(OSError):  # something else is in that folder
-                while file := os.path.dirname(file):
-                    os.rmdir(os.path.join(self.root, file))
+        file = _file_of(name)
+        path = path_below(self.root, file)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), local_errors(path):
+            os.remove(path)
+            self._prune(file)
+        for other, known in self._known.items():  # parts of the same file, which are to be fetched again
+            if file != name and _file_of(other) == file:
+                self._known[other] = Known(known.there, None)
+
+    def _prune(self, file: str) -> None:
+        """Removes the folders that a file was in and that are empty now."""
+        with contextlib.suppress(OSError):  # something else is in that folder
+            while file := os.path.dirname(file):
+                os.rmdir(path_below(self.root, file))
+
+    def _move_aside(self, names: Collection[str]) -> None:
+        """Moves the last copies of objects that the store has lost out of the twin, and says where they are."""
+        if not names:
+            return
+        aside = self._copy.new_aside()
+        for file in dict.fromkeys(map(_file_of, names)):
+            target = path_below(os.path.join(aside, self._copy.name), file)
+            with local_errors(target):
+                os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
+                os.rename(path_below(self.root, file), target)
+            self._prune(file)
+        say(f"{self.store.url} has lost {_count(names)}: the copies of this machine are kept in {aside}")
 
     def _keep(self) -> None:
-        """Writes down what is known, where that has changed."""
-        kept = json.dumps({"url": self.store.url, "lease": self.lease, "objects": self._known})
-        is_known = bool(self._known or self.lease or self._kept)  # a file beside a single one would be among a user's
-        if kept != self._kept and is_known:
-            self._beside()
-            write_atomically(self.root + KEPT, kept)
-            self._kept = kept
+        """Writes the record, if it has changed."""
+        record = json.dumps({"url": self.store.url, "lease": self.lease, "objects": self._known})
+        is_known = bool(self._known or self.lease or self._recorded)
+        if record != self._recorded and is_known:
+            with local_errors(self._copy.record):
+                write_atomically(self._copy.record, record)
+            self._recorded = record
+
+
+def _newest_whole(names: Iterable[str]) -> dict[str, int]:
+    """Returns the newest step that has its manifest, of each folder of checkpoints."""
+    newest: dict[str, int] = {}
+    for name in names:
+        if (match := _STEP.fullmatch(name)) and os.path.basename(name) == _MANIFEST:
+            newest[match[1]] = max(newest.get(match[1], -1), int(match[2]))
+    return newest
+
+
+def _is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) -> bool:
+    """Tells whether a file that is gone here was deleted by a run, which leaves a whole checkpoint whatever it deletes.
+
+    newest: of each folder of checkpoints the newest whole step that is here.
+    """
+    if part := _PART_NAME.fullmatch(name):
+        return any(_file_of(other) == part[1] for other in local)
+    match = _STEP.fullmatch(name)
+    return match is not None and match[1] in newest
+
+
+def _count(names: Collection[str]) -> str:
+    """Says how many objects these are, and names the first."""
+    return f"{len(names):,} object{'s' if len(names) > 1 else ''} ({min(names)}{', …' if len(names) > 1 else ''})"
 
 
 def _known(there: list, here: Optional[list]) -> Known:
-    return Known(Stamp(*there), here and Here(*here))
+    return Known(Stamp(*there), Here(*here) if here else None)
 
 
 def _rank(name: str) -> int:

@@ -82,9 +82,8 @@ def test_what_vouches_for_others_goes_last_and_is_taken_away_first(url, monkeypa
     monkeypatch.setattr(Store, "put", lambda self, path, name: order.append(("put", name)))
     monkeypatch.setattr(Store, "delete", lambda self, names: order.extend(("delete", name) for name in names))
     monkeypatch.setattr(Store, "stamp", lambda self, name: twin.Stamp(1, str(len(order))))
-    root = places.place_of(url, "work")
-    write(root, {name: content + " anew" for name, content in checkpoint(10).items()} | checkpoint(20))
-    places._twins[root].push()
+    write(folder, {name: content + " anew" for name, content in checkpoint(10).items()} | checkpoint(20))
+    places._twins[folder].push()
     last = "checkpoints/10/manifest.sha256"
     arrays = [i for i, (_, name) in enumerate(order) if not name.endswith("manifest.sha256")]
     assert order.index(("delete", last)) < min(arrays) and max(arrays) < order.index(("put", last))
@@ -232,10 +231,9 @@ def test_people_are_told_of_what_is_in_a_twin_by_its_url(url):
 
 def test_a_single_file_that_is_written_has_no_file_beside_it_here(url):
     Store(url).write("run/config.json", b"{}")
-    folder = places.here(f"{url}/run")
     with places.sent(f"{url}/run/evaluations/one.json") as path:
         write(os.path.dirname(path), {"one.json": "{}"})
-    assert os.listdir(os.path.join(folder, "evaluations")) == ["one.json"]
+    assert os.listdir(os.path.join(places.here(f"{url}/run"), "evaluations")) == ["one.json"]
 
 
 def test_two_machines_do_not_work_at_the_same_time(url, monkeypatch, tmp_path):

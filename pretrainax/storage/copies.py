@@ -1,0 +1,124 @@
+"""Where this machine keeps copies of folders in object stores.
+
+    BASE/USE/DIGEST/files/NAME      the copy; NAME is the last part of the URL
+    BASE/USE/DIGEST/record.json     which objects it has, as they were when they were last fetched or sent
+    BASE/USE/DIGEST/lock, complete, aside-TIME/
+
+BASE is ~/.cache/pretrainax/stores, or config.checkpoint.local_dir. USE is "read" or "work". DIGEST is of the URL, so
+that no copy lies inside another one, and no object of a store has the name of a record. The folders of USE are private:
+a record next to a user's own files, as an archive may bring, means nothing.
+"""
+
+import hashlib
+import os
+import secrets
+import time
+from typing import Literal, NamedTuple, Optional, TypeAlias
+
+from pretrainax.config.errors import UserError
+from pretrainax.config.json_files import read_object
+from pretrainax.config.object_names import path_below
+from pretrainax.config.paths import STORES
+from pretrainax.config.private_folders import private_folder
+from pretrainax.storage.store import say
+
+Use: TypeAlias = Literal["read", "work"]  # a run may be read while it is trained, from a copy of its own
+_USES = ("read", "work")
+_FILES, _RECORD = "files", "record.json"
+_OLD_RECORD = ".store.json"  # until version 0.6: after the name of the copy, next to it
+
+
+class Copy(NamedTuple):
+    """A folder of this machine for one URL, and what the program keeps next to it."""
+
+    folder: str
+    name: str  # the last part of the URL
+
+    @property
+    def root(self) -> str:
+        """The copy itself."""
+        return os.path.join(self.folder, _FILES, self.name)
+
+    @property
+    def record(self) -> str:
+        """The file that says which objects are here."""
+        return os.path.join(self.folder, _RECORD)
+
+    @property
+    def lock(self) -> str:
+        """The file that a process locks while it trains in the copy."""
+        return os.path.join(self.folder, "lock")
+
+    @property
+    def complete(self) -> str:
+        """The file that exists while everything a command has made is being sent."""
+        return os.path.join(self.folder, "complete")
+
+    def new_aside(self) -> str:
+        """Returns a folder that is not there yet, for files that are moved out of the copy."""
+        return os.path.join(self.folder, f"aside-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")
+
+
+def base_folder() -> str:
+    """Returns the folder of this user below which copies are kept, unless a run names another one."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return os.path.join(os.path.abspath(cache), "pretrainax", "stores")
+
+
+def copy_of(url: str, use: Use, base: Optional[str] = None, process: int = 0) -> Copy:
+    """Returns where a URL is kept; creates the folder around the copy, but not the copy.
+
+    Args:
+      base: the folder below which it is; None: `base_folder()`.
+      process: which process of a run, each of which has a copy of its own.
+
+    Raises:
+      UserError: the folder is not this user's own.
+    """
+    url, base = url.rstrip("/"), base or base_folder()
+    suffix = f".process-{process}" if process else ""
+    copy = Copy(os.path.join(private_folder(os.path.join(base, use)), _digest(url) + suffix), url.rpartition("/")[2])
+    os.makedirs(os.path.dirname(copy.root), mode=0o700, exist_ok=True)
+    _migrate(copy, url, os.path.join(base, use), suffix)
+    return copy
+
+
+def copy_around(path: str) -> Optional[tuple[str, Copy]]:
+    """Returns the URL and the copy below `base_folder()` that a path is in; None where it is in none."""
+    parts = os.path.relpath(os.path.abspath(path), base := base_folder()).split(os.sep)
+    if len(parts) < 4 or parts[0] not in _USES or parts[2] != _FILES:
+        return None
+    copy = Copy(os.path.join(base, *parts[:2]), parts[3])
+    url = _recorded_url(copy.record)
+    return (url, copy) if url and parts[1].partition(".")[0] == _digest(url) else None
+
+
+def url_of_old_copy(path: str) -> str:
+    """Returns the URL of a folder that version 0.6 kept at a path, as its files name it; empty for any other path."""
+    parts = os.path.relpath(os.path.abspath(path), base_folder()).split(os.sep)
+    is_old = len(parts) > 2 and parts[0] in _USES and parts[1] in STORES
+    return f"{parts[1]}://{'/'.join(parts[2:])}" if is_old else ""
+
+
+def _digest(url: str) -> str:
+    return hashlib.sha256(url.encode()).hexdigest()[:32]
+
+
+def _recorded_url(record: str) -> str:
+    try:
+        url = read_object(record).get("url")
+    except UserError:  # there is none, or it is damaged: everything is fetched again
+        return ""
+    return url if isinstance(url, str) else ""
+
+
+def _migrate(copy: Copy, url: str, folder: str, suffix: str) -> None:
+    """Moves a copy of version 0.6 and its record, which lay next to it, to where they are now."""
+    scheme, _, name = url.partition("://")
+    old = path_below(os.path.join(folder, scheme), name) + suffix
+    if not os.path.lexists(old + _OLD_RECORD) or os.path.exists(copy.record):
+        return
+    if _recorded_url(old + _OLD_RECORD) == url and os.path.isdir(old) and not os.path.exists(copy.root):
+        os.rename(old, copy.root)
+        os.rename(old + _OLD_RECORD, copy.record)
+        say(f"the copy of {url} and its record have moved from {old} to {copy.folder}")
