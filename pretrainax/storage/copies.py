@@ -1,4 +1,4 @@
-"""Where this machine keeps copies of folders in object stores.
+"""Says where this machine keeps copies of folders in object stores.
 
     BASE/USE/DIGEST/files/NAME      the copy; NAME is the last part of the URL
     BASE/USE/DIGEST/record.json     which objects it has, as they were when they were last fetched or sent

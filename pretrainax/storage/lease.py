@@ -15,8 +15,8 @@ from collections.abc import Mapping
 
 from pretrainax.config.errors import RunFailed, UserError
 from pretrainax.config.json_files import JsonObject
+from pretrainax.storage.run_objects import LEASES
 from pretrainax.storage.store import Store, say
-from pretrainax.storage.twin import LEASES
 
 BEAT = 15.0  # seconds between two signs of life
 SILENCE = 90.0  # seconds

@@ -9,41 +9,41 @@ Neither side deletes the last copy of a file because the other side has lost its
 cache). A file that is gone on one side is deleted on the other only where something has replaced it: a newer whole
 checkpoint, another save of the same step, fewer parts of metrics.jsonl. Otherwise it is sent or fetched again, or moved
 to a folder that a message names.
-
-metrics.jsonl, which grows, is objects of PART bytes: `metrics.jsonl.00000` and so on. All but the last stay as they
-are.
 """
 
 import concurrent.futures
 import contextlib
 import hashlib
-import json
 import os
-import re
 import shutil
 import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple, Optional, TypeAlias
+from typing import Literal, Optional, TypeAlias
 
 from pretrainax.config.atomic_files import write_atomically
-from pretrainax.config.errors import RunFailed, UserError
-from pretrainax.config.json_files import read_object
+from pretrainax.config.errors import RunFailed
 from pretrainax.config.object_names import path_below
 from pretrainax.storage.copies import Copy
+from pretrainax.storage.record import Here, Known, read_record, record_text
+from pretrainax.storage.run_objects import (
+    ARRAYS,
+    GROWS,
+    LEASES,
+    MANIFEST,
+    PART,
+    PART_NAME,
+    STEP,
+    counted,
+    file_of,
+    is_replaced,
+    is_unfinished,
+    newest_whole,
+    rank_of,
+)
 from pretrainax.storage.store import Stamp, Store, local_errors, say
 
-PART = 1 << 20  # bytes of an object of a file that grows
-LEASES = "run.lease"  # folder of what `Lease` writes
-_GROWS = "metrics.jsonl"
-_PART_NAME = re.compile(rf"((?:.*/)?{re.escape(_GROWS)})\.(\d{{5}})")
-_MANIFEST = "manifest.sha256"
-_LAST = {"index.json": 1, _MANIFEST: 1, "config.json": 2}  # what vouches for the files beside it and below
-_ARRAYS = re.compile(r"(.*/)?checkpoints/\d+/[^/]+/.*")  # brought when a checkpoint is read
-_STEP = re.compile(r"((?:.*/)?checkpoints)/(\d+)/.*")
-_REPORT = re.compile(r"(.*/)?checkpoints/\d+/hosts/[^/]+")  # of one process of several, which vouches for its own files
-_ON_THE_WAY = re.compile(r".*\.(saving|replaced|deleted)\b.*|.*\.tmp-.*|run\.lock|\..*")  # no name of what is finished
 SENDING = ".sending"  # what the names of folders of links begin with
 # Replaced: by something newer. Lost: by no other file. Vouched: lost, and a manifest of the store names it.
 Fate: TypeAlias = Literal["replaced", "lost", "vouched"]
@@ -55,35 +55,16 @@ class Gone(RunFailed):
     """An object was deleted after it had been listed."""
 
 
-class Here(NamedTuple):
-    """Tells one content of a file from another."""
-
-    size: int  # bytes
-    mark: int  # when it was written, in nanoseconds; of a part of a file that grows, its CRC-32
-
-
-class Known(NamedTuple):
-    """Says of an object what was last brought or sent; `here` is None where its file was not brought."""
-
-    there: Stamp
-    here: Optional[Here]
-
-
 class Twin:
     """Keeps a folder of this machine beside one in a store. Its methods may be called by several threads."""
 
     def __init__(self, url: str, copy: Copy, is_at_work: bool = False):
         self.store, self.root, self._copy, self.is_at_work = Store(url), copy.root, copy, is_at_work
         self._lock = threading.RLock()
-        self.lease = 0  # number of the last lease under which this folder was at work
-        self._known: dict[str, Known] = {}
         self._manifests: dict[str, dict[str, str]] = {}
-        self._recorded = ""  # the text of the record
-        with contextlib.suppress(UserError, KeyError, TypeError, ValueError):  # none, or damaged: all is fetched again
-            record = read_object(copy.record)
-            if record["url"] == self.store.url:
-                self._known = {name: _known(*of) for name, of in record["objects"].items()}
-                self.lease = int(record["lease"])
+        # lease: number of the last one under which this folder was at work
+        self._known, self.lease = read_record(copy.record, self.store.url)
+        self._recorded = ""
 
     def pull(self, lazy: bool = True) -> bool:
         """Makes the twin what the store has, and returns whether that is anything; arrays come when they are asked for.
@@ -111,7 +92,7 @@ class Twin:
 
     def _follow(self, found: dict[str, Stamp], lazy: bool) -> None:
         """Removes what the store has replaced, moves aside what it has lost, fetches what is new."""
-        local, newest = self._scan(), _newest_whole(found)
+        local, newest = self._scan(), newest_whole(found)
         lost: list[str] = []
         self._manifests = {}
         for name, known in list(self._known.items()):
@@ -127,7 +108,7 @@ class Twin:
         for name, stamp in found.items():
             self._known.setdefault(name, Known(stamp, None))
         if not lazy:
-            self._bring([name for name in found if not _ARRAYS.fullmatch(name)])
+            self._bring([name for name in found if not ARRAYS.fullmatch(name)])
 
     def _fate(self, name: str, found: Mapping[str, Stamp], newest: Mapping[str, int]) -> Fate:
         """Returns why the store no longer has an object that was copied here.
@@ -136,11 +117,11 @@ class Twin:
           found: the store's objects now.
           newest: of each folder of checkpoints the newest whole step that the store has.
         """
-        if part := _PART_NAME.fullmatch(name):
-            return "replaced" if any(_file_of(other) == part[1] for other in found) else "lost"
-        if (match := _STEP.fullmatch(name)) is None:
+        if part := PART_NAME.fullmatch(name):
+            return "replaced" if any(file_of(other) == part[1] for other in found) else "lost"
+        if (match := STEP.fullmatch(name)) is None:
             return "lost"
-        if (manifest := f"{match[1]}/{match[2]}/{_MANIFEST}") in found:
+        if (manifest := f"{match[1]}/{match[2]}/{MANIFEST}") in found:
             digest = self._digests(manifest).get(name.removeprefix(f"{match[1]}/{match[2]}/"))
             return "vouched" if digest is not None and digest == self._digest(name) else "replaced"
         return "replaced" if newest.get(match[1], -1) > int(match[2]) else "lost"
@@ -167,30 +148,30 @@ class Twin:
         """
         with self._lock:
             found, local = self._listed(), self._scan()
-            newest, lost, gone = _newest_whole(local), [], []
+            newest, lost, gone = newest_whole(local), [], []
             for name, known in list(self._known.items()):
                 if name in local and known.here == local[name] and found.get(name) != known.there:
                     lost.append(name)
                     del self._known[name]
-                elif known.here is not None and name not in local and not _is_replaced(name, local, newest):
+                elif known.here is not None and name not in local and not is_replaced(name, local, newest):
                     gone.append(name)
                     self._known[name] = Known(found.get(name, known.there), None)
                 if self._known.get(name, known).here is None and name not in found:
                     self._known.pop(name, None)
             if lost:
                 say(
-                    f"{self.store.url} has lost or changed {_count(lost)} that this machine has sent: sending from "
+                    f"{self.store.url} has lost or changed {counted(lost)} that this machine has sent: sending from "
                     f"{self.root} again. To begin a new run instead, delete that folder, or take another --workdir"
                 )
             if gone := [name for name in gone if name in self._known]:
-                say(f"{self.root} has lost {_count(gone)} that {self.store.url} has: fetching again")
-                self._bring([name for name in gone if not _ARRAYS.fullmatch(name)])
+                say(f"{self.root} has lost {counted(gone)} that {self.store.url} has: fetching again")
+                self._bring([name for name in gone if not ARRAYS.fullmatch(name)])
             self._keep()
 
     def is_ahead(self) -> bool:
         """Tells whether the store has nothing, or this machine has a newer whole checkpoint than the store."""
         found = self._listed()
-        here, there = (max(_newest_whole(names).values(), default=-1) for names in (self._scan(), found))
+        here, there = (max(newest_whole(names).values(), default=-1) for names in (self._scan(), found))
         return here > there or not found
 
     def start_over(self) -> str:
@@ -205,7 +186,7 @@ class Twin:
     def last_sent(self) -> Optional[int]:
         """Returns the newest step whose whole checkpoint is here and in the store; None where there is none."""
         known = dict(self._known)  # at once: the sender may be changing it
-        steps = _newest_whole(name for name, known in known.items() if known.here is not None)
+        steps = newest_whole(name for name, known in known.items() if known.here is not None)
         return max(steps.values(), default=None)
 
     def complete(self, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
@@ -258,8 +239,8 @@ class Twin:
         """Deletes what the store has of checkpoints that never were whole, of which nobody is to find a part."""
         with self._lock:
             listed = self.store.objects("checkpoints")
-            found = {name: f"{match[1]}/{match[2]}" for name in listed if (match := _STEP.fullmatch(name))}
-            whole = {os.path.dirname(n) for n in (*found, *self._scan()) if os.path.basename(n) == _MANIFEST}
+            found = {name: f"{match[1]}/{match[2]}" for name in listed if (match := STEP.fullmatch(name))}
+            whole = {os.path.dirname(n) for n in (*found, *self._scan()) if os.path.basename(n) == MANIFEST}
             left = {name: folder for name, folder in found.items() if folder not in whole}
             for folder in set(left.values()):
                 shutil.rmtree(path_below(self.root, folder), ignore_errors=True)
@@ -300,9 +281,9 @@ class Twin:
         with self._lock, tempfile.TemporaryDirectory(prefix=SENDING, dir=self._copy.folder) as held:
             local = self._scan()
             changed = self._hold(self._changed(local), held)
-            self._retract(name for name in changed if _rank(name))
-            for rank in sorted({_rank(name) for name in changed}):
-                self._send({name: local[name] for name in changed if _rank(name) == rank}, held)
+            self._retract(name for name in changed if rank_of(name))
+            for rank in sorted({rank_of(name) for name in changed}):
+                self._send({name: local[name] for name in changed if rank_of(name) == rank}, held)
             if deletes:
                 self._retract(self._gone(local))
             self._keep()
@@ -337,22 +318,22 @@ class Twin:
         """Returns the finished files of the twin."""
         found: dict[str, Here] = {}
         for folder, folders, files in os.walk(self.root):
-            folders[:] = sorted(name for name in folders if not _ON_THE_WAY.fullmatch(name))
+            folders[:] = sorted(name for name in folders if not is_unfinished(name))
             for file in sorted(files):
-                if not _ON_THE_WAY.fullmatch(file):
+                if not is_unfinished(file):
                     with contextlib.suppress(FileNotFoundError):  # gone meanwhile
                         found |= self._marks(os.path.relpath(os.path.join(folder, file), self.root))
         return found
 
     def _scan_one(self, name: str) -> Optional[Here]:
         with contextlib.suppress(FileNotFoundError):
-            return self._marks(_file_of(name)).get(name)
+            return self._marks(file_of(name)).get(name)
         return None
 
     def _marks(self, file: str) -> dict[str, Here]:
         """Returns the objects that a file is in the store, with what tells their contents."""
         path = path_below(self.root, file)
-        if os.path.basename(file) != _GROWS:
+        if os.path.basename(file) != GROWS:
             stat = os.stat(path)
             return {file: Here(stat.st_size, stat.st_mtime_ns)}
         with open(path, "rb") as f:
@@ -364,8 +345,8 @@ class Twin:
         wanted = [name for name in names if self._known[name].here is None]
         self._check_room(sum(self._known[name].there.size for name in wanted))
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(self._bring_one, (name for name in wanted if _file_of(name) == name)))
-        for file in sorted({_file_of(name) for name in wanted if _file_of(name) != name}):
+            list(pool.map(self._bring_one, (name for name in wanted if file_of(name) == name)))
+        for file in sorted({file_of(name) for name in wanted if file_of(name) != name}):
             self._bring_parts(file)
 
     def _check_room(self, needed: int) -> None:
@@ -393,7 +374,7 @@ class Twin:
 
     def _bring_parts(self, file: str) -> None:
         """Writes a file that grows from its parts, up to the first one that is missing or too short."""
-        parts = sorted(name for name in self._known if _file_of(name) == file)
+        parts = sorted(name for name in self._known if file_of(name) == file)
         whole = [p for i, p in enumerate(parts) if p == f"{file}.{i:05d}" and (not i or self._is_full(parts[i - 1]))]
         if after := parts[len(whole) :]:
             told = (
@@ -432,24 +413,24 @@ class Twin:
     def _hold(self, names: list[str], held: str) -> list[str]:
         """Links files into a folder; returns their objects, without those of a folder of which one is gone by now."""
         gone: set[str] = set()
-        for file in dict.fromkeys(map(_file_of, names)):
+        for file in dict.fromkeys(map(file_of, names)):
             link = os.path.join(held, file)
             os.makedirs(os.path.dirname(link), exist_ok=True)
             try:
                 os.link(os.path.join(self.root, file), link)
             except FileNotFoundError:
                 gone.add(file)
-        vouched = [os.path.dirname(name) for name in names if _rank(name) and "/" in name]
+        vouched = [os.path.dirname(name) for name in names if rank_of(name) and "/" in name]
         without = tuple(f"{folder}/" for folder in vouched if any(file.startswith(f"{folder}/") for file in gone))
-        return [name for name in names if _file_of(name) not in gone and not (without and name.startswith(without))]
+        return [name for name in names if file_of(name) not in gone and not (without and name.startswith(without))]
 
     def _send(self, files: dict[str, Here], held: str) -> None:
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda name: self._send_one(name, files[name], held), files))
 
     def _send_one(self, name: str, here: Here, held: str) -> None:
-        path = os.path.join(held, _file_of(name))
-        if match := _PART_NAME.fullmatch(name):
+        path = os.path.join(held, file_of(name))
+        if match := PART_NAME.fullmatch(name):
             with open(path, "rb") as f:
                 f.seek(int(match[2]) * PART)
                 self.store.write(name, f.read(PART))
@@ -459,29 +440,29 @@ class Twin:
 
     def _gone(self, local: dict[str, Here]) -> list[str]:
         """Returns the objects whose files were replaced here, and those that went with what vouched for them."""
-        newest = _newest_whole(local)
+        newest = newest_whole(local)
         deleted = (name for name, known in self._known.items() if known.here and name not in local)
-        gone = [name for name in deleted if _is_replaced(name, local, newest)]
-        folders = tuple(f"{os.path.dirname(name)}/" for name in gone if _rank(name) and "/" in name)
+        gone = [name for name in deleted if is_replaced(name, local, newest)]
+        folders = tuple(f"{os.path.dirname(name)}/" for name in gone if rank_of(name) and "/" in name)
         return gone + [
             n for n, known in self._known.items() if known.here is None and folders and n.startswith(folders)
         ]
 
     def _retract(self, names: Iterable[str]) -> None:
         """Deletes objects that are in the store, first what vouches for others."""
-        gone = sorted({name for name in names if name in self._known}, key=_rank, reverse=True)
+        gone = sorted({name for name in names if name in self._known}, key=rank_of, reverse=True)
         for name in gone:
             self.store.delete([name])
             del self._known[name]
 
     def _remove(self, name: str) -> None:
-        file = _file_of(name)
+        file = file_of(name)
         path = path_below(self.root, file)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError), local_errors(path):
             os.remove(path)
             self._prune(file)
         for other, known in self._known.items():  # parts of the same file, which are to be fetched again
-            if file != name and _file_of(other) == file:
+            if file != name and file_of(other) == file:
                 self._known[other] = Known(known.there, None)
 
     def _prune(self, file: str) -> None:
@@ -495,58 +476,19 @@ class Twin:
         if not names:
             return
         aside = self._copy.new_aside()
-        for file in dict.fromkeys(map(_file_of, names)):
+        for file in dict.fromkeys(map(file_of, names)):
             target = path_below(os.path.join(aside, self._copy.name), file)
             with local_errors(target):
                 os.makedirs(os.path.dirname(target), mode=0o700, exist_ok=True)
                 os.rename(path_below(self.root, file), target)
             self._prune(file)
-        say(f"{self.store.url} has lost {_count(names)}: the copies of this machine are kept in {aside}")
+        say(f"{self.store.url} has lost {counted(names)}: the copies of this machine are kept in {aside}")
 
     def _keep(self) -> None:
         """Writes the record, if it has changed."""
-        record = json.dumps({"url": self.store.url, "lease": self.lease, "objects": self._known})
+        record = record_text(self.store.url, self.lease, self._known)
         is_known = bool(self._known or self.lease or self._recorded)
         if record != self._recorded and is_known:
             with local_errors(self._copy.record):
                 write_atomically(self._copy.record, record)
             self._recorded = record
-
-
-def _newest_whole(names: Iterable[str]) -> dict[str, int]:
-    """Returns the newest step that has its manifest, of each folder of checkpoints."""
-    newest: dict[str, int] = {}
-    for name in names:
-        if (match := _STEP.fullmatch(name)) and os.path.basename(name) == _MANIFEST:
-            newest[match[1]] = max(newest.get(match[1], -1), int(match[2]))
-    return newest
-
-
-def _is_replaced(name: str, local: Collection[str], newest: Mapping[str, int]) -> bool:
-    """Tells whether a file that is gone here was deleted by a run, which leaves a whole checkpoint whatever it deletes.
-
-    newest: of each folder of checkpoints the newest whole step that is here.
-    """
-    if part := _PART_NAME.fullmatch(name):
-        return any(_file_of(other) == part[1] for other in local)
-    match = _STEP.fullmatch(name)
-    return match is not None and match[1] in newest
-
-
-def _count(names: Collection[str]) -> str:
-    """Says how many objects these are, and names the first."""
-    return f"{len(names):,} object{'s' if len(names) > 1 else ''} ({min(names)}{', …' if len(names) > 1 else ''})"
-
-
-def _known(there: list, here: Optional[list]) -> Known:
-    return Known(Stamp(*there), Here(*here) if here else None)
-
-
-def _rank(name: str) -> int:
-    return 1 if _REPORT.fullmatch(name) else _LAST.get(os.path.basename(name), 0)
-
-
-def _file_of(name: str) -> str:
-    """Returns the file of the twin that an object is, or is a part of."""
-    match = _PART_NAME.fullmatch(name)
-    return match[1] if match else name

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from pretrainax.config import RunFailed
-from pretrainax.storage import lease, places, twin
+from pretrainax.storage import lease, places, run_objects, twin
 from pretrainax.storage.lease import Lease
 from pretrainax.storage.store import Store
 from tests.support.tiers import few
@@ -31,7 +31,7 @@ def checkpoint(step):
 
 
 def names(url):
-    return [name for name in Store(url).objects() if not name.startswith(twin.LEASES)]
+    return [name for name in Store(url).objects() if not name.startswith(run_objects.LEASES)]
 
 
 def another_machine(tmp_path, monkeypatch):
@@ -225,8 +225,8 @@ def test_what_a_command_had_half_made_when_it_was_killed_is_not_sent(url, monkey
 
 def test_people_are_told_of_what_is_in_a_twin_by_its_url(url):
     with places.at_work(f"{url}/a") as a, places.at_work(f"{url}/a-b") as b:
-        told = places.named(f"{a}/curves.png, {b}@best, {a}.html: see {a}. Not {a}2")
-    assert told == f"{url}/a/curves.png, {url}/a-b@best, {url}/a.html: see {url}/a. Not {a}2"
+        told = places.named(f"{a}/curves.png, {b}@best, {a}.html: see {a}, {a}2")
+    assert told == f"{url}/a/curves.png, {url}/a-b@best, {url}/a.html: see {url}/a, {url}/a2"
 
 
 def test_a_single_file_that_is_written_has_no_file_beside_it_here(url):
