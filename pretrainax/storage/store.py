@@ -198,6 +198,8 @@ class Store:
         try:
             self._tried(call)
         except FileNotFoundError as e:
+            if _is_local(e):
+                raise
             raise UserError(f"{self.url}: there is no such bucket: make it first, or give another one") from e
 
     def _tried(self, call: Callable[[], T]) -> T:

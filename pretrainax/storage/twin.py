@@ -375,8 +375,12 @@ class Twin:
     def _bring_parts(self, file: str) -> None:
         """Writes a file that grows from its parts, up to the first one that is missing or too short."""
         parts = sorted(name for name in self._known if file_of(name) == file)
-        whole = [p for i, p in enumerate(parts) if p == f"{file}.{i:05d}" and (not i or self._is_full(parts[i - 1]))]
-        if after := parts[len(whole) :]:
+        count = 0
+        while count < len(parts) and parts[count] == f"{file}.{count:05d}":
+            count += 1
+            if self._known[parts[count - 1]].there.size != PART:
+                break
+        if after := parts[count:]:
             told = (
                 f"{self.store.url} has {after[0]} and not all of {file} before it: those lines are lost. To train on "
                 f"with the lines before them, delete {after[0]} and the parts after it there"
@@ -387,12 +391,9 @@ class Twin:
         path = path_below(self.root, file)
         with local_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            write_atomically(path, b"".join(map(self._read, whole)))
+            write_atomically(path, b"".join(map(self._read, parts[:count])))
         for name, here in self._marks(file).items():
             self._known[name] = Known(self._known[name].there, here)
-
-    def _is_full(self, part: str) -> bool:
-        return self._known[part].there.size == PART
 
     def _stamp(self, name: str) -> Stamp:
         with self._present(name):
@@ -458,9 +459,9 @@ class Twin:
     def _remove(self, name: str) -> None:
         file = file_of(name)
         path = path_below(self.root, file)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError), local_errors(path):
+        with local_errors(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
             os.remove(path)
-            self._prune(file)
+        self._prune(file)
         for other, known in self._known.items():  # parts of the same file, which are to be fetched again
             if file != name and file_of(other) == file:
                 self._known[other] = Known(known.there, None)

@@ -1,11 +1,13 @@
 """Stores of this machine: fsspec's own in memory, Cloud Storage's API and S3's, each over its real client."""
 
 import os
+import time
+import types
 import uuid
 
 import pytest
 
-from pretrainax.storage import places
+from pretrainax.storage import places, store
 from tests.support import fake_gcs, moto_s3
 from tests.support.fake_hub import hub_server  # noqa: F401
 
@@ -19,6 +21,13 @@ def own_cache(tmp_path, monkeypatch):
     """Keeps twins below the folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(places, "_twins", {})
+
+
+@pytest.fixture
+def no_patience(monkeypatch):
+    """Fails where a request is made again."""
+    again = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: pytest.fail("asked again"))
+    monkeypatch.setattr(store, "time", again)
 
 
 @pytest.fixture
@@ -46,6 +55,19 @@ def s3(s3_server, monkeypatch):
     """Serves s3://bucket."""
     monkeypatch.setitem(fsspec.config.conf, "s3", moto_s3.settings(s3_server))
     return s3_server
+
+
+@pytest.fixture(params=["gs", "s3"])
+def raw(request):
+    """Gives a URL, and what puts an object below it under any name, also one that no file can have."""
+    folder = uuid.uuid4().hex
+    if request.param == "gs":
+        server = request.getfixturevalue("gcs")
+        yield f"gs://bucket/{folder}", lambda name, content=b"1": server.put(f"bucket/{folder}/{name}", content, None)
+    else:
+        client = moto_s3.client(request.getfixturevalue("s3"))
+        put = lambda name, content=b"1": client.put_object(Bucket="bucket", Key=f"{folder}/{name}", Body=content)  # noqa: E731
+        yield f"s3://bucket/{folder}", put
 
 
 @pytest.fixture(params=["memory", "gs", "s3"])

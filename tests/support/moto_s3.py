@@ -28,6 +28,14 @@ def settings(url: str) -> dict[str, object]:
     return {"endpoint_url": url, "client_kwargs": {"region_name": "us-east-1"}, **keys}
 
 
+def client(url: str):
+    """Returns a client of the server that takes keys as they are, as fsspec's does not."""
+    import botocore.session
+
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    return botocore.session.get_session().create_client("s3", endpoint_url=url, region_name="us-east-1", **keys)
+
+
 def environment(url: str) -> dict[str, str]:
     """Returns by which variables it does in another process."""
     keys = {"FSSPEC_S3_KEY": "test", "FSSPEC_S3_SECRET": "test", "AWS_DEFAULT_REGION": "us-east-1"}

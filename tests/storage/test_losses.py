@@ -1,0 +1,183 @@
+"""Tests that no side deletes the last copy of a file because the other side has lost its own."""
+
+import os
+import shutil
+
+import pytest
+
+from pretrainax.config import RunFailed
+from pretrainax.storage import copies, places, run_objects
+from pretrainax.storage.store import Store
+from tests.storage.test_places import another_machine, checkpoint, names, write
+
+
+def contents(folder):
+    found = {}
+    for path, _, files in os.walk(folder):
+        for name in files:
+            with open(os.path.join(path, name)) as f:
+                found[os.path.relpath(os.path.join(path, name), folder)] = f.read()
+    return found
+
+
+def empty(url, keep=lambda name: False):
+    store = Store(url)
+    store.delete([name for name in store.objects() if not keep(name)])
+
+
+def finished(url):
+    files = {"config.json": "{}", "metrics.jsonl": "1\n", **checkpoint(10), **checkpoint(20)}
+    with places.at_work(url) as folder:
+        write(folder, files)
+    return folder, files
+
+
+def aside(use, url):
+    folder = copies.copy_of(url, use).folder
+    (name,) = (name for name in os.listdir(folder) if name.startswith("aside-"))
+    return os.path.join(folder, name, url.rpartition("/")[2])
+
+
+KEPT = {
+    "nothing": lambda name: False,
+    "leases": lambda name: name.startswith(run_objects.LEASES),
+    "all_but_a_checkpoint": lambda name: "checkpoints/20" not in name,
+    "manifests": lambda name: name.endswith("manifest.sha256") or name.startswith(run_objects.LEASES),
+    "the_config": lambda name: name == "config.json",
+}
+
+
+@pytest.mark.parametrize("kept", KEPT)
+def test_what_a_bucket_has_lost_is_sent_again_by_the_machine_that_has_it(url, kept, monkeypatch, capsys):
+    _, files = finished(url)
+    empty(url, KEPT[kept])
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url) as folder:
+        assert contents(folder) == files
+    assert f"{url} has lost or changed" in capsys.readouterr().err
+    assert names(url) == sorted({**files, "metrics.jsonl.00000": ""}.keys() - {"metrics.jsonl"})
+
+
+def test_a_bucket_that_another_machine_has_continued_and_lost_deletes_nothing(url, monkeypatch, tmp_path, capsys):
+    first = os.environ["XDG_CACHE_HOME"]
+    _, files = finished(url)
+    another_machine(tmp_path, monkeypatch)
+    with places.at_work(url):
+        pass
+    empty(url, KEPT["leases"])
+    monkeypatch.setenv("XDG_CACHE_HOME", first)
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url) as folder:
+        assert contents(folder) == {}
+    assert contents(aside("work", url)) == files
+    assert "the copies of this machine are kept in" in capsys.readouterr().err
+
+
+def test_a_reader_of_an_emptied_bucket_keeps_its_copy(url, capsys):
+    store = Store(url)
+    for name, content in (checkpoint(10) | {"config.json": "{}"}).items():
+        store.write(name, content.encode())
+    folder = places.here(url)
+    places.complete(folder)
+    empty(url)
+    places.here(url)
+    assert contents(aside("read", url)) == checkpoint(10) | {"config.json": "{}"}
+    assert capsys.readouterr().err.count("the copies of this machine are kept in") == 1
+
+
+def test_a_reader_follows_a_run_that_deletes_old_checkpoints(url, capsys):
+    store = Store(url)
+    for name, content in checkpoint(10).items():
+        store.write(name, content.encode())
+    folder = places.here(url)
+    places.complete(folder)
+    for name, content in checkpoint(20).items():
+        store.write(name, content.encode())
+    store.delete(checkpoint(10))
+    assert os.listdir(os.path.join(places.here(url), "checkpoints")) == ["20"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_copy_that_is_gone_here_is_fetched_and_not_deleted_there(url, monkeypatch, capsys):
+    folder, files = finished(url)
+    before = names(url)
+    shutil.rmtree(folder)
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url) as folder:
+        places.complete(os.path.join(folder, "checkpoints/20"))
+        assert contents(folder)["checkpoints/20/params/d/a"] == "array 20"
+        assert contents(folder)["config.json"] == "{}"
+    assert names(url) == before
+    assert "fetching again" in capsys.readouterr().err
+
+
+def test_a_copy_that_is_removed_during_the_run_deletes_nothing_there(url):
+    with places.at_work(url) as folder:
+        write(folder, files := {"config.json": "{}", **checkpoint(10)})
+        places._twins[folder].push()
+        shutil.rmtree(folder)
+        places._twins[folder].push()
+    assert names(url) == sorted(files)
+
+
+def test_shards_of_another_process_are_sent_again_once_the_manifest_names_them(url, monkeypatch):
+    import hashlib
+
+    shard, step = "checkpoints/10/params/ocdbt.1/d/a", "checkpoints/10"
+    with places.at_work(url), places.at_work(url, process=1) as other:
+        write(other, {shard: "shard"})
+    manifest = f"{hashlib.sha256(b'shard').hexdigest()}  params/ocdbt.1/d/a\n"
+    store = Store(url)
+    store.write(f"{step}/manifest.sha256", manifest.encode())
+    with places.at_work(url, process=1) as other:
+        assert os.path.exists(os.path.join(other, shard))
+    empty(url)
+    store.write(f"{step}/manifest.sha256", manifest.encode())  # as process 0 does from its own copy
+    monkeypatch.setattr(places, "_twins", {})
+    with places.at_work(url, process=1):
+        pass
+    assert store.read(shard) == b"shard"
+
+
+# --- metrics.jsonl ---------------------------------------------------------------------------------------------------
+
+
+def metrics_of(url, monkeypatch, tmp_path):
+    from pretrainax.storage import twin
+
+    monkeypatch.setattr(twin, "PART", 100)
+    with places.at_work(url) as folder:
+        write(folder, {"config.json": "{}", "metrics.jsonl": "".join(f"{i:09d}\n" for i in range(35))})
+    another_machine(tmp_path, monkeypatch)
+    return Store(url)
+
+
+FAULTS = {
+    "missing": (lambda store: store.delete(["metrics.jsonl.00001"]), 1, 2),
+    "first_missing": (lambda store: store.delete(["metrics.jsonl.00000"]), 0, 1),
+    "cut": (lambda store: store.write("metrics.jsonl.00001", b"000000010\n"), 2, 2),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_part_of_the_metrics_that_is_missing_stops_a_run_in_one_line(url, fault, monkeypatch, tmp_path):
+    break_it, _, after = FAULTS[fault]
+    break_it(metrics_of(url, monkeypatch, tmp_path))
+    told = (
+        rf"has metrics\.jsonl\.0000{after} and not all of metrics\.jsonl before it.* delete metrics\.jsonl\.0000{after}"
+    )
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=told), places.at_work(url):
+            pass
+    Store(url).delete(name for name in Store(url).objects() if name > f"metrics.jsonl.0000{after - 1}x")
+    with places.at_work(url) as folder:
+        assert os.path.exists(os.path.join(folder, "config.json"))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_reader_gets_the_metrics_before_a_part_that_is_missing(url, fault, monkeypatch, tmp_path, capsys):
+    break_it, parts, _ = FAULTS[fault]
+    break_it(metrics_of(url, monkeypatch, tmp_path))
+    with open(os.path.join(places.here(url), "metrics.jsonl")) as f:
+        assert f.read().startswith("000000000\n" if parts else "")
+    assert "here they are left out" in capsys.readouterr().err
