@@ -35,8 +35,10 @@ extras=tpu
 [[ " $* " == *gs://* ]] && extras=tpu,gcs
 on_all_workers() { run gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="$1"; }
 
-run tar --exclude=.venv --exclude=runs --exclude=.git -czf /tmp/pretrainax.tgz .
-run gcloud compute tpus tpu-vm scp /tmp/pretrainax.tgz "$name:" --zone="$zone" --worker=all
+folder=FOLDER # a new one, which nobody else can write to
+[[ $dry ]] || { folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT; }
+run tar --exclude=.venv --exclude=runs --exclude=.git -czf "$folder/pretrainax.tgz" .
+run gcloud compute tpus tpu-vm scp "$folder/pretrainax.tgz" "$name:" --zone="$zone" --worker=all
 on_all_workers "mkdir -p pretrainax && tar -xzf pretrainax.tgz -C pretrainax && cd pretrainax && make install EXTRAS=$extras"
 # Each worker restarts its own process. When one ends badly the others end within 30 s, so that all of them meet again.
 # An exit code of 2 is a mistake in the config, which no restart mends.

@@ -28,6 +28,7 @@ from pretrainax.config.validation import complete, validate
 from pretrainax.reporting import config_reference
 from pretrainax.reporting.streams import keep_streams
 from pretrainax.storage import places
+from pretrainax.trackers.secrets import masked
 
 
 class _ConfigParser(flags.ArgumentParser):
@@ -47,8 +48,9 @@ CONFIG = flags.DEFINE(
     _CONFIG_PARSER, "config", None, "A config by its name, as t5_base:large, or a file with get_config(variant)"
 )
 WORKDIR = define_path("workdir", None, "Run directory; of a new run where not given: runs/<config>-<time>")
-# What a disk has, and no program.
+# What a disk has, and no program: no room, no right, a file in place of a folder or a folder in place of a file.
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO, errno.EACCES, errno.EPERM)
+_DISK += (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _FILES = (errno.EMFILE, errno.ENFILE)
 # Imports and tracing make many objects and few circles: to look for these as often as Python does takes a twelfth of
 # the time until the first step.
@@ -217,8 +219,8 @@ def check_overrides(count: Sequence[str], where: str) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Returns the text of an error for a terminal: without line breaks and control characters, and not too long."""
-    line = printable(places.named(str(error)))
+    """Returns an error's text for a terminal: no line breaks, control characters or secrets, and not too long."""
+    line = masked(printable(places.named(str(error))))
     return line if len(line) <= _LINE else f"{line[:_LINE]} … and {len(line) - _LINE:,} characters more"
 
 

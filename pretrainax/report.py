@@ -14,9 +14,9 @@ from absl import flags
 from pretrainax import cli
 from pretrainax.config import UserError
 from pretrainax.config.paths import define_path, path_problem
-from pretrainax.reporting.run_lines import AXES, RunLines, figures_of, missing, names_of, with_seconds
+from pretrainax.reporting.run_lines import AXES, RunLines, figures_of, missing, names_of, numbers_alone, with_seconds
 from pretrainax.reporting.visible import visible
-from pretrainax.storage.places import here, named
+from pretrainax.storage.places import here, named, sent_line
 from pretrainax.training.metrics import read_metrics
 
 _FILE = "metrics.jsonl"
@@ -34,9 +34,17 @@ def main() -> None:
         if not given:
             raise UserError("give the folders of runs: python -m pretrainax.report runs/a runs/b")
         folders = [folder for path in given for folder in _folders(path)]
-        runs = [RunLines(*of) for of in zip(names_of(folders), map(_lines, folders), strict=True)]
+        names, read = names_of(list(map(named, folders))), [numbers_alone(_lines(folder)) for folder in folders]
+        runs = [RunLines(name, with_seconds(lines)) for name, (lines, _) in zip(names, read, strict=True)]
         _check(runs, figures.value, by.value)
-        return _write(runs, figures_of(runs, figures.value), by.value, output.value or "report")
+        odd = [
+            f"{name}: left out of {_FILE}, as no numbers that can be drawn: {count:,} of {field}"
+            for name, (_, counts) in zip(names, read, strict=True)
+            for field, count in counts.items()
+        ]
+        sent = [f"{run.name}: {line}" for run, folder in zip(runs, folders, strict=True) if (line := sent_line(folder))]
+        notes = [*missing(runs, figures_of(runs, figures.value), by.value), *sent, *odd]
+        return _write(runs, figures_of(runs, figures.value), by.value, output.value or "report", notes)
 
     cli.run(run, texts=True)
 
@@ -59,7 +67,7 @@ def _lines(folder: str) -> list[dict]:
     lines = read_metrics(os.path.join(folder, _FILE))
     if not lines:
         raise UserError(f"{folder} has no line in its {_FILE} yet: leave it out, or wait for the first one")
-    return with_seconds(lines)
+    return lines
 
 
 def _check(runs: list[RunLines], figures: list[str], by: str) -> None:
@@ -72,10 +80,9 @@ def _check(runs: list[RunLines], figures: list[str], by: str) -> None:
         raise UserError(f"--by={by}: none of these runs has counted it; take --by=step")
 
 
-def _write(runs: list[RunLines], figures: list[str], by: str, output: str) -> int:
+def _write(runs: list[RunLines], figures: list[str], by: str, output: str, notes: list[str]) -> int:
     from pretrainax.reporting import overlay_page, overlay_picture  # here: matplotlib takes long to import
 
-    notes = list(missing(runs, figures, by))
     for note in notes:
         print(visible(note), file=sys.stderr)
     cli.folder("output", os.path.dirname(output) or ".")

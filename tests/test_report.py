@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from pretrainax.reporting import overlay_page, overlay_picture, run_lines
+from pretrainax.training import metrics
 from tests.support.runs import ENV, ROOT
 
 
@@ -90,3 +92,39 @@ def test_folders_without_runs_are_named(tmp_path):
     (tmp_path / "metrics.jsonl").touch()
     assert f"{tmp_path} has no line in its metrics.jsonl yet" in report(tmp_path).stderr
     assert "give the folders of runs" in report().stderr
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        ("loss", 1e308),
+        ("loss", 10**400),
+        ("text_tokens", "many"),
+        ("text_tokens", [1]),
+        ("step_seconds", True),
+        ("step_seconds", {}),
+        ("gradient_norm", "x"),
+        ("step", 10**400),
+        ("step", -(10**400)),
+    ],
+)
+def test_a_value_that_cannot_be_drawn_is_left_out_and_counted(field, value, tmp_path):
+    write_run(tmp_path / "a", [5.0, 4.0, 3.5], text_tokens=512)
+    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
+    lines[1][field] = value
+    (tmp_path / "a" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    read, counts = run_lines.numbers_alone(metrics.read_metrics(str(tmp_path / "a" / "metrics.jsonl")))
+    run = run_lines.RunLines("a", run_lines.with_seconds(read))
+    assert counts == {field: 1} and len(read) == 4 - (field == "step")
+    for by in ("step", "tokens", "time"):
+        overlay_picture.draw(str(tmp_path / "a.png"), [run], run_lines.figures_of([run]), by, [])
+        page = overlay_page.render([run], run_lines.figures_of([run]), by, [], b"")
+        assert "Infinity" not in page and "NaN" not in page
+
+
+def test_the_command_says_which_values_are_left_out(tmp_path):
+    write_run(tmp_path / "a", [5.0, 1e308, 3.5], text_tokens=512)
+    command = [sys.executable, "-m", "pretrainax.report", str(tmp_path / "a"), f"--output={tmp_path}/r"]
+    done = subprocess.run(command, cwd=ROOT, env=ENV, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stderr.endswith("a: left out of metrics.jsonl, as no numbers that can be drawn: 1 of loss\n")

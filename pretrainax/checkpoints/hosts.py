@@ -43,6 +43,7 @@ from pretrainax.checkpoints.shards import (
 from pretrainax.config import RunFailed, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
+from pretrainax.config.object_names import path_below
 from pretrainax.sharding.param_paths import PyTree
 from pretrainax.storage import places
 from pretrainax.storage.store import say
@@ -129,8 +130,8 @@ class HostCheckpoints(Checkpoints):
             write_atomically(os.path.join(staging, name), report)
         for name in elsewhere:
             if not are_values(name):
-                place = os.path.relpath(os.path.join(target, name), self._twin.root)
-                _patiently(lambda n=name, p=place: self._twin.store.get(p, os.path.join(staging, n)))
+                place = os.path.relpath(path_below(target, name), self._twin.root)
+                _patiently(lambda n=name, p=place: self._twin.store.get(p, path_below(staging, n)))
         for name, content in self._frame.items():
             os.makedirs(os.path.dirname(os.path.join(staging, name)), exist_ok=True)
             write_atomically(os.path.join(staging, name), content)

@@ -11,6 +11,8 @@ from types import MappingProxyType
 
 from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.errors import shortened
+from pretrainax.config.object_names import name_problem
 from pretrainax.config.regular_files import check_regular, read_bytes
 
 MANIFEST = "manifest.sha256"
@@ -60,6 +62,8 @@ def faults(directory: str, needed: Callable[[str], bool] = lambda name: True) ->
     if not lines or None in lines:
         return [f"{MANIFEST} broken"]
     every = {match[2]: match[1] for match in lines}
+    if odd := [f"{MANIFEST} names {shortened(name)!r}: {why}" for name in every if (why := name_problem(name))]:
+        return odd[:1]
     expected = {name: digest for name, digest in every.items() if needed(name)}
     both = sorted(name for name in expected if os.path.isfile(os.path.join(directory, name)))
     with concurrent.futures.ThreadPoolExecutor() as pool:

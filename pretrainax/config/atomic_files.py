@@ -7,6 +7,8 @@ import socket
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from pretrainax.config.errors import UserError
+
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
@@ -19,6 +21,10 @@ def replacing(path: str) -> Iterator[BinaryIO]:
         with open(temporary, "wb") as f:
             yield f
         os.replace(temporary, path)
+    except IsADirectoryError as e:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(temporary)
+        raise UserError(f"{path} is a folder, and a file is to be written there: delete it or move it away") from e
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.remove(temporary)

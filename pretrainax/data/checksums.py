@@ -8,6 +8,7 @@ import json
 import threading
 from typing import Any, Optional
 
+from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.data.files import digest
 
@@ -38,12 +39,17 @@ def read_json(path: str) -> Optional[dict[str, Any]]:
     """Reads what `write_json` wrote; None where it is missing, cut short or changed.
 
     An object without a checksum is of a cache that was made before there were any, and is read as it is.
+
+    Raises:
+      UserError: the path is a folder, or this user may not read the file.
     """
     try:
         with open(path, encoding="utf-8") as f:
             value = json.load(f)
     except (FileNotFoundError, ValueError, RecursionError):
         return None
+    except OSError as e:
+        raise UserError(f"{path} is damaged ({e.strerror}): delete it and prepare again") from e
     if not isinstance(value, dict):
         return None
     checksum = value.pop(_KEY, None)

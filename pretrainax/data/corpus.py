@@ -10,6 +10,7 @@ from typing import Optional
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.config.object_names import path_below
 from pretrainax.data import checksums
 from pretrainax.data.preparation.shards import COUNTS, ENDS, INDEX, NOTE_ENDS, NOTES, PARTS, Encoded, base_of
 from pretrainax.data.sources.base import Note
@@ -28,6 +29,14 @@ class Corpus:
         index = checksums.read_json(os.path.join(directory, INDEX))
         if index is None:
             raise ValueError(f"{directory} holds no prepared corpus")
+        try:
+            self._read_index(index)
+        except (KeyError, TypeError, ValueError) as e:
+            raise UserError(f"{damaged(os.path.join(directory, INDEX))} ({type(e).__name__}: {e})") from e
+        self._shards: dict[int, np.ndarray] = {}
+        self.held: Mapping[Piece, np.ndarray] = {}  # what was read ahead of shards that are not here
+
+    def _read_index(self, index: dict) -> None:
         self.num_tokens: int = index["tokens"]
         self.num_documents: int = index["documents"]
         self.num_records: int = index.get("records", self.num_documents)  # that documents are windows of
@@ -39,8 +48,8 @@ class Corpus:
         self.checksums: dict[str, str] = index.get("checksums", {})  # by file; empty where it was made before them
         self._dtype = np.dtype(index["dtype"])
         self._starts = np.cumsum([0, *index["shards"]])  # [shards + 1] token offsets
-        self._shards: dict[int, np.ndarray] = {}
-        self.held: Mapping[Piece, np.ndarray] = {}  # what was read ahead of shards that are not here
+        for name in self.checksums:
+            path_below(self.directory, name)  # which raises UserError for a file elsewhere
 
     def __reduce__(self):
         return Corpus, (self.directory,)
@@ -48,7 +57,10 @@ class Corpus:
     @functools.cached_property
     def token_counts(self) -> np.ndarray:
         """int64 [vocabulary]: how often each id occurs."""
-        return np.fromfile(os.path.join(self.directory, COUNTS), np.int64)
+        self.check(COUNTS)
+        path = os.path.join(self.directory, COUNTS)
+        size = os.path.getsize(path) if os.path.isfile(path) else 0
+        return _map(path, np.dtype(np.int64), size // 8 or 1)
 
     def tokens(self, start: int, length: int) -> np.ndarray:
         """Returns int32 [length], from offset `start` on."""
@@ -147,9 +159,12 @@ class Corpus:
         stop: once it is set, the answer is no longer wanted.
         """
         path = os.path.join(self.directory, name)
-        if name in self.checksums and checksums.of_file(path, stop) != self.checksums[name]:
-            if stop is None or not stop.is_set():
-                raise UserError(damaged(path))
+        try:
+            is_whole = name not in self.checksums or checksums.of_file(path, stop) == self.checksums[name]
+        except OSError as e:
+            raise UserError(f"{damaged(path)} ({e.strerror})") from e
+        if not is_whole and not (stop and stop.is_set()):
+            raise UserError(damaged(path))
 
     def path_of(self, place: int) -> str:
         """Returns the file that the token at an offset is in."""
@@ -183,6 +198,6 @@ def damaged(path: str) -> str:
 
 
 def _map(path: str, dtype: np.dtype, size: int) -> np.ndarray:
-    if not os.path.exists(path) or os.path.getsize(path) != size * dtype.itemsize:
+    if not os.path.isfile(path) or os.path.getsize(path) != size * dtype.itemsize:
         raise UserError(damaged(path))
     return np.memmap(path, dtype, mode="r", shape=(size,)).view(np.ndarray) if size else np.empty(0, dtype)

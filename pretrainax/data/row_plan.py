@@ -18,6 +18,7 @@ from absl import logging
 
 from pretrainax.config import UserError, to_json
 from pretrainax.config.atomic_files import replacing_folder
+from pretrainax.config.object_names import path_below
 from pretrainax.data import checksums
 from pretrainax.data.corpus import Corpus
 from pretrainax.data.files import digest
@@ -248,17 +249,17 @@ def _write(directory: str, tables: dict[str, np.ndarray], statistics: dict[str, 
 
 def _is_whole(directory: str) -> bool:
     """Says whether the files of a plan are as they were written."""
-    figures = checksums.read_json(os.path.join(directory, _STATISTICS))
     try:
+        figures = checksums.read_json(os.path.join(directory, _STATISTICS))
         return figures is not None and all(
             checksums.of_file(_file(directory, name)) == wanted for name, wanted in figures["checksums"].items()
         )
-    except OSError:
+    except (OSError, UserError, KeyError, AttributeError):
         return False
 
 
 def _file(directory: str, name: str) -> str:
-    return os.path.join(directory, f"{name}.npy")
+    return path_below(directory, f"{name}.npy")
 
 
 def _load(directory: str, name: str) -> np.ndarray:

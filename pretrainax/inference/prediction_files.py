@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple, Optional
@@ -91,6 +92,8 @@ def _source_of(given: str) -> RecordLines:
     return source
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WAYS = "give JSON lines (or - for those of the standard input), .tsv, .csv, or \"Csv(path='FILE', delimiter=';')\""
 
 
@@ -134,8 +137,12 @@ def writing(path: str, format: str) -> Iterator[Output]:
       UserError: a folder where nothing can be written.
     """
     if path == STANDARD:
-        yield Output(sys.stdout.buffer, format)
-        sys.stdout.buffer.flush()
+        try:
+            yield Output(sys.stdout.buffer, format)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # `| head` has read enough: what follows is for nobody
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # which Python flushes at its end
+            sys.exit(128 + signal.SIGPIPE)
         return
     try:
         with replacing(path) as file:
@@ -154,7 +161,17 @@ def _cell(value: object) -> str:
     return value if isinstance(value, str) else value.decode() if isinstance(value, bytearray) else _json(value)
 
 
+def _harmless(cell: str) -> str:
+    """Returns a cell with ' before what a spreadsheet would run as a formula, as OWASP's CSV Injection has it.
+
+    Numbers stay as they are.
+    """
+    return f"'{cell}" if cell.startswith(_FORMULA) and not _NUMBER.fullmatch(cell) else cell
+
+
 def _table_line(cells: list[str]) -> str:
     line = io.StringIO()
-    csv.writer(line).writerow(cells)  # whose own line end, \\r\\n, has both characters quoted within a cell
+    csv.writer(line).writerow(
+        map(_harmless, cells)
+    )  # whose own line end, \\r\\n, has both characters quoted within a cell
     return line.getvalue().removesuffix("\r\n")

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from pretrainax.config import UserError
 from pretrainax.config.json_files import read_object
+from pretrainax.config.object_names import name_problem
 from pretrainax.config.regular_files import check_regular
 from pretrainax.storage.hub import how_to_convert
 from pretrainax.storage.places import complete
@@ -151,7 +152,7 @@ def _index(directory: str) -> dict[str, str]:
         raise UserError(f"{path} is no index of safetensors files: it has no weight_map")
     files = {tensor: str(file) for tensor, file in index.items()}
     for file in set(files.values()):
-        if os.path.basename(file) != file or file.startswith("."):
+        if os.path.basename(file) != file or file.startswith(".") or name_problem(file):
             raise UserError(f"{path} names the file {file!r}, it must be one of this directory")
         if not os.path.exists(os.path.join(directory, file)):
             raise UserError(f"{path} names {file}, which is missing")

@@ -1,5 +1,6 @@
 """Lays the lines of several runs over each other: the axes that any two runs have in common, and what one lacks."""
 
+import collections
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Optional
@@ -7,6 +8,9 @@ from typing import NamedTuple, Optional
 import numpy as np
 
 SECONDS = "seconds"
+_LARGEST = (
+    1e30  # of values that are drawn: matplotlib's margins overflow near 1e308, and no figure of a run comes close
+)
 
 
 class Axis(NamedTuple):
@@ -53,6 +57,33 @@ class RunLines(NamedTuple):
             line[field] for line in reversed(self.lines) if line["split"] == split and line.get(field) is not None
         )
         return next(values, None)
+
+
+def numbers_alone(lines: Sequence[Mapping]) -> tuple[list[dict], collections.Counter[str]]:
+    """Returns lines with null for what is no number in a field of numbers, and how many values that were, by field.
+
+    A line whose step is beyond what can be drawn is left out; it counts as a value of "step".
+    """
+    left_out: collections.Counter[str] = collections.Counter()
+    numeric = {name for line in lines for name, value in line.items() if _is_number(value)}
+    numeric |= {axis.field for axis in AXES.values()} | {"step_seconds", *FIGURES}
+    kept = []
+    for line in lines:
+        odd = {
+            n: None for n, x in line.items() if n in numeric and x is not None and not (_is_number(x) and _is_drawn(x))
+        }
+        left_out.update(odd.keys())
+        if "step" not in odd:
+            kept.append({**line, **odd})
+    return kept, left_out
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_drawn(value: float) -> bool:
+    return -_LARGEST <= value <= _LARGEST
 
 
 def with_seconds(lines: Sequence[Mapping]) -> list[dict]:

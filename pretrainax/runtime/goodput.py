@@ -4,6 +4,7 @@ Goodput is the time in steps over all time: seconds in which the devices are at 
 Every second of a start belongs to one part; a start is a process, from its beginning to its last sign of life, and
 what lies between two starts is a part too. `goodput.json` in the workdir holds the seconds of each start. It is
 replaced as a whole at each log, so a kill costs what came after the last one, which then counts as between the starts.
+Of a run in a store, the last entry also has "last_sent": the newest step whose whole checkpoint the store had then.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from typing import Any, Optional
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.reporting.tables import text_table
 from pretrainax.reporting.units import elapsed
+from pretrainax.storage import places
 
 PARTS = {
     "steps": "steps",
@@ -78,7 +80,9 @@ class Goodput:
         if not self.primary:
             return
         self.to(self._part)
-        start = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
+        start: dict = {"began": self._began, "step": self.furthest, "done": done, "seconds": self._seconds}
+        if places.is_at_work(self.path):
+            start["last_sent"] = places.last_sent(self.path)
         with contextlib.suppress(OSError):  # a full disk: a run does not end for its clock
             write_atomically(self.path, json.dumps([*self._before, start], indent=1))
 
@@ -90,9 +94,10 @@ class Goodput:
         every = sum(seconds.values())
         rows = [(label, seconds[part]) for part, label in PARTS.items() if seconds[part] >= 0.05]
         times = f"{len(starts)} starts" if len(starts) > 1 else "1 start"
+        sent = f", {places.sent_line(self.path)}" if places.is_at_work(self.path) else ""
         return "\n".join(
             [
-                f"goodput {seconds['steps'] / every:.1%} of {elapsed(every)}, {times}",
+                f"goodput {seconds['steps'] / every:.1%} of {elapsed(every)}, {times}{sent}",
                 text_table([(label, f"{elapsed(s):>10}", f"{s / every:6.1%}") for label, s in rows], indent="  "),
                 "",
             ]

@@ -25,6 +25,7 @@ from typing import NamedTuple, NoReturn, Optional, TypeVar
 from pretrainax.config import RunFailed, UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
+from pretrainax.config.object_names import path_below
 from pretrainax.config.paths import HUB, HubName, hub_name, path_problem
 from pretrainax.config.regular_files import MOST_BYTES
 from pretrainax.storage.store import say
@@ -205,7 +206,7 @@ def _cached(path: str, name: HubName, why: str) -> _Model:
 def _remember(model: _Model) -> None:
     """Writes into the cache what a name stands for, as its layout has it: where there is no network, that is asked."""
     revision = model.name.revision or "main"
-    reference = os.path.join(os.path.dirname(os.path.dirname(model.folder)), "refs", revision)
+    reference = path_below(os.path.join(os.path.dirname(os.path.dirname(model.folder)), "refs"), revision)
     if model.sizes is not None and revision != model.commit:
         with contextlib.suppress(OSError):  # a cache that may only be read
             os.makedirs(os.path.dirname(reference), exist_ok=True)
@@ -262,7 +263,7 @@ def _bring(model: _Model, names: list[str], what: str) -> None:
 
 def _bytes_here(model: _Model, name: str) -> Optional[int]:
     """Returns the size of a file in the cache; None where it is not there."""
-    path = os.path.join(model.folder, name)
+    path = path_below(model.folder, name)
     return os.path.getsize(path) if os.path.isfile(path) else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Optional
 
 from pretrainax.config.errors import RunFailed, UserError
-from pretrainax.config.paths import is_hub, is_url
+from pretrainax.config.paths import is_hub, is_url, path_problem
 from pretrainax.storage import copies, hub
 from pretrainax.storage.copies import Copy, copy_of
 from pretrainax.storage.lease import Lease
@@ -39,6 +39,8 @@ def here(path: str) -> str:
         return hub.folder_of(path)
     if not is_url(path):
         return path
+    if problem := path_problem(path):
+        raise UserError(f"{path}: {problem}")
     folder, slash, last = path.rstrip("/").rpartition("/")
     url, at, which = path.rstrip("/"), "", ""
     if (cut := last.rfind("@")) > 0 and _CHECKPOINT.fullmatch(last[cut:]):
@@ -207,11 +209,20 @@ def named(text: str) -> str:
 
 
 def last_sent(path: str) -> Optional[int]:
-    """Returns the newest step whose whole checkpoint the store has, of the run that trains in the twin around a path.
+    """Returns the newest step whose whole checkpoint the store has, of the run in the twin around a path.
 
-    None where there is none yet, and for a folder of this machine.
+    None where there is none yet, and for a folder that is in no twin.
     """
-    return twin.last_sent() if (twin := twin_around(path)) is not None and twin.root in _senders else None
+    return twin.last_sent() if (twin := twin_around(path)) is not None else None
+
+
+def sent_line(path: str) -> str:
+    """Returns `last_sent` in words; "" for a folder that is in no twin."""
+    return "" if (twin := twin_around(path)) is None else _sent_line(twin)
+
+
+def _sent_line(twin: Twin) -> str:
+    return "no checkpoint was sent yet" if (step := twin.last_sent()) is None else f"last sent: step {step:,}"
 
 
 def _take_over(twin: Twin, lease: Lease) -> None:
@@ -265,6 +276,8 @@ class _Sender:
         self._thread.join()
         try:
             self.push()
+            if self.lease:
+                say(f"{self._twin.store.url} has everything ({_sent_line(self._twin)})")
         except Exception as e:
             say(f"what was not sent is in {self._twin.root}")
             raise RunFailed(f"{_reason(e)}; the same command on this machine goes on from what was not sent") from e
@@ -291,11 +304,10 @@ class _Sender:
         now = time.monotonic()
         if self._told is not None and now - self._told < REPEATED:
             return
-        self._told, step = now, self._twin.last_sent()
-        newest = "no checkpoint was sent yet" if step is None else f"last sent: step {step:,}"
+        self._told = now
         say(
-            f"{reason}; nothing was sent for {now - self._sent:,.0f} s ({newest}): the run goes on in "
-            f"{self._twin.root}, and tries again every {EVERY:.0f} s"
+            f"{reason}; nothing was sent for {now - self._sent:,.0f} s ({_sent_line(self._twin)}): the run "
+            f"goes on in {self._twin.root}, and tries again every {EVERY:.0f} s"
         )
 
 

@@ -184,10 +184,8 @@ class Twin:
             return moved
 
     def last_sent(self) -> Optional[int]:
-        """Returns the newest step whose whole checkpoint is here and in the store; None where there is none."""
-        known = dict(self._known)  # at once: the sender may be changing it
-        steps = newest_whole(name for name, known in known.items() if known.here is not None)
-        return max(steps.values(), default=None)
+        """Returns the newest step whose whole checkpoint the store has; None where there is none."""
+        return max(newest_whole(dict(self._known)).values(), default=None)  # a copy: the sender may be changing it
 
     def complete(self, folder: str, wanted: Callable[[str], bool] = lambda name: True) -> None:
         """Brings what the store has below a folder of the twin and is not here yet.

@@ -123,7 +123,8 @@ def _rows_of_start(experiment: Experiment, workdir: str, loop_state: LoopState, 
     resumed = f", resumed at step {loop_state.step}" if loop_state.step else ""
     shown = "; ".join(tracker.describe(workdir) for tracker in experiment.trackers)
     said = [("steps", extended), ("counts", _uncounted(loop_state)), ("shown in", shown)]
-    where = places.named(workdir) + resumed
+    sent = f", {places.sent_line(workdir)}" if places.is_at_work(workdir) else ""
+    where = places.named(workdir) + resumed + sent
     return [("workdir", where), *describe_start(experiment, workdir), *(row for row in said if row[1])]
 
 

@@ -1,9 +1,10 @@
-"""Flips bits in every kind of file of a cache: it must be said, or do no harm. Never is other text trained on.
+"""Damages every kind of file of a cache: it must be said, or do no harm. Never is other text trained on.
 
     python -m tests.chaos.cache_files [--flips=20]
 
 The files are those of a finished cache (tokenizer, tokens, tables, indexes, the plan of packed rows), and of one whose
-preparation was killed before the index was written. After each flip the cache is used as a run does: prepared, compared
+preparation was killed before the index was written. A bit is flipped, or the whole file is gone, empty, cut, longer, a
+folder, a link to nothing, or the one of another split. After each the cache is used as a run does: prepared, compared
 with its checksums, and read to the end of an epoch.
 """
 
@@ -55,8 +56,47 @@ def kind_of(path: pathlib.Path) -> str:
     return re.sub(r"^\d+\.", "", path.name) if "tokenizers" not in path.parts else f"tokenizer: {path.name}"
 
 
+def flip(path: pathlib.Path, rng: random.Random) -> None:
+    """Makes one bit another one."""
+    content = bytearray(path.read_bytes())
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    path.write_bytes(content)
+
+
+def be_a_folder(path: pathlib.Path, rng: random.Random) -> None:
+    """Puts a folder, which holds a file, in the place of a file."""
+    path.unlink()
+    path.mkdir()
+    (path / "a").write_text("")
+
+
+def lead_nowhere(path: pathlib.Path, rng: random.Random) -> None:
+    """Puts a link to nothing in the place of a file."""
+    path.unlink()
+    path.symlink_to(path.parent / "nothing")
+
+
+def be_of_another_split(path: pathlib.Path, rng: random.Random) -> None:
+    """Copies the file of the same name from the other split, where it has one."""
+    other = {"train": "valid", "valid": "train"}.get(path.parent.name, path.parent.name)
+    if (source := path.parent.with_name(other) / path.name).is_file() and source != path:
+        shutil.copyfile(source, path)
+
+
+DAMAGES = {
+    "flipped": flip,
+    "gone": lambda path, rng: path.unlink(),
+    "empty": lambda path, rng: path.write_bytes(b""),
+    "cut": lambda path, rng: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "longer": lambda path, rng: path.write_bytes(path.read_bytes() + b"\0" * 8),
+    "folder": be_a_folder,
+    "link": lead_nowhere,
+    "of_another_split": be_of_another_split,
+}
+
+
 class Cache:
-    """A cache that is whole, and copies of it with a bit flipped."""
+    """A cache that is whole, and copies of it with a file damaged."""
 
     def __init__(self, folder: pathlib.Path, finished: bool = True):
         self.folder, self.finished = folder, finished
@@ -74,18 +114,16 @@ class Cache:
             kinds.setdefault(kind_of(path), []).append(path)
         return kinds
 
-    def survives(self, path: pathlib.Path, rng: random.Random) -> str:
-        """Flips a bit of a file and uses the cache: "named" in an error of one line, or "harmless"; else it raises."""
+    def survives(self, path: pathlib.Path, rng: random.Random, damage: str = "flipped") -> str:
+        """Damages a file and uses the cache: "named" in an error of one line, or "harmless"; else it raises."""
         cache, good = self.folder / "cache", self.folder / "good"
         shutil.copytree(cache, good)
         try:
-            content = bytearray(path.read_bytes())
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-            path.write_bytes(content)
+            DAMAGES[damage](path, rng)
             try:
                 found = use(self.folder)
             except UserError as e:
-                assert "\n" not in str(e) and "is damaged" in str(e) and str(cache) in str(e), e
+                assert "\n" not in str(e) and "delete" in str(e) and str(cache) in str(e), e
                 return "named"
             assert found == self.digest, "other text was read, and nothing said"
             return "harmless"
@@ -96,7 +134,7 @@ class Cache:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--flips", type=int, default=20, help="of each kind of file")
+    parser.add_argument("--flips", type=int, default=20, help="of each kind of file; each other damage is done once")
     given = parser.parse_args()
     flags.FLAGS.mark_as_parsed()
     logging.set_verbosity(logging.ERROR)
@@ -105,12 +143,13 @@ def main() -> int:
         for finished in (True, False):
             cache = Cache(pathlib.Path(scratch) / f"finished-{finished}", finished)
             for kind, paths in cache.files().items():
-                with report.trying(f"{kind}{'' if finished else ' of a cache that is not finished'}"):
-                    for _ in range(given.flips):
-                        counts[cache.survives(rng.choice(paths), rng)] += 1
+                for damage in DAMAGES:
+                    with report.trying(f"{kind} {damage}{'' if finished else ' of a cache that is not finished'}"):
+                        for _ in range(given.flips if damage == "flipped" else 1):
+                            counts[cache.survives(rng.choice(paths), rng, damage)] += 1
     tried = sum(counts.values())
     print(
-        f"{tried} flips, {counts['named']} named, {counts['harmless']} harmless, {report.failed} kinds of file failed"
+        f"{tried} damages, {counts['named']} named, {counts['harmless']} harmless, {report.failed} kinds of file failed"
     )
     return int(report.failed > 0)
 

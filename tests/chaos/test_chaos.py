@@ -46,6 +46,14 @@ def test_a_bit_of_any_file_of_a_cache_that_is_another_one_is_named_or_harmless(f
     assert found["tokens"] == "named"  # all others are of what can be made anew, or is not asked
 
 
+@pytest.mark.parametrize("damage", [damage for damage in cache_files.DAMAGES if damage != "flipped"])
+def test_each_file_of_a_cache_that_is_missing_or_another_one_is_named_or_harmless(damage, tmp_path):
+    cache, rng = cache_files.Cache(tmp_path), random.Random(0)
+    for kind, paths in cache.files().items():
+        for path in paths if damage == "of_another_split" else [rng.choice(paths)]:
+            assert cache.survives(path, rng, damage) in ("named", "harmless"), kind
+
+
 @pytest.mark.slow
 def test_a_run_on_a_full_disk_ends_in_a_line_and_goes_on_when_there_is_room(undisturbed):
     args = ["--only=full_everywhere", f"--whole={undisturbed.folder}"]

@@ -57,6 +57,12 @@ def test_a_url_that_leads_outside_is_refused(url):
         places.here(url)
 
 
+@pytest.mark.parametrize("url", ["gs://", "s3:///", "gs:///x"])
+def test_a_url_without_a_bucket_is_refused(url):
+    with pytest.raises(UserError, match="names no bucket"):
+        places.here(url)
+
+
 @pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/x", "gs://a:b@c"])
 def test_a_url_with_credentials_is_refused(url):
     assert "a key and its secret" in path_problem(url)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -61,6 +62,10 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
     touched.write_text("")
     done = train(RUN, TEXT, CACHE, "--config.checkpoint.keep=1", "--config.train.profile_steps=3:4")
     assert done.returncode == 0, done.stderr
+    assert f"{RUN}, no checkpoint was sent yet" in done.stderr  # the header's row of the workdir
+    assert re.search(r"goodput .*, 1 start, (last sent: step (6|12)|no checkpoint was sent yet)\n", done.stderr)
+    assert f"{RUN} has everything (last sent: step 12)" in done.stderr
+    assert json.loads(Store(RUN).read("goodput.json"))[-1]["last_sent"] in (None, 6, 12)  # when it was written
     said = [done.stderr]
     module = [sys.executable, "-m"]
     for command in (
@@ -78,6 +83,7 @@ def test_no_url_is_taken_for_a_file(bucket, touched, tmp_path):
         said += [done.stdout, done.stderr]
     lines_said = [line for text in said for line in text.splitlines() if "is kept in" not in line]
     assert [line for line in lines_said if str(tmp_path) in line] == []  # of folders of this machine
+    assert "a: last sent: step 12\n" in said[8]  # report's stderr
     found = Store("gs://bucket").objects().keys()
     assert {"report.html", "report.png", "rows.html", "export/model.safetensors", "again/config.json"} <= found
     assert any(name.startswith("runs/a/evaluations/text-step_12") for name in found)
@@ -135,7 +141,7 @@ def test_a_run_that_is_killed_goes_on_and_ends_as_one_that_is_not(bucket, is_oth
         resumed = True
     done = runs.run(args)
     assert done.returncode == 0, done.stderr
-    assert resumed and "resumed at step" in done.stderr
+    assert resumed and re.search(r"resumed at step (\d+), last sent: step \1\n", done.stderr)
     assert of_url(RUN) == lines(tmp_path / "disk")
 
 

@@ -114,7 +114,7 @@ def prepare_share(experiment: Experiment, index: int, count: int, report: Callab
         recipes, of_phases, _ = _recipes(experiment, cache, workers, report)
         for split in SPLITS:
             for recipe in itertools.chain(recipes, *of_phases):
-                if not shards.is_complete(recipe.directory(split)):
+                if not shards.is_complete(recipe.directory(split), f"{recipe.key}-{split}"):
                     _tokenize(split, recipe, workers.run, report, index, count)
     return f"share {index} of {count} is done; when all are, run the same command once without --shard"
 
@@ -198,17 +198,17 @@ def _corpora(recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: C
 
 def _corpus(split: str, recipe: Recipe, workers: Workers, tokenizing: TaskRunner, report: Callable) -> Corpus:
     """Opens a corpus, which is made first where it is not in the cache."""
-    directory = recipe.directory(split)
-    if not shards.is_complete(directory):
+    directory, fingerprint = recipe.directory(split), f"{recipe.key}-{split}"
+    if not shards.is_complete(directory, fingerprint):
         with alone(directory, report):
-            if not shards.is_complete(directory):
+            if not shards.is_complete(directory, fingerprint):
                 if os.path.exists(os.path.join(directory, shards.INDEX)):
                     report(f"the index of {directory} is damaged: it is made anew")
                 workers.worked = True
                 count = _tokenize(split, recipe, tokenizing, report)
                 if recipe.drops:
                     _drop(split, recipe, count, workers, report)
-                shards.write_index(directory, count, recipe.vocabulary_size, f"{recipe.key}-{split}", recipe.parts)
+                shards.write_index(directory, count, recipe.vocabulary_size, fingerprint, recipe.parts)
     if recipe.drops:
         shutil.rmtree(recipe.tokenized(split), ignore_errors=True)  # also what a run left that was killed right here
     return Corpus(directory)

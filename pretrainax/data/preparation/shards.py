@@ -48,16 +48,18 @@ def base_of(directory: str, shard: int) -> str:
     return os.path.join(directory, f"{shard:05d}")
 
 
-def is_complete(directory: str) -> bool:
+def is_complete(directory: str, fingerprint: str) -> bool:
     """Tells whether a corpus is there. One in a store is brought without its tokens, one that is not whole with them.
 
     So is a corpus of records, whose plan takes each of them.
+
+    fingerprint: the corpus's own; an index with another one is of another split or text.
     """
     complete(directory, lambda name: not name.endswith(".tokens"))
     index = checksums.read_json(os.path.join(directory, INDEX))
     if index is None or index.get("parts") == "records":
         complete(directory)
-    return index is not None
+    return index is not None and str(index.get("fingerprint")).startswith(fingerprint)
 
 
 def missing_shards(directory: str, count: int, vocabulary_size: int) -> list[int]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pretrainax.config import Experiment, UserError, to_json
 from pretrainax.config.atomic_files import replacing_folder
+from pretrainax.config.object_names import path_below
 from pretrainax.data import checksums
 from pretrainax.data.files import digest
 from pretrainax.data.preparation import shards
@@ -85,9 +86,12 @@ def _is_whole(directory: str) -> bool:
     """Says whether a tokenizer is there as it was written; nothing is known of one from before there were checksums."""
     if not os.path.exists(os.path.join(directory, _CHECKSUMS)):
         return os.path.isdir(directory)
-    sums = checksums.read_json(os.path.join(directory, _CHECKSUMS))
-    paths = {} if sums is None else {os.path.join(directory, name): wanted for name, wanted in sums.items()}
-    return bool(paths) and all(os.path.exists(p) and checksums.of_file(p) == wanted for p, wanted in paths.items())
+    try:
+        sums = checksums.read_json(os.path.join(directory, _CHECKSUMS)) or {}
+        found = {name: checksums.of_file(path_below(directory, name)) for name in sums}
+    except (OSError, UserError):
+        return False
+    return bool(sums) and found == sums
 
 
 def component_weights(source: Source) -> np.ndarray:
