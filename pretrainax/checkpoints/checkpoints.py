@@ -124,6 +124,9 @@ class Checkpoints:
         self.wait()
         if (step := self._newest_valid(abstract_state, up_to)) is None:
             return None
+        if up_to is None and jax.process_index() == 0:  # a killed process may have left more than the schedule has
+            self._delete_older(step)
+            self._clear_unfinished()
         path = self._path(step)
         stored = read_run_json(path)
         if not any(name.startswith("optimizer/") for name in stored["arrays"]):
@@ -182,14 +185,20 @@ class Checkpoints:
             self._clear_unfinished()  # what a failed save wrote makes room again
 
     def _delete_older(self, newest: int) -> None:
-        """Keeps the newest ones, the best one, those for good, and what did not verify: a person may look at that."""
-        values = {}
+        """Keeps the newest ones, the best one, those for good, and what did not verify: a person may look at that.
+
+        One that is saved because a process had to leave is kept as the newest, and takes no other's place: which steps
+        there are follows from the schedule, and with it to which one a run is rolled back.
+        """
+        values, scheduled = {}, []
         for step in list_steps(self.directory):
             if step not in self._distrusted and os.path.exists(os.path.join(self._path(step), manifest.MANIFEST)):
                 with contextlib.suppress(UserError):  # damaged since: not ours to judge here
-                    values[step] = read_run_json(self._path(step))["metrics"].get(self.select_by)
+                    run = read_run_json(self._path(step))
+                    values[step] = run["metrics"].get(self.select_by)
+                    scheduled += [step] if run["extra"].get("is_scheduled", True) else []
         for_good = set(filter(self.keeps, values))  # beside the newest: not counted among them
-        last = [step for step in values if step not in for_good][-self.keep :]
+        last = [step for step in scheduled if step not in for_good][-self.keep :]
         for step in values.keys() - {newest, *last, best_step(values, self.select_by)} - for_good:
             os.rename(self._path(step), self._path(step, ".deleted"))  # at once, so that no half of it keeps the name
 

@@ -101,6 +101,7 @@ def train(
         tracked = experiment.trackers, shown_config(experiment)
         writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure, *tracked)
         stack.callback(writer.close)
+        writer.check(loop_state.metrics_file, loop_state.step)
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
@@ -278,8 +279,9 @@ class Loop:
                 if step % experiment.evaluate.every == 0 or is_end:
                     is_best = self._evaluate(state)
                 is_due = step % experiment.checkpoint.every == 0 or experiment.checkpoint.keeps(step)
-                if is_due or is_best or is_end or is_leaving:
-                    self._save(state)
+                is_scheduled = is_due or is_best or is_end
+                if is_scheduled or is_leaving:
+                    self._save(state, is_scheduled)
                 if is_leaving and not is_last:
                     with self.goodput.on("saving"):
                         self.checkpoints.wait()
@@ -297,7 +299,8 @@ class Loop:
     def _roll_back(self, spike: loss_spikes.Spike) -> TrainState:
         """Returns the state of a checkpoint before the spike; deletes those after it, and what was logged since.
 
-        A kill meanwhile changes nothing: the newest checkpoint, whichever that is then, leads to the same spike.
+        A kill meanwhile changes nothing: the newest checkpoint, whichever that is then, leads to the same spike. Where
+        none is as old as the target, it is the oldest one, which is the same after a kill: see `Checkpoints`.
         """
         before = self.loop_state.rollbacks
         rollback = loss_spikes.plan_rollback(spike, before, self.run.experiment.train)
@@ -308,6 +311,7 @@ class Loop:
         self.loop_state = dataclasses.replace(restored, rollbacks=[*before, rollback])
         self._reset()
         self.writer.rewind(restored.step)
+        self.writer.check(restored.metrics_file, restored.step)
         self.writer.note(
             f"{spike.what}; rollback {len(before) + 1}: back to step {restored.step}, and after step "
             f"{rollback.step} {rollback.skipped} batches are left out"
@@ -472,9 +476,10 @@ class Loop:
         patience = self.run.experiment.evaluate.patience
         return patience is not None and self.loop_state.evaluations_since_best >= patience
 
-    def _save(self, state: TrainState) -> None:
+    def _save(self, state: TrainState, is_scheduled: bool = True) -> None:
         """Saves a checkpoint: nothing that `_read_metrics` has not seen to be finite."""
         self._read_metrics()
+        self.loop_state.metrics_file, self.loop_state.is_scheduled = self.writer.size(), is_scheduled
         evaluation, self.saved = self.last_evaluation, True
         with self.goodput.on("saving"):
             loop_state = self.loop_state.to_json() | self._phase

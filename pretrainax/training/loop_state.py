@@ -48,6 +48,8 @@ class LoopState:
     counts: Optional[Counts] = dataclasses.field(default_factory=Counts)  # of all steps; None: an older version began
     # {name: [sum, count]} since the last line: numbers, or of what is by layer lists of them
     sums: dict[str, list] = dataclasses.field(default_factory=dict)
+    metrics_file: Optional[dict[str, int]] = None  # "bytes" and "lines" of metrics.jsonl; None: an older version
+    is_scheduled: bool = True  # False: saved only because the process had to leave, as no undisturbed run does
 
     def add_sums(self, sums: Mapping[str, Sequence]) -> None:
         """Adds the sums and counts of a step to those since the last line."""

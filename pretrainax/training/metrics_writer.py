@@ -53,12 +53,34 @@ class MetricsWriter:
 
     def _open(self, step: int) -> None:
         damaged = cut_after(self.path, step)
+        with open(self.path, "ab+") as f:
+            f.seek(0)
+            self._lines = sum(1 for _ in f)
         self._file = open(self.path, "a", encoding="utf-8")
         self._bar = _bar(self.total_steps, step) if sys.stderr.isatty() and step < self.total_steps else None
         self._first = None  # (step, time) of the first log: what the remaining time is reckoned from
         if damaged:
             lines = "line is" if damaged == 1 else "lines are"
             self.note(f"{damaged} {lines} damaged in {self.path} and left out; as it was: {self.path}.damaged")
+
+    def size(self) -> Optional[dict[str, int]]:
+        """Returns the bytes and the lines of metrics.jsonl as it is now; None in other processes than the primary."""
+        return {"bytes": os.path.getsize(self.path), "lines": self._lines} if self.primary else None
+
+    def check(self, saved: Optional[Mapping[str, int]], step: int) -> None:
+        """Warns where metrics.jsonl has less than when a checkpoint was saved: the run can go on without its log.
+
+        Args:
+          saved: what `size` was then; None: it is not known.
+          step: of the checkpoint.
+        """
+        if saved and (now := self.size()) and any(now[name] < saved[name] for name in now):
+            self.note(
+                f"WARNING: {self.path} has lost lines of steps up to {step:,}: it has {now['lines']:,} lines and "
+                f"{now['bytes']:,} bytes, and had {saved['lines']:,} lines and {saved['bytes']:,} bytes when step "
+                f"{step:,} was saved. Training goes on; curves and reports lack them. To have them, stop, put the file "
+                "back from a copy, and run the same command again"
+            )
 
     def rewind(self, step: int) -> None:
         """Takes back what was logged of the steps after `step`, which are about to be run again."""
@@ -105,6 +127,7 @@ class MetricsWriter:
         try:
             self._file.write(line + "\n")
             self._file.flush()
+            self._lines += 1
         except OSError as error:
             raise RunFailed(
                 f"could not write the metrics of step {step} in {self.workdir}: {error.strerror}"

@@ -138,7 +138,10 @@ def arrays(workdir: pathlib.Path) -> dict:
 
 
 def run_json(workdir: pathlib.Path) -> dict:
-    return json.loads((workdir / "checkpoints" / str(steps(workdir)[-1]) / "run.json").read_text())
+    """The newest run.json, without the bytes of metrics.jsonl, which has times in it."""
+    found = json.loads((workdir / "checkpoints" / str(steps(workdir)[-1]) / "run.json").read_text())
+    (found["extra"].get("metrics_file") or {}).pop("bytes", None)
+    return found
 
 
 def files(folder: pathlib.Path) -> dict[str, str]:

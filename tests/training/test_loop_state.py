@@ -20,6 +20,8 @@ def test_run_json_has_the_keys_that_it_always_had_in_their_order():
         "select_by": "loss",
         "counts": {"text_tokens": 0, "text_bytes": 0, "tokens": 0, "flops": 0.0},
         "sums": {},
+        "metrics_file": None,
+        "is_scheduled": True,
     }
     assert json.dumps(FRESH.to_json()) == json.dumps(expected)
 

@@ -7,6 +7,7 @@ import signal
 import numpy as np
 import pytest
 
+from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.run_json import read_run_json
 from pretrainax.checkpoints.steps import find_checkpoint
 from pretrainax.config import RunFailed, TrainConfig, UserError
@@ -332,6 +333,56 @@ def test_a_kill_around_a_rollback_changes_nothing(moment, whole, experiment, tmp
             loop.train(experiment, str(tmp_path))
     assert loop.train(experiment, str(tmp_path)) == 0
     assert_same_run(tmp_path, whole)
+
+
+def late(experiment):
+    """Keeps so few checkpoints that none is as old as the step to go back to: the oldest one is taken."""
+    experiment.checkpoint.keep, experiment.train.rollback_steps = 2, 4
+    return experiment
+
+
+@pytest.fixture(scope="module")
+def whole_and_late(text, cache, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("late")
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch, (12, 13, 14), rare)
+        assert loop.train(late(spiking(text, cache)), str(workdir)) == 0
+    assert read_run_json(find_checkpoint(str(workdir)))["extra"]["rollbacks"][0]["step"] == 10  # and not 8
+    return workdir
+
+
+def test_a_kill_between_a_save_and_its_deletions_does_not_change_where_a_run_goes_back_to(
+    whole_and_late, experiment, tmp_path, planted, monkeypatch
+):
+    whole = Checkpoints._delete_older
+
+    def killed(checkpoints, newest):
+        if newest == 12:
+            raise Killed
+        whole(checkpoints, newest)
+
+    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="could not save step 12: Killed"):
+        patch.setattr(Checkpoints, "_delete_older", killed)
+        loop.train(late(experiment), str(tmp_path))
+    assert steps(tmp_path) == [6, 8, 10, 12]
+    assert loop.train(late(experiment), str(tmp_path)) == 0
+    assert_same_run(tmp_path, whole_and_late)
+
+
+@pytest.mark.parametrize("at", [(9,), (11,), (11, 17)])
+def test_signals_do_not_change_where_a_run_goes_back_to(at, whole_and_late, experiment, tmp_path, planted, monkeypatch):
+    """Each has a step saved that the schedule has not; a run that counts it among `keep` deletes an older one."""
+    for stop in at:
+        with monkeypatch.context() as patch:
+
+            def leave(running, stop=stop):
+                running.preemption.requested |= running.loop_state.step == stop
+
+            patch.setattr(loop.Loop, "_stop_if_text_is_damaged", leave)
+            assert loop.train(late(experiment), str(tmp_path)) == PREEMPTED
+        assert steps(tmp_path)[-1] == stop
+    assert loop.train(late(experiment), str(tmp_path)) == 0
+    assert_same_run(tmp_path, whole_and_late)
 
 
 @pytest.mark.slow
