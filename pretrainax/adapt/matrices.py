@@ -1,14 +1,14 @@
 """The matrices of a model's blocks, which a tuning changes, and where what it adds to them lies on the mesh."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 
 from pretrainax import models  # noqa: F401  whose parts add their rows to PARTITION_RULES
-from pretrainax.config import nearest
+from pretrainax.adapt.patterns import found_in
+from pretrainax.config import UserError, nearest
 from pretrainax.sharding.param_paths import PyTree, is_stacked, parameter_names
 from pretrainax.sharding.rules import PARTITION_RULES, add_partition_rules, axes_of_leaves
 
@@ -44,18 +44,31 @@ def matrices_of(params: PyTree) -> list[Matrix]:
 
 
 def chosen(matrices: Sequence[Matrix], patterns: Iterable[str]) -> list[Matrix]:
-    """Returns the matrices whose path ends in one of the patterns, whole names of it: "query", "mlp/(up|down)"."""
-    of_any = [re.compile(rf"(?:^|/)(?:{pattern})$") for pattern in patterns]
-    return [matrix for matrix in matrices if any(pattern.search(matrix.path) for pattern in of_any)]
+    """Returns the matrices whose path ends in one of the patterns, whole names of it: "query", "mlp/(up|down)".
+
+    Raises:
+      UserError: no regular expression, or one that takes too long.
+    """
+    patterns, paths = tuple(patterns), tuple(matrix.path for matrix in matrices)
+    try:
+        found = _search(patterns, paths)
+    except (UserError, ValueError) as e:
+        raise UserError(f"config.tuning.targets is {patterns}, which {e}") from e
+    return [matrix for matrix, *is_found in zip(matrices, *found, strict=True) if any(is_found)]
+
+
+def _search(patterns: tuple[str, ...], paths: tuple[str, ...]) -> list[list[bool]]:
+    """Returns for each pattern in which paths it is found."""
+    return found_in(tuple(rf"(?:^|/)(?:{pattern})$" for pattern in patterns), paths)
 
 
 def problem_of(pattern: str, matrices: Sequence[Matrix]) -> str:
     """Returns why a pattern chooses no matrix, with the nearest that are there; "" where it does."""
     try:
-        if chosen(matrices, [pattern]):
+        if any(_search((pattern,), tuple(matrix.path for matrix in matrices))[0]):
             return ""
-    except re.error as e:
-        return f"which is no regular expression ({e})"
+    except (UserError, ValueError) as e:
+        return f"which {e}"
     names = dict.fromkeys(matrix.path.rpartition("/")[2] for matrix in matrices)
     if "/" in pattern:
         names = dict.fromkeys(matrix.path for matrix in matrices)

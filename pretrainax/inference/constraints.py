@@ -4,6 +4,10 @@ An automaton is written down over bytes, as strings do not end where tokens do, 
 of them writes.
 """
 
+import base64
+import importlib.util
+import os
+import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, Union
 
@@ -12,13 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from pretrainax.config import UserError
+from pretrainax.config.errors import shortened
 from pretrainax.inference.prompts import ids_of
+from pretrainax.runtime.confined import Confined
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 
 FORBIDDEN = -1
-# outlines-core 0.2.14 leaves out what goes on after a text that matches already, "1" -> "1.5" of [0-9]+([.][0-9]+)?:
-# with a mark of its own for the end no text matches before that.
-_MARK = b"\0"
+_REGEX_STATES = os.path.join(os.path.dirname(__file__), "regex_states.py")
+# Budgets of a regular expression: those of published JSON schemas take seconds and 100 states.
+_SECONDS, _GIB = 60.0, 6.0
+_LARGEST = 1 << 29  # bytes of its table on the device: 1,000 states of 128,256 tokens
 
 
 class Automaton(NamedTuple):
@@ -89,38 +96,37 @@ def without_strings(banned: Sequence[str], spellings: Sequence[bytes], vocabular
 
 def matching(pattern: str, spellings: Sequence[bytes], vocabulary: Vocabulary, rows: int) -> Automaton:
     """Returns the automaton of texts that match a regular expression as a whole, of which the end is told by the end of
-    the text; made by the library outlines-core (Willard and Louf 2023, arXiv 2307.09702).
+    the text; made by `regex_states` in a process of its own, with budgets of time and memory.
 
     Args:
       spellings, rows: as `without_strings` has them. Special pieces are part of no match.
 
     Raises:
-      UserError: no regular expression, none that these tokens can match; the library is not installed.
+      UserError: no regular expression, none that these tokens can match, or one that exceeds a budget; the library is
+        not installed.
     """
-    try:
-        import outlines_core
-    except ImportError as e:
-        raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'") from e
+    if importlib.util.find_spec("outlines_core") is None:
+        raise UserError("regex needs the library outlines-core: pip install 'pretrainax[regex]'")
     if vocabulary.separator is None:
         raise UserError("regex needs a vocabulary with an end of text, and this one has none: leave it out")
-    ids: dict[bytes, list[int]] = {_MARK: [rows]}
+    ids: dict[str, list[int]] = {}
     for i, spelling in enumerate(spellings):
-        if spelling and i not in vocabulary.special_ids and _MARK not in spelling:
-            ids.setdefault(spelling, []).append(i)
+        if spelling and i not in vocabulary.special_ids and b"\0" not in spelling:
+            ids.setdefault(spelling.decode("latin-1"), []).append(i)
+    process = Confined(_REGEX_STATES, "moves", seconds=_SECONDS, gib=_GIB)
     try:
-        index = outlines_core.Index(f"(?:{pattern}){_MARK.decode()}", outlines_core.Vocabulary(rows + 1, ids))
-    except ValueError as e:
-        raise UserError(f"regex is {pattern!r}, which no text can match: {e}") from e
-    transitions, after_mark = index.get_transitions(), index.get_final_states()
-    states = [state for state in transitions if state not in after_mark]
-    number = {state: i for i, state in enumerate(dict.fromkeys([index.get_initial_state(), *states]))}
-    moves = np.full((len(number), rows), FORBIDDEN, np.int32)
-    for state in states:
-        by_token = {i: number[after] for i, after in transitions[state].items() if after in number and i < rows}
-        moves[number[state], list(by_token)] = list(by_token.values())
-        if transitions[state].get(rows) in after_mark:
-            moves[number[state], vocabulary.separator] = number[state]
-    return Automaton(jnp.asarray(moves))
+        states, packed = process.call(
+            f"regex is {shortened(pattern)!r},",
+            pattern=pattern,
+            spellings=[*ids.items()],
+            rows=rows,
+            separator=vocabulary.separator,
+            size=_LARGEST,
+        )
+    finally:
+        process.close()
+    table = zlib.decompress(base64.b64decode(packed), bufsize=states * rows * 4)
+    return Automaton(jnp.asarray(np.frombuffer(table, np.int32).reshape(states, rows)))
 
 
 def over_tokens(table: np.ndarray, spellings: Sequence[bytes]) -> np.ndarray:

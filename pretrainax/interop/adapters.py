@@ -20,6 +20,7 @@ import numpy as np
 from pretrainax import config, models
 from pretrainax.adapt import LoRA, PrefixTuning
 from pretrainax.adapt.matrices import Matrix, matrices_of
+from pretrainax.adapt.patterns import found_in
 from pretrainax.adapt.tuning import nested
 from pretrainax.checkpoints.params import EMA, TRAINED, read_params, write_params
 from pretrainax.checkpoints.run_json import read_run_json
@@ -154,7 +155,8 @@ def lora_from_peft(described: JsonObject, tensors: State, table: Sequence[Row], 
         raise UserError(f"{WEIGHTS} does not hold updates of this model: {', '.join(wrong) or 'nothing is there'}")
     ranks = {m: tensors[kinds["A.weight"]].shape[0] for m, kinds in names.items()}
     rank = max(ranks.values())
-    scales = {m: _alpha(described, m) / (r**0.5 if described.get("use_rslora") else r) for m, r in ranks.items()}
+    alphas = _alphas(described, [*ranks])
+    scales = {m: alphas[m] / (r**0.5 if described.get("use_rslora") else r) for m, r in ranks.items()}
     scale = next(iter(scales.values()))
     shapes = {matrix.path: matrix for matrix in matrices_of(models.abstract_params(model))}
     paths = dict.fromkeys(place.path for module in names for place in modules[module])
@@ -190,10 +192,15 @@ def _sizes(matrix: Matrix, tuning: LoRA) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def _alpha(described: JsonObject, module: str) -> float:
+def _alphas(described: JsonObject, modules: Sequence[str]) -> dict[str, float]:
+    """Returns the alpha of each module: that of the first pattern which names it or the end of its path, as in peft."""
     patterns = cast(dict[str, float], described.get("alpha_pattern") or {})
-    own = [alpha for pattern, alpha in patterns.items() if re.fullmatch(rf"(.*\.)?({pattern})", module)]
-    return float(own[0] if own else described["lora_alpha"])
+    try:
+        found = found_in(tuple(rf"^(.*\.)?({pattern})$" for pattern in patterns), tuple(modules)) if patterns else []
+    except (UserError, ValueError) as e:
+        raise UserError(f"{CONFIG} has an alpha_pattern which {e}") from e
+    own = {m: [a for a, of in zip(patterns.values(), found, strict=True) if of[i]] for i, m in enumerate(modules)}
+    return {module: float(alphas[0] if alphas else described["lora_alpha"]) for module, alphas in own.items()}
 
 
 # --- prefixes --------------------------------------------------------------------------------------------------------

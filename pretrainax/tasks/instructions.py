@@ -15,7 +15,7 @@ from pretrainax.data.sources.base import Note, Record
 from pretrainax.data.sources.records import value_of
 from pretrainax.tasks.base import text_in
 from pretrainax.tasks.writing import WritingTask, predicting, reading
-from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, parsed, read_template
+from pretrainax.tokenization.chat import PLAIN, Chat, Message, chat_of, check_template, read_template
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -140,7 +140,7 @@ class Instructions(WritingTask):
     def field_problems(self):
         yield from super().field_problems()
         try:
-            parsed(self.template or PLAIN)
+            check_template(self.template or PLAIN)
         except UserError as e:
             yield str(e)
 

@@ -1,17 +1,11 @@
 """Chat templates: a conversation as the text that a model is trained on, and which of its tokens are answers."""
 
 import functools
-import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Optional
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
 import numpy as np
 import tokenizers
 
@@ -19,6 +13,8 @@ from pretrainax.config import UserError
 from pretrainax.config.atomic_files import write_atomically
 from pretrainax.config.json_files import read_object
 from pretrainax.config.regular_files import read_bytes
+from pretrainax.runtime.confined import Confined
+from pretrainax.tokenization import chat_templates
 from pretrainax.tokenization.base import Tokenizer
 from pretrainax.tokenization.huggingface import FIELDS
 from pretrainax.tokenization.tokenizer_json import tokenizer_json
@@ -39,7 +35,6 @@ PLAIN = """\
 {%- endif %}
 """
 _ALONE = "chat_template.jinja"  # the file that transformers writes it to
-_BEGIN, _END = "\ufdd0", "\ufdd1"  # around an answer while it is rendered: no characters, in no text
 _TOKEN = re.compile(r"<\|\w+\|>|<\w+_of_\w+>")  # what looks like a token of its own in a template
 
 Message = Mapping[str, str]  # {"role": …, "content": …}
@@ -59,7 +54,8 @@ class Chat:
     """
 
     def __init__(self, template: str, tokenizer: Tokenizer):
-        self._template, self.marks_answers = parsed(template), "{% generation" in template.replace("{%-", "{%")
+        check_template(template)
+        self._template, self.marks_answers = template, "{% generation" in template.replace("{%-", "{%")
         pieces, vocabulary = tokenizer.special_pieces, tokenizer.vocabulary
         named = {f"{field}_token": getattr(vocabulary, field) for field in FIELDS}
         self._tokens = {name: pieces[i] for name, i in named.items() if i is not None}
@@ -89,19 +85,19 @@ class Chat:
         by rendering the conversation up to each of them, and up to its end.
         """
         if self.marks_answers:
-            return _unmarked(self._render(messages))
-        whole, answers = self._render(messages), []
-        for i, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before, after = self._render(messages[:i], prompted=True), self._render(messages[: i + 1])
+            return _unmarked(*self._rendered(messages, [(len(messages), False)]))
+        of_assistant = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        parts = [part for i in of_assistant for part in ((i, True), (i + 1, False))]
+        whole, *texts = self._rendered(messages, [(len(messages), False), *parts])
+        answers = []
+        for i, before, after in zip(of_assistant, texts[::2], texts[1::2], strict=True):
             if not (after.startswith(before) and whole.startswith(after)):
                 raise UserError(
                     "config.objective.template renders the beginning of a conversation otherwise than the whole: put "
                     f"{{% generation %}} around what answers are in it ({_shown(messages)})"
                 )
             turn = after[len(before) :]
-            has_end = not turn.rstrip().endswith(message["content"].rstrip())  # behind which white space is none of it
+            has_end = not turn.rstrip().endswith(messages[i]["content"].rstrip())  # behind which white space is none
             answers.append((len(before), len(before) + len(turn.rstrip() if has_end else turn)))
         return Rendered(whole, answers)
 
@@ -110,11 +106,16 @@ class Chat:
         ids, is_answer = self.encode([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
         return self._encoder.id_to_token(int(ids[is_answer][-1])) or ""
 
-    def _render(self, messages: Sequence[Message], prompted: bool = False) -> str:
+    def _rendered(self, messages: Sequence[Message], parts: Sequence[tuple[int, bool]]) -> list[str]:
+        """Returns the text of parts of a conversation: so many of its messages, and whether the next is prompted."""
+        requests = [
+            {"messages": [*messages[:count]], "add_generation_prompt": prompted, **self._tokens}
+            for count, prompted in parts
+        ]
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompted, **self._tokens)
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as e:
-            raise UserError(f"config.objective.template fails ({type(e).__name__}: {e}): {_shown(messages)}") from e
+            return _renderer().call("config.objective.template", template=self._template, requests=requests)
+        except UserError as e:
+            raise UserError(f"{e}: {_shown(messages)}") from e
 
 
 @functools.lru_cache(maxsize=2)
@@ -123,20 +124,15 @@ def chat_of(template: str, tokenizer: Tokenizer) -> Chat:
     return Chat(template, tokenizer)
 
 
-def parsed(template: str) -> jinja2.Template:
-    """Returns a template with what transformers gives to all; UserError where it is none.
+def check_template(template: str) -> None:
+    """Raises UserError where a template is none."""
+    _renderer().call("config.objective.template", template=template, requests=[])
 
-    It comes from others, and is run in a sandbox: it sees the conversation, and changes nothing.
-    """
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    try:
-        return environment.from_string(template)
-    except jinja2.TemplateError as e:
-        raise UserError(f"config.objective.template is no Jinja template ({e}): {template[:80]!r}") from e
+
+@functools.cache
+def _renderer() -> Confined:
+    """Returns the process that renders templates, which come from others."""
+    return Confined(chat_templates.__file__, "render", seconds=10, gib=1)
 
 
 def read_template(directory: str) -> Optional[str]:
@@ -161,24 +157,9 @@ def write_template(directory: str, template: str) -> None:
     write_atomically(os.path.join(directory, _ALONE), template)
 
 
-class _Generation(jinja2.ext.Extension):
-    """The block {% generation %} … {% endgeneration %}, by which a template says what answers are."""
-
-    tags = {"generation"}  # noqa: RUF012  as jinja2 has it
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.CallBlock:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
-
-    @staticmethod
-    def _marked(caller: Callable[[], str]) -> str:
-        return _BEGIN + caller() + _END
-
-
 def _unmarked(text: str) -> Rendered:
     """Returns a text without the marks around its answers, and where these are."""
-    parts, answers, length = re.split(f"{_BEGIN}(.*?){_END}", text, flags=re.DOTALL), [], 0
+    parts, answers, length = re.split(f"{chat_templates.BEGIN}(.*?){chat_templates.END}", text, flags=re.DOTALL), [], 0
     for i, part in enumerate(parts):
         answers += [(length, length + len(part))] if i % 2 else []
         length += len(part)
@@ -187,11 +168,3 @@ def _unmarked(text: str) -> Rendered:
 
 def _shown(messages: Sequence[Message]) -> str:
     return f"the conversation that begins with {messages[0]['content'][:60]!r}" if messages else "no conversation"
-
-
-def _to_json(value: object, indent: Optional[int] = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)

@@ -101,7 +101,6 @@ def train(
         tracked = experiment.trackers, shown_config(experiment)
         writer = MetricsWriter(workdir, experiment.train.steps, loop_state.step, run.is_primary, figure, *tracked)
         stack.callback(writer.close)
-        writer.check(loop_state.metrics_file, loop_state.step)
         if goodput.damaged:
             writer.note(f"damaged entries of {goodput.path} are left out: {goodput.damaged}; times count from there")
         header.show(run, writer, _rows_of_start(experiment, workdir, loop_state, extended), paper)
@@ -181,6 +180,7 @@ class Loop:
 
     def _reset(self) -> None:
         """Forgets what belongs to steps after `loop_state.step`, at the start and after a rollback."""
+        self.writer.check(self.loop_state.metrics_file, self.loop_state.step)
         self.run = self.run.at(self.loop_state.step - 1)
         self.batches = loss_spikes.Skipping(self.run.batches, self.loop_state.rollbacks)
         # (step, what the device has to do in it, metrics on the device), not looked at yet
@@ -309,9 +309,8 @@ class Loop:
             self.checkpoints.drop_after(restored.step)
         rollback = dataclasses.replace(rollback, step=max(rollback.step, restored.step))
         self.loop_state = dataclasses.replace(restored, rollbacks=[*before, rollback])
-        self._reset()
         self.writer.rewind(restored.step)
-        self.writer.check(restored.metrics_file, restored.step)
+        self._reset()
         self.writer.note(
             f"{spike.what}; rollback {len(before) + 1}: back to step {restored.step}, and after step "
             f"{rollback.step} {rollback.skipped} batches are left out"
