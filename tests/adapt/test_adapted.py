@@ -204,3 +204,40 @@ def test_an_update_is_the_same_on_one_device_and_on_eight():
         updated.append(jax.device_get(flat(state.params)))
     for path, x in updated[0].items():
         np.testing.assert_allclose(updated[1][path], x, atol=1e-4, rtol=0, err_msg=path)
+
+
+def test_the_merged_update_is_alpha_over_the_rank_times_the_product():
+    """Hu et al. 2021, section 4.1; a scale by the square root of the rank would be 4 here, and is 2."""
+    tuning = LoRA(rank=4, alpha=8.0, targets=("mlp/down",))
+    model, start, frozen = adapted("gpt2", tuning)
+    trained, kernels = flat(noisy(start)), flat(weights(config_of("gpt2")))
+    merged = flat(model.merged(nested(trained), frozen)[1])
+    path = "decoder/blocks/mlp/down"
+    product = np.einsum("lir,lro->lio", trained[f"{path}/lora_a"], trained[f"{path}/lora_b"])
+    np.testing.assert_allclose(merged[f"{path}/kernel"] - kernels[f"{path}/kernel"], 2.0 * product, atol=1e-5, rtol=0)
+
+
+def test_no_gradient_passes_through_the_norm_of_dora():
+    """Liu et al. 2024, section 4.3: the norm counts as a constant, so the direction gets m / ‖V‖ of the gradient of the
+    merged kernel."""
+    tuning, path = LoRA(rank=4, targets=("mlp/down",), dora=True), "decoder/blocks/mlp/down"
+    model, start, frozen = adapted("gpt2", tuning)
+    arrays, trained = batch(CASES["gpt2"]), noisy(start)
+    tuned, plain = logits_of(model, arrays), logits_of(model.model, arrays)
+    merged = model.merged(trained, frozen)[1]
+    weighting = jax.random.normal(jax.random.key(1), plain({"params": merged}).shape)
+    of_update = flat(jax.grad(lambda p: (tuned({"params": p, "frozen": frozen}) * weighting).sum())(trained))
+    of_kernel = flat(jax.grad(lambda p: (plain({"params": p}) * weighting).sum())(merged))[f"{path}/kernel"]
+    values = flat(trained)
+    a, b, m = (values[f"{path}/{name}"] for name in ("lora_a", "lora_b", "magnitude"))
+    direction = flat(weights(config_of("gpt2")))[f"{path}/kernel"] + tuning.scale * np.einsum("lir,lro->lio", a, b)
+    norm = np.linalg.norm(direction, axis=1)  # over the inputs, of each output
+    of_direction = of_kernel * (m / norm)[:, None]
+    expected = {
+        "lora_a": tuning.scale * np.einsum("lio,lro->lir", of_direction, b),
+        "lora_b": tuning.scale * np.einsum("lir,lio->lro", a, of_direction),
+        "magnitude": (of_kernel * direction).sum(axis=1) / norm,
+    }
+    for name, gradient in expected.items():
+        largest = np.abs(gradient).max()  # float32 sums of two orders
+        np.testing.assert_allclose(of_update[f"{path}/{name}"], gradient, atol=1e-4 * largest, rtol=0, err_msg=name)

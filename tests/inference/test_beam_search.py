@@ -82,3 +82,29 @@ def test_what_rules_forbid_is_in_no_text():
     assert texts[0] and not any(1 in tokens for tokens in texts)
     table = np.where(np.arange(SIZE) == 1, -np.inf, np.asarray(TABLE))
     assert np.isfinite(found.scores).all() and texts[0][0] == table[0].argmax() or len(texts[0]) > 1
+
+
+@pytest.mark.parametrize(
+    "rule, after",
+    [
+        (
+            {"repetition_penalty": 2.0},
+            lambda x, said: 2.0 * x if said else x,
+        ),  # of log-probabilities, which are negative
+        ({"frequency_penalty": 0.7}, lambda x, said: x - 0.7 * said),
+    ],
+)
+def test_each_beam_remembers_what_it_has_said_itself_when_beams_change_places(rule, after):
+    """With room for all texts, each is worth what its own tokens make of it, whatever beam it was built in."""
+    found = search(prompts_of([0]), beams=400, rules=RULES._replace(**rule))
+    table = np.asarray(jax.nn.log_softmax(TABLE), np.float64)
+    in_prompt = "repetition_penalty" in rule  # which counts what was read, too
+    count = int((found.lengths[0] > 0).sum())
+    assert count == 341
+    for place in range(count):
+        tokens = found.tokens[0, place, : found.lengths[0, place]].tolist()
+        so_far, total = [0] * in_prompt, 0.0
+        for last, token in itertools.pairwise([0, *tokens]):
+            total += after(table[last, token], so_far.count(token))
+            so_far.append(token)
+        assert found.scores[0, place] == pytest.approx(total / len(tokens), rel=1e-5)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from pretrainax.inference.load import load
 from pretrainax.layers.compute import Compute
 from pretrainax.models.heads.language_model import LanguageModelOutput
 from pretrainax.models.outputs import Outputs
-from pretrainax.scoring.likelihood import score, target_log_probabilities
+from pretrainax.scoring.likelihood import answers, score, target_log_probabilities
 from pretrainax.scoring.questions import Scoring, method_of
 from pretrainax.sharding.mesh import make_mesh
 from pretrainax.sharding.rules import tree_shardings
@@ -184,3 +185,22 @@ def test_another_checkpoint_is_asked_by_what_is_compiled_with_its_own_parameters
     first, second = loaded.ask(question, row), other.compiled_as(loaded).ask(question, row)
     assert float(first) != float(second) == float(dataclasses.replace(other).ask(question, row))
     assert len(traced) == 2  # the one that has taken nothing traces it again
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_that_are_likeliest_are_counted_among_targets_alone(name):
+    """Texts of several lengths are a batch: what fills the shorter rows is no target, whatever the model says there."""
+    loaded, context = loaded_case(name), CONTEXT[name]
+    method = method_of(loaded, Scoring(context))
+    examples = [example for text in texts_of(name) for example in method.ask(text).examples]
+    expected = []
+    for example in examples:
+        best, weighted = said(loaded, example).argmax(-1), np.asarray(example["loss_weights"]) > 0
+        expected.append((int(weighted.sum()), int(((best == example["targets"]) & weighted).sum())))
+
+    found = {answer.number: (answer.tokens, answer.best) for answer in answers(loaded, enumerate(examples))}
+    assert [found[number] for number in range(len(examples))] == expected
+    output = jax.tree.map(jnp.zeros_like, loaded.params)
+    blank = dataclasses.replace(loaded, params=output)  # all logits are equal: each token is one of the likeliest
+    for answer in answers(blank, enumerate(examples)):
+        assert answer.best == answer.tokens == expected[answer.number][0]
