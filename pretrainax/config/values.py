@@ -21,6 +21,8 @@ PATHS = (
     "similar_words",
 )  # names of fields
 _OF_HUB = ("config.checkpoint.init_from", "config.distill.teacher", "config.tokenizer.path")  # models of it, too
+MOST_LAYERS = 10_000  # more than any model has; each of them is looked at, also of a config that somebody else wrote
+_OF_MODEL, _OF_LAYERS = (-(2**31), 2**31 - 1), (-(2**31), MOST_LAYERS)
 _RANGES = {  # lowest and highest; of others what 64 bits hold
     "config.train.steps": (-(2**31), 2**31 - 1),  # counted on devices
     "config.train.global_batch_size": (-(2**31), 2**31 - 1),
@@ -89,7 +91,7 @@ def range_problems(experiment: Experiment) -> Iterator[str]:
     """Yields a line for each number that is too large for the machine or not finite, and each impossible path."""
     for path, _, value in fields(experiment):
         if isinstance(value, int):
-            lowest, highest = _RANGES.get(path, (-(2**63), 2**63 - 1))
+            lowest, highest = _range_of(path)
             if not lowest <= value <= highest:
                 limit = f"at most {highest}" if value > highest else f"at least {lowest}"
                 yield f"{path} is {_shown(value)}, it must be {limit}"
@@ -98,6 +100,12 @@ def range_problems(experiment: Experiment) -> Iterator[str]:
         elif isinstance(value, str) and path.rpartition(".")[2] in PATHS:
             if problem := path_problem(value, path in _OF_HUB):
                 yield f"{path} is {value!r}: {problem}"
+
+
+def _range_of(path: str) -> tuple[int, int]:
+    if path.startswith("config.model."):
+        return _OF_LAYERS if path.endswith(("layers", ".depth")) else _OF_MODEL
+    return _RANGES.get(path, (-(2**63), 2**63 - 1))
 
 
 def _shown(number: int) -> str:

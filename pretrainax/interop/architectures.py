@@ -7,11 +7,11 @@ from typing import Optional
 from pretrainax import models, zoo
 from pretrainax.config import ModelConfig, UserError, nearest
 from pretrainax.config.json_files import read_object
+from pretrainax.config.values import MOST_LAYERS
 from pretrainax.zoo.convert import rows_of
 from pretrainax.zoo.family import ConfigJson, HuggingFace, biases
 
 _ADAPTERS = "adapter_config.json"  # of peft
-_MOST_LAYERS = 10_000  # more than any model has; each of them is looked at
 
 
 def families() -> list[HuggingFace]:
@@ -62,8 +62,8 @@ def described_model(config_json: ConfigJson) -> tuple[HuggingFace, ModelConfig]:
         if family.model_type == model_type:
             try:
                 config = family.read_config(config_json)
-                if (layers := max(stack.num_layers for stack in config.stacks.values())) > _MOST_LAYERS:
-                    raise UserError(f"config.json has {layers} layers, more than {_MOST_LAYERS}")
+                if (layers := max(stack.num_layers for stack in config.stacks.values())) > MOST_LAYERS:
+                    raise UserError(f"config.json has {layers} layers, more than {MOST_LAYERS}")
                 models.abstract_params(config)
                 return family, config
             except UserError as e:

@@ -91,8 +91,13 @@ def beginning_of(name: str) -> Beginning:
 
 def experiment_of(origin: Origin) -> Experiment:
     """Returns the config, without phases, that the checkpoints of a run were trained by."""
-    experiment = config.load(os.path.join(origin.directory, "config.json"))
-    return trained_as(experiment, list(map(step_of, origin.steps)))
+    experiment = config.load(path := os.path.join(origin.directory, "config.json"))
+    experiment = trained_as(experiment, list(map(step_of, origin.steps)))
+    try:
+        models.abstract_params(experiment.model)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise UserError(f"{path} describes no model: a wrong value in config.model ({e})") from e
+    return experiment
 
 
 def model_at(origin: Origin) -> ModelConfig:
