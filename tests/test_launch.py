@@ -71,6 +71,12 @@ def test_a_tpu_vm_starts_again_what_may_end_otherwise(code, starts, tmp_path):
 BUCKET = [RUN[0], "--workdir=gs://mine/runs/t5", "--config.data.cache_dir=gs://mine/cache"]
 
 
+@pytest.mark.parametrize("script", sorted(p for p in LAUNCH.iterdir() if p.suffix in (".sh", ".sbatch")), ids=str)
+def test_no_script_writes_under_a_fixed_name_where_others_can_write(script):
+    """Somebody else could put a link of that name there first."""
+    assert "/tmp/" not in script.read_text()
+
+
 def test_a_tpu_vm_takes_a_bucket_and_installs_its_library():
     said = run("launch/tpu_vm.sh", "--name=a", "--zone=b", "--dry-run", "--", *BUCKET).stdout
     assert "EXTRAS=tpu,gcs" in said.replace("\\", "") and all(word in said.replace("\\", "") for word in BUCKET)

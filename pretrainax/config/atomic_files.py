@@ -2,12 +2,18 @@
 
 import contextlib
 import os
+import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
 from pretrainax.config.errors import UserError
+
+
+_UNFINISHED = re.compile(r".+\.tmp-(.+)-(\d{1,10})", re.DOTALL)  # as `_temporary` names it
+_DAY = 86_400.0  # seconds
 
 
 @contextlib.contextmanager
@@ -52,6 +58,31 @@ def replacing_folder(path: str) -> Iterator[str]:
 
 def _temporary(path: str) -> str:
     return f"{path}.tmp-{socket.gethostname()}-{os.getpid()}"
+
+
+def remove_leftovers(folder: str) -> None:
+    """Deletes what killed processes had begun to write in a folder; what a living one is writing stays.
+
+    Of this machine those are the processes that are no more; of another one, files that nobody has touched for a day.
+    """
+    with os.scandir(folder) as found:
+        for entry in found:
+            if (match := _UNFINISHED.fullmatch(entry.name)) is None:
+                continue
+            with contextlib.suppress(OSError):  # gone meanwhile, or not ours to delete
+                is_here, pid = match[1] == socket.gethostname(), int(match[2])
+                if pid == os.getpid() or not _is_alive(pid) if is_here else time.time() - entry.stat().st_mtime > _DAY:
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.remove(entry.path)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def write_atomically(path: str, content: str | bytes) -> None:

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from pretrainax.config import Experiment, UserError
 from pretrainax.tokenization.base import Tokenizer, Vocabulary
 from pretrainax.tokenization.choices import TokenizerConfig, special_piece_problems, too_little_text
+from pretrainax.tokenization.growth import check_growth
 from pretrainax.tokenization.sentencepiece import piece_bytes
 
 _RARE = "\U0002a6d6 \ua66e \u0f3a"  # characters that hardly a vocabulary has
@@ -27,6 +28,7 @@ class SubwordTokenizer(Tokenizer):
     def __init__(self, model: bytes, vocabulary: Vocabulary, special_pieces: dict[int, str]):
         decisive = decisive_part(model, vocabulary)
         super().__init__(model, vocabulary, special_pieces, decisive.encode())
+        check_growth(json.loads(decisive))
         self._tokenizer = tokenizers.Tokenizer.from_str(decisive)
         self._tokenizer.encode_special_tokens = True  # "[MASK]" in a text is text
         self._check_size(max(self._tokenizer.get_vocab().values(), default=-1) + 1)

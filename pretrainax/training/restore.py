@@ -14,7 +14,7 @@ from pretrainax.checkpoints.checkpoints import Checkpoints
 from pretrainax.checkpoints.params import Params
 from pretrainax.checkpoints.steps import list_steps
 from pretrainax.config import AUTO, Experiment, UserError
-from pretrainax.config.atomic_files import write_atomically
+from pretrainax.config.atomic_files import remove_leftovers, write_atomically
 from pretrainax.data.preparation.prepare import Prepared
 from pretrainax.distill import TEACHER, Distillation, Distilled
 from pretrainax.interop.adaptations import Adaptation, WiderVocabulary
@@ -72,6 +72,7 @@ def claim_workdir(workdir: str, experiment: Experiment, prepared: Prepared, exte
             )
     if jax.process_index() == 0:
         os.makedirs(workdir, exist_ok=True)
+        remove_leftovers(workdir)
         saved = os.path.join(workdir, "tokenizer")
         if not (os.path.exists(path) and os.path.isdir(saved)):  # that of the run stays, whatever the text is now
             prepared.tokenizer.save(saved)

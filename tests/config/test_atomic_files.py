@@ -2,10 +2,12 @@
 
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 
-from pretrainax.config.atomic_files import replacing, replacing_folder, write_atomically
+from pretrainax.config.atomic_files import remove_leftovers, replacing, replacing_folder, write_atomically
 
 
 @pytest.mark.parametrize("content, expected", [("grün\n", "grün\n".encode()), (b"\x00\xff", b"\x00\xff")])
@@ -64,3 +66,23 @@ def test_what_a_killed_process_of_the_same_number_left_is_no_part_of_a_folder(tm
     (left / "stray").touch()
     write_folder(tmp_path / "folder", "new")
     assert os.listdir(tmp_path / "folder") == ["file"] and os.listdir(tmp_path) == ["folder"]
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_stays(tmp_path):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host, living = socket.gethostname(), os.getppid()
+    stays = [f"a.json.tmp-{host}-{living}", "a.json.tmp-elsewhere-1", "a.json", f"b.tmp-{host}-x", f"tmp-{host}-1"]
+    goes = [
+        f"a.json.tmp-{host}-{dead.pid}",
+        f"b.tmp-{host}-{os.getpid()}",
+        "old.tmp-elsewhere-2",
+        f"c.tmp-{host}-9999999999",
+    ]
+    for name in stays + goes:
+        (tmp_path / name).write_text("")
+    (tmp_path / f"folder.tmp-{host}-{dead.pid}").mkdir()
+    (tmp_path / f"folder.tmp-{host}-{dead.pid}" / "a").write_text("")
+    os.utime(tmp_path / "old.tmp-elsewhere-2", (0, 0))
+    remove_leftovers(str(tmp_path))
+    assert sorted(os.listdir(tmp_path)) == sorted(stays)
